@@ -43,9 +43,9 @@ class Tool:
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool in the form that chat templates get from `transformers`."""
-        told: dict[str, Any] = {"name": self.name, "description": self.description}
-        told["parameters"] = self.parameters or {"type": "object", "properties": {}}
-        return {"type": "function", "function": told}
+        function: dict[str, Any] = {"name": self.name, "description": self.description}
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ToolFormat:
         """Write calls, given as names and arguments, as the model does."""
         texts = [self._call(name, arguments) for name, arguments in calls]
         pieces = [self.opening + texts[0], *(self.between + text for text in texts[1:])]
-        numbered = (text.replace(VARIES, str(place)) for place, text in enumerate(pieces))
+        numbered = (text.replace(VARIES, str(index)) for index, text in enumerate(pieces))
         return "".join(numbered) + self.closing
 
     def _call(self, name: str, arguments: Any) -> str:
@@ -116,11 +116,11 @@ class ToolFormat:
             return f"{head}{json.dumps(self.arguments_key)}: {_json(arguments)}}}"
         if self.style == "named":
             return f"{name}{self.middle}{_json(arguments)}"
-        given = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        named = arguments if isinstance(arguments, dict) else {"arguments": arguments}
         return f"{name}{self.middle}" + "".join(
             f"{self.key_open}{key}{self.key_close}"
             f"{value if isinstance(value, str) else _json(value)}{self.value_close}"
-            for key, value in given.items()
+            for key, value in named.items()
         )
 
 

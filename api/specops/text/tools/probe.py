@@ -41,7 +41,7 @@ _FIRST: Call = ("probealpha", {"keyone": "firstvalue", "keytwo": 73})
 _SECOND: Call = ("probebeta", {"keyone": "secondvalue"})
 _IDS = ("probecal1", "probecal2")  # as Mistral's templates want them
 _ASKED = {"role": "user", "content": "askedword"}
-_SAID, _TOLD, _LATER = "saidword", "toldword", "laterword"
+_SAID, _SYSTEM, _LATER = "saidword", "systemword", "laterword"
 _RESULT, _RESULT2 = "resultword", "otherresult"
 _THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
@@ -63,7 +63,9 @@ def traits_of(source: str, render: Render) -> TemplateTraits:
     traits = _without_tools(render)
     if traits is None:  # even a question is refused; the template's own error says why
         return TemplateTraits()
-    tools = next((place for place in _tool_places(source) if _shows_tools(render, place)), "")
+    tools = next(
+        (variable for variable in _tool_variables(source) if _shows_tools(render, variable)), ""
+    )
     if not tools:
         return traits
     traits = replace(traits, tools=tools)
@@ -85,28 +87,28 @@ def _without_tools(render: Render) -> TemplateTraits | None:
     if asked is None:
         return None
     shows_user = _ASKED["content"] in asked  # some leave the first message out
-    told = render([{"role": "system", "content": _TOLD}, _ASKED], values)
-    again = render([{"role": "user", "content": _TOLD}, _ASKED], values)
-    system = {"role": "system", "content": _TOLD}
+    with_system = render([{"role": "system", "content": _SYSTEM}, _ASKED], values)
+    again = render([{"role": "user", "content": _SYSTEM}, _ASKED], values)
+    system = {"role": "system", "content": _SYSTEM}
     later = {"role": "system", "content": _LATER}
     # Claude Code sends one after the user's first message, Codex several at the beginning. Some
     # templates refuse them, or show the last one in place of the first.
     several = ([system, _ASKED, later], [system, later, _ASKED])
     return TemplateTraits(
-        system=told is not None and _TOLD in told,
-        several_systems=all(_holds(render(each, values), _TOLD, _LATER) for each in several),
-        neighbours=again is not None and (_TOLD in again or not shows_user),
+        system=with_system is not None and _SYSTEM in with_system,
+        several_systems=all(_holds(render(each, values), _SYSTEM, _LATER) for each in several),
+        neighbours=again is not None and (_SYSTEM in again or not shows_user),
     )
 
 
-def _tool_places(source: str) -> Iterable[str]:
+def _tool_variables(source: str) -> Iterable[str]:
     yield from (name for name in _VARIABLES if name in source)
     if re.search(r"message\w*\s*(\.tools|\[.tools.\])", source) or "'tools' in message" in source:
         yield IN_SYSTEM
 
 
-def _shows_tools(render: Render, place: str) -> bool:
-    text = _rendered(render, [_ASKED], TemplateTraits(tools=place, system=True))
+def _shows_tools(render: Render, variable: str) -> bool:
+    text = _rendered(render, [_ASKED], TemplateTraits(tools=variable, system=True))
     return text is not None and all(tool.name in text for tool in _TOOLS) and "keyone" in text
 
 
@@ -166,15 +168,15 @@ def _calls(*calls: Call, said: str = "") -> dict[str, Any]:
         "role": "assistant",
         "content": said,
         "tool_calls": [
-            {"id": _IDS[place], "type": "function", "function": {"name": name, "arguments": values}}
-            for place, (name, values) in enumerate(calls)
+            {"id": _IDS[index], "type": "function", "function": {"name": name, "arguments": values}}
+            for index, (name, values) in enumerate(calls)
         ],
     }
 
 
-def _result(place: int, text: str = _RESULT) -> dict[str, Any]:
-    name = (_FIRST, _SECOND)[place][0]
-    return {"role": "tool", "content": text, "tool_call_id": _IDS[place], "name": name}
+def _result(index: int, text: str = _RESULT) -> dict[str, Any]:
+    name = (_FIRST, _SECOND)[index][0]
+    return {"role": "tool", "content": text, "tool_call_id": _IDS[index], "name": name}
 
 
 def _holds(text: str | None, *words: str) -> bool:
@@ -263,15 +265,15 @@ def _as_json(one: str, two: str = "") -> ToolFormat | None:
 def _object(text: str, call: Call) -> tuple[int, int, str, str] | None:
     """Return where a call stands as a JSON object, and its keys of name and arguments."""
     name, arguments = call
-    place = text.find(name)
-    while (place := text.rfind("{", 0, max(place, 0))) >= 0:
+    index = text.find(name)
+    while (index := text.rfind("{", 0, max(index, 0))) >= 0:
         try:
-            value, end = json.JSONDecoder().raw_decode(text, place)
+            value, end = json.JSONDecoder().raw_decode(text, index)
         except ValueError:
             continue
         found = [key for key, item in value.items() if item == arguments]
         if name in value.values() and found:
-            return place, end, next(k for k, item in value.items() if item == name), found[0]
+            return index, end, next(k for k, item in value.items() if item == name), found[0]
     return None
 
 
@@ -345,7 +347,7 @@ def _as_tagged(one: str, two: str = "") -> ToolFormat | None:
 def _common(one: str, other: str) -> str:
     """Return the beginning that two texts share."""
     pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
+    return one[: next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _without_ids(text: str) -> str:

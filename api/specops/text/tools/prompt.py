@@ -82,20 +82,20 @@ def for_template(
     plain = _with_calls([_complete(message) for message in messages], traits)
     if not traits.several_systems:
         plain = _first_systems_joined(plain)
-    told = [tool.for_template() for tool in tools]
+    described = [tool.for_template() for tool in tools]
     variables: dict[str, Any] = {}
     if tools and not traits.tools:
-        listed = "\n".join(json.dumps(item["function"], ensure_ascii=False) for item in told)
+        listed = "\n".join(json.dumps(item["function"], ensure_ascii=False) for item in described)
         plain = _with_system(plain, _INTRODUCTION + listed)
     elif tools:
-        variables["tools"] = told
+        variables["tools"] = described
         if traits.tools == IN_SYSTEM:
             if plain[0]["role"] != "system":
                 plain.insert(0, {"role": "system", "content": _PHI_SYSTEM})
-            listed = json.dumps([item["function"] for item in told], ensure_ascii=False)
+            listed = json.dumps([item["function"] for item in described], ensure_ascii=False)
             plain[0] = plain[0] | {"tools": listed}
         else:
-            variables[traits.tools] = told
+            variables[traits.tools] = described
     if not (traits.system and traits.several_systems and traits.neighbours):
         plain = _systems_to_user(plain, keep_first=traits.system)
     if not traits.neighbours:
@@ -139,8 +139,8 @@ def _systems_to_user(messages: Messages, *, keep_first: bool) -> Messages:
     """Turn system messages into the user's, merged with the user's message that follows."""
     plain: Messages = []
     waiting = ""
-    for place, message in enumerate(messages):
-        if message["role"] == "system" and not (keep_first and not place):
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and not (keep_first and not index):
             waiting = _joined(waiting, message["content"])
         elif waiting and message["role"] == "user":
             plain.append(message | {"content": _joined(waiting, message["content"])})
@@ -228,8 +228,8 @@ def _single_calls(messages: Messages, traits: TemplateTraits) -> Iterable[dict[s
         results = []
         while queue and queue[-1]["role"] == "tool":
             results.append(queue.pop())
-        for place, call in enumerate(calls):
-            yield message | {"tool_calls": [call], "content": "" if place else message["content"]}
+        for index, call in enumerate(calls):
+            yield message | {"tool_calls": [call], "content": "" if index else message["content"]}
             own = [item for item in results if item.get("tool_call_id") == call.get("id")]
             yield from own
             results = [item for item in results if item not in own]

@@ -262,13 +262,13 @@ class AnswerReader:
         return char
 
     def _follow(
-        self, wanted: list[str], char: str, raw: list[str]
+        self, expected: list[str], char: str, raw: list[str]
     ) -> Generator[None, str, tuple[bool, str]]:
         """Read parts of a format, with any white space before each; return whether they came."""
-        for place, part in enumerate(wanted):
+        for index, part in enumerate(expected):
             char = yield from self._space(char, raw.append)
             if part == VARIES:
-                stop = wanted[place + 1][0] if place + 1 < len(wanted) else ""
+                stop = expected[index + 1][0] if index + 1 < len(expected) else ""
                 while char and char != stop:
                     raw.append(char)
                     char = yield
@@ -300,15 +300,15 @@ class AnswerReader:
                 break
             char = yield
         complete = [
-            (len(begun), number == len(pieces), -place)
-            for place, pieces in enumerate(cut)
+            (len(begun), number == len(pieces), -index)
+            for index, pieces in enumerate(cut)
             for number in range(1, len(pieces) + 1)
             if held.startswith(begun := "".join(pieces[:number]))
         ]
         if not complete:
             return None, held + spaces if held else "", char
-        length, whole, place = max(complete)
-        return -place if whole else None, held[length:], char
+        length, whole, index = max(complete)
+        return -index if whole else None, held[length:], char
 
     def _objects(self, char: str, before: str = "") -> Steps:
         """Read calls as JSON objects, with separators between them."""
