@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.files import decoding, keys, pretokenizers, templates, vocabularies
+from tests.files import decoding, keys, pretokenizers, roles, templates, vocabularies
 from tests.files.report import Row, table, write_section
 
 
@@ -26,6 +26,7 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "keys": Part(keys.compare, keys.table),
+    "roles": Part(roles.compare),
     "vocabularies": Part(vocabularies.compare),
     "pretokenizers": Part(pretokenizers.compare),
     "decoding": Part(decoding.compare),

@@ -1,6 +1,7 @@
 """llama.cpp's tokenizer for one GGUF: texts come as lines of JSON, tokens go as such.
 
 It runs in an environment of its own, with llama.cpp's library: `llama_worker.py FILE [special]`.
+The first line that it writes says which tokens begin and end texts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ def main(file: str, special: bool) -> None:
     if not model:
         sys.exit(f"{file} cannot be loaded")
     vocab = llama_cpp.llama_model_get_vocab(model)
+    size = llama_cpp.llama_vocab_n_tokens(vocab)
+    roles = {
+        "bos": llama_cpp.llama_vocab_bos(vocab),
+        "eos": llama_cpp.llama_vocab_eos(vocab),
+        "adds_bos": llama_cpp.llama_vocab_get_add_bos(vocab),
+        "adds_eos": llama_cpp.llama_vocab_get_add_eos(vocab),
+        "ends": [token for token in range(size) if llama_cpp.llama_vocab_is_eog(vocab, token)],
+    }
+    print(json.dumps(roles), flush=True)
     for line in sys.stdin:
         text = json.loads(line).encode()
         room = len(text) + 8

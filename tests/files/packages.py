@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,24 @@ def llama_tokens(file: Path, texts: Iterable[str], *, special: bool = False) -> 
         special: whether the tokens that begin and end a text are added, and special tokens that are
             spelled out in a text become tokens.
     """
-    command = [str(library()), str(_WORKER), str(file), *(["special"] if special else [])]
+    _, *answers = _ask(file, texts, *(["special"] if special else []))
+    return answers
+
+
+def llama_roles(file: Path) -> dict[str, Any]:
+    """Which tokens begin and end texts: `bos`, `eos`, `adds_bos`, `adds_eos` and all `ends`."""
+    (roles,) = _ask(file, [])
+    found: dict[str, Any] = roles
+    return found
+
+
+def _ask(file: Path, texts: Iterable[str], *options: str) -> list[Any]:
+    command = [str(library()), str(_WORKER), str(file), *options]
     asked = "".join(f"{json.dumps(text)}\n" for text in texts)
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"llama.cpp fails with {file}: {done.stderr[-2000:]}")
-    answers: Iterator[Any] = map(json.loads, done.stdout.splitlines())
-    return list(answers)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _fetched(folder: Path, command: list[str]) -> Path:

@@ -36,9 +36,8 @@ def table(rows: Iterable[Row]) -> str:
     total = Row("all", *(sum(row[place] for row in rows) for place in (1, 2, 3)))
     lines = ["| | tried | equal | refused | |", "|---|---:|---:|---:|---|"]
     for row in (*rows, total):
-        lines.append(
-            f"| {row.name} | {row.tried:,} | {row.equal:,} | {row.refused:,} | {row.note} |"
-        )
+        note = row.note.replace("|", r"\|")
+        lines.append(f"| {row.name} | {row.tried:,} | {row.equal:,} | {row.refused:,} | {note} |")
     return "\n".join(lines) + "\n"
 
 

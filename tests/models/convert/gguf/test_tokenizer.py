@@ -250,7 +250,11 @@ def test_tokens_without_a_text_get_one(tmp_path: Path) -> None:
     tokens[400] = ""
     tokens[401] = tokens[402] = "\ufffd"
     files = changed(tmp_path / "t.gguf", tokens=tokens, merges=[])
-    assert files.size == 600
+    vocab = files.files["tokenizer.json"]["model"]["vocab"]
+    assert files.size == len(vocab) == 600
+    assert vocab["[EMPTY_400]"] == 400
+    assert vocab["\ufffd"] == 401  # Gemma 4 has this token
+    assert vocab["[EMPTY_402]\ufffd"] == 402
 
 
 def test_pieces_with_merges(tmp_path: Path) -> None:

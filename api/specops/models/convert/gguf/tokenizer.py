@@ -141,9 +141,11 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
 def _vocabulary(metadata: Metadata) -> _Vocabulary:
     """Tokens and types; a token without a text of its own gets one."""
     tokens = metadata.listed(_TOKENS, str)
+    known = set[str]()
     for index, text in enumerate(tokens):
-        if not text or "\ufffd" in text:
+        if not text or ("\ufffd" in text and text in known):  # one that is not UTF-8
             tokens[index] = f"[EMPTY_{index}]{text}"
+        known.add(text)
     if not tokens or len(set(tokens)) != len(tokens):
         raise metadata.error(_TOKENS, "is empty or has a token twice")
     types = metadata.listed(_TYPES, int) if _TYPES in metadata else [1] * len(tokens)
