@@ -80,6 +80,28 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [ANN, BOTH, {"age": 3}],
         [{}, OTHER],
     ),
+    "branches without a type": (
+        {"anyOf": [{"properties": NAME}, {"properties": AGE}], "type": "object"},
+        [{}, ANN, {"age": 3}],
+        [3, "x", BOTH],
+    ),
+    "a type behind the branches": (
+        {
+            "properties": {"next": {"anyOf": [{"$ref": "#"}], "type": "object"}},
+            "additionalProperties": False,
+        },
+        [{}, {"next": {"next": {}}}],
+        [{"next": 3}, 3],
+    ),
+    "a pattern that says the same as a listed property": (
+        {
+            "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "patternProperties": {"^n": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "additionalProperties": False,
+        },
+        [{}, {"next": {"next": None}}, {"n": {}}],
+        [{"next": 3}, {"x": 3}],
+    ),
     "null or an object": ({"anyOf": [FORM, {"type": "null"}]}, [BOTH, None], [OTHER]),
     "required without being listed": (
         {"properties": NAME, "required": ["name", "age"]},

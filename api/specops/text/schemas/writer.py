@@ -358,7 +358,8 @@ class _Writer:
         }
 
     def _inner(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        written[keyword] = self._value(node[keyword], at)
+        if at not in self.left_out:
+            written[keyword] = self._value(node[keyword], at)
 
     def _items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         items = node[keyword]
@@ -378,17 +379,19 @@ class _Writer:
             pattern: self._value(schema, f"{at}/{escaped(pattern)}")
             for pattern, schema in node[keyword].items()
         }
-        if not enforced({"type": "object", keyword: dict.fromkeys(found, True)}):
-            if len({json.dumps(schema) for schema in found.values()}) == 1:
-                joined = "|".join(f"(?:{pattern})" for pattern in found)
-                found = {joined: next(iter(found.values()))}
-            if not enforced({"type": "object", keyword: dict.fromkeys(found, True)}):
-                self._leave_out(at)
-                if "additionalProperties" in node and node["additionalProperties"] is not True:
-                    self._leave_out(f"{at.rpartition('/')[0]}/additionalProperties")
-                written["additionalProperties"] = True
-                return
-        written[keyword] = found
+        together = enforced({"type": "object", keyword: dict.fromkeys(found, True)})
+        if not together and len({json.dumps(schema) for schema in found.values()}) == 1:
+            joined = "|".join(f"(?:{pattern})" for pattern in found)
+            found = {joined: next(iter(found.values()))}
+        together = enforced({"type": "object", keyword: dict.fromkeys(found, True)})
+        if together and not (self._most_ways == 1 and _circular(node, found)):
+            written[keyword] = found
+            return
+        self._leave_out(at)
+        # Which properties are additional depends on the patterns.
+        if "additionalProperties" in node and node["additionalProperties"] is not True:
+            self._leave_out(f"{at.rpartition('/')[0]}/additionalProperties")
+        written["additionalProperties"] = True
 
     def _property_names(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         """Write the names that an object may have as patterns of them, or as a list."""
@@ -532,9 +535,15 @@ class _Writer:
             return False
         own = self._facts.of({"type": node["type"]}).types or set()
         options = node[keyword] if isinstance(node[keyword], list) else ()
-        facts = map(self._facts.of, options)
-        theirs = [found.types if found.typed else found.kinds for found in facts]
+        theirs = map(self._types_of_form, options)
         return all(types and types <= own for types in theirs)
+
+    def _types_of_form(self, option: Any) -> set[str] | None:
+        """Return the types that a form is written with."""
+        facts = self._facts.of(option)
+        # A definition without a type gets that of its keywords.
+        defined = isinstance(option, dict) and _only_reference(option) is not None
+        return facts.kinds if defined and not facts.typed else facts.types
 
     def _offer(self, written: Schema, options: list[Any]) -> None:
         if "anyOf" in written:
@@ -688,6 +697,24 @@ def _closed(written: Schema, names: Names, rest: Any) -> Schema:
     for name in names:
         listed.setdefault(name, True)
     return {**written, "properties": listed, "additionalProperties": rest}
+
+
+def _circular(node: Schema, found: Mapping[str, Any]) -> bool:
+    """Whether listed properties must also follow references that patterns of names have.
+
+    The library joins them, and cannot where one leads back to the object.
+    """
+    listed = node.get("properties")
+    for pattern, schema in found.items():
+        if "$ref" not in json.dumps(schema) or not isinstance(listed, dict):
+            continue
+        others = [name for name in listed if listed[name] != node["patternProperties"].get(pattern)]
+        try:
+            if any(re.search(pattern, name) for name in others):
+                return True
+        except re.error:
+            return True
+    return False
 
 
 def _say_once(written: Schema) -> None:
