@@ -73,7 +73,7 @@ async def test_a_limit_may_be_none(path: str, limit: float, expected: int) -> No
 FINE: list[dict[str, Any]] = [
     {"options": None}, {"options": {}}, {"format": None}, {"format": ""}, {"keep_alive": None},
     {"think": None}, {"think": "max"}, {"images": None}, {"images": []}, {"stream": None},
-    {"template": ""}, {"truncate": None}, {"shift": False}, {"logprobs": False},
+    {"template": ""}, {"truncate": None}, {"format": {}}, {"shift": False}, {"logprobs": False},
     {"options": {"stop": [f"s{i}" for i in range(20)]}}, {"options": {"stop": [""]}},
     {"options": {"num_ctx": 4096.0, "num_gpu": -1, "use_mmap": None, "repeat_last_n": 64}},
     {"options": {"mirostat": 1, "tfs_z": 1, "unheard_of": {"a": 1}}}, {"unheard_of": 1},

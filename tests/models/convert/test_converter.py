@@ -60,9 +60,10 @@ def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
 def test_the_tokenizer_travels_with_the_graph(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source")
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "system.txt").write_text("Be brief.")
     (source / "optimizer.pt").write_text("not wanted")
     export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
-    copied = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    copied = ["chat_template.jinja", "system.txt", "tokenizer.json", "tokenizer_config.json"]
     for name in copied:
         assert (tmp_path / "onnx" / name).read_bytes() == (source / name).read_bytes()
     written = ["checksums.json", "model.onnx", "model.onnx.data", "specops.json"]

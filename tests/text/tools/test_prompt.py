@@ -51,6 +51,8 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     text = template.render([{"role": "system", "content": "Be brief."}, *MESSAGES], TOOLS)
     system, user, call, result, _ = text.split("<|im_end|>\n")
     assert system.startswith("<|im_start|>system\nBe brief.\n\n")
+    empty = template.render([{"role": "system", "content": ""}, *MESSAGES], TOOLS)
+    assert empty == text.replace("Be brief.\n\n", "")
     assert '{"name": "search.web-2", "description": "", "parameters": {"type"' in system
     assert user == "<|im_start|>user\nAnd the weather?"
     assert call.endswith('assistant\n{"name": "get_weather", "arguments": {"city": "Zürich"}}')

@@ -122,7 +122,7 @@ def _with_system(messages: Messages, text: str) -> Messages:
     """Add a text to the system message, or insert such a message."""
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": text}, *messages]
-    first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
+    first = messages[0] | {"content": _joined(messages[0]["content"], text)}
     return [first, *messages[1:]]
 
 
