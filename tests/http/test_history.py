@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -10,6 +11,8 @@ from anthropic.types import ContentBlockParam
 from openai.types.responses import ResponseInputItemParam
 
 from specops.http.answering.recent_items import RecentItems
+from specops.http.body_limits import LARGE_BODY_BYTES
+from specops.http.schemas.responses import ResponsesRequest
 from tests.http.chat_clients import RESPONSES_TOOLS, clients
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 
@@ -373,12 +376,42 @@ async def test_references_to_recent_items_are_understood(store: bool | None, str
 def test_items_are_their_clients_and_the_oldest_leave() -> None:
     items = RecentItems(most_bytes=100)
     items.keep("a", [{"id": "1", "text": "x" * 20}, {"id": "2", "text": "y" * 20}])
-    assert items.get("b", "1") is None
-    assert items.get("a", "1") == {"id": "1", "text": "x" * 20}
+    assert items.get("b", ["1"]) == {}
+    assert items.get("a", ["1", "0"]) == {"1": b'{"id":"1","text":"xxxxxxxxxxxxxxxxxxxx"}'}
     items.keep("a", [{"id": "1", "text": "z" * 20}])  # in place of the first
-    assert items.get("a", "2") is not None
+    assert list(items.get("a", ["2"])) == ["2"]
     items.keep("b", [{"id": "3", "text": "w" * 20}])
-    assert items.get("a", "1") is None  # used least recently
-    assert items.get("a", "2") is not None
+    assert list(items.get("a", ["1", "2"])) == ["2"]  # the other was used least recently
     items.keep("b", [{"id": "4", "text": "w" * 200}])  # too long for all
-    assert [items.get("b", name) for name in "34"] == [None, None]
+    assert items.get("b", ["3", "4"]) == {}
+
+
+async def test_an_item_is_read_once_however_often_a_request_refers_to_it() -> None:
+    async with clients() as here:
+        here.say("x" * 1000)
+        answer = await here.openai.responses.create(model="fake", input="a")
+        reference: Any = {"type": "item_reference", "id": answer.output[0].id}
+        body = {"model": "fake", "input": [reference] * 5000 + [USER]}
+        asked = await here.http.post(RESPONSES, json=body)
+    assert asked.status_code == 200
+    assert here.prompt.count("x" * 1000) == 1
+    assert asked.headers["x-ignored-fields"] == "input.item_reference"
+
+
+async def test_long_items_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    built = ResponsesRequest.conversation
+
+    def watched(self: ResponsesRequest, recalled: dict[str, bytes]) -> Any:
+        threads.append(threading.get_ident())
+        return built(self, recalled)
+
+    monkeypatch.setattr(ResponsesRequest, "conversation", watched)
+    async with clients() as here:
+        for length in (10, LARGE_BODY_BYTES):
+            here.say("x" * length)
+            answer = await here.openai.responses.create(model="fake", input="a")
+            reference: Any = {"type": "item_reference", "id": answer.output[0].id}
+            await here.openai.responses.create(model="fake", input=[reference, USER])  # type: ignore[list-item]
+    own = threading.get_ident()
+    assert [thread == own for thread in threads] == [True, True, True, False]

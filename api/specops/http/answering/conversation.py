@@ -115,9 +115,17 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int
 
 
 async def converse(
-    state: AppState, request: Request, body: EngineOptions, make: Callable[[], Conversation]
+    state: AppState,
+    request: Request,
+    body: EngineOptions,
+    make: Callable[[], Conversation],
+    *,
+    recalled_bytes: int = 0,
 ) -> Job:
     """Have the engine continue the conversation that `make` returns.
+
+    Args:
+        recalled_bytes: of what `make` reads besides the body.
 
     Raises:
         InvalidField: this server cannot use a field's value.
@@ -125,7 +133,7 @@ async def converse(
     """
     engine = state.service.engine
     template = engine.chat_template
-    asked = await built(make, request, state.settings)
+    asked = await built(make, request, state.settings, besides=recalled_bytes)
     speech = await computed(
         lambda: _speech(engine, asked),
         0,

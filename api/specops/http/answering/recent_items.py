@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specops.text.json_values import dumps, loads
+from specops.text.json_values import dumps
 
 MOST_BYTES = 1 << 21
 """Of all items together: some thousands."""
@@ -42,11 +42,15 @@ class RecentItems:
             while self._bytes > self._most_bytes:
                 self._bytes -= len(self._items.popitem(last=False)[1])
 
-    def get(self, client: str, item_id: str) -> dict[str, Any] | None:
-        """Return a client's item; None if it is no longer here, or another client's."""
+    def get(self, client: str, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the JSON of a client's items, by id; those that are no longer here are not in it.
+
+        A request may refer to all items, which takes long to read: the caller knows how much it is.
+        """
+        found = {}
         with self._lock:
-            if (text := self._items.get((client, item_id))) is None:
-                return None
-            self._items.move_to_end((client, item_id))
-        found: dict[str, Any] = loads(text.decode())
+            for item_id in ids:
+                if (text := self._items.get((client, item_id))) is not None:
+                    self._items.move_to_end((client, item_id))
+                    found[item_id] = text
         return found

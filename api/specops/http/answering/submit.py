@@ -187,13 +187,18 @@ async def computed(
         raise too_late("encoded", settings.request_timeout) from None
 
 
-async def built(work: Callable[[], _T], request: Request, settings: Settings) -> _T:
+async def built(
+    work: Callable[[], _T], request: Request, settings: Settings, *, besides: int = 0
+) -> _T:
     """Do work that takes time by the parts of a request's body; on a thread if that is large.
+
+    Args:
+        besides: number of bytes that are read besides the body.
 
     Raises:
         ApiError: the work took too long.
     """
-    size = len(await request.body())
+    size = len(await request.body()) + besides
     return await computed(work, size if size > LARGE_BODY_BYTES else 0, settings)
 
 

@@ -41,8 +41,11 @@ async def responses(body: ResponsesRequest, request: Request, state: State) -> R
     """
     engine = check_model(body.model, state)
     client: str = request.state.client
-    recall = partial(state.items.get, client)
-    job = await converse(state, request, body, lambda: body.conversation(recall))
+    recalled = state.items.get(client, body.references)
+    more = sum(map(len, recalled.values()))
+    job = await converse(
+        state, request, body, lambda: body.conversation(recalled), recalled_bytes=more
+    )
     keep = partial(state.items.keep, client) if body.store is not False else None
     return await _Writer(job, engine, body, keep).response(stream=body.streams)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -34,7 +33,7 @@ from specops.http.schemas.conversation import (
 )
 from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
-from specops.text.json_values import MOST_PARTS, dumps
+from specops.text.json_values import MOST_PARTS, dumps, loads
 from specops.text.tools.formats import Tool
 
 _FIELD = "input"
@@ -56,7 +55,6 @@ _CALLS = {
 }
 _RESULTS = tuple(f"{kind}_output" for kind in _CALLS if kind != "mcp_call")
 _REFERENCE = "item_reference"
-Recall = Callable[[str], dict[str, Any] | None]
 Anything = Annotated[Any, AfterValidator(written)]
 
 
@@ -90,6 +88,11 @@ class Item(Typed):
     def kind(self) -> str:
         """The item's type; OpenAI's clients may leave that of a reference out."""
         return _REFERENCE if self.model_fields_set == {"id"} else self.type
+
+    @property
+    def refers(self) -> bool:
+        """Whether it stands for an item of an earlier answer."""
+        return self.kind == _REFERENCE
 
     def call(self) -> tuple[str, str, Any]:
         """Return the id, the name and the arguments of a call."""
@@ -243,11 +246,18 @@ class ResponsesRequest(EngineOptions):
         own = {"text": form.grammar} if isinstance(form, FlatSchema | JsonObject) else {}
         return own | super().constraints
 
-    def conversation(self, recall: Recall) -> Conversation:
+    @property
+    def references(self) -> list[str]:
+        """The ids of the items that the input only refers to, each once."""
+        items = () if isinstance(self.input, str) else self.input
+        return list(dict.fromkeys(item.id for item in items if item.id and item.refers))
+
+    def conversation(self, recalled: dict[str, bytes]) -> Conversation:
         """Return the conversation without the protocol.
 
         Args:
-            recall: returns an earlier answer's item by its id, if it is still known.
+            recalled: JSON of items of earlier answers, by id. Each is read once, however often the
+                input refers to it.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -255,7 +265,7 @@ class ResponsesRequest(EngineOptions):
         (mode, named, allowed), effort = self._choice(), self.effort
         left_out: list[str] = []
         return conversation(
-            self._messages(recall, left_out),
+            self._messages(recalled, left_out),
             _FIELD,
             self.tools,
             mode,
@@ -276,11 +286,11 @@ class ResponsesRequest(EngineOptions):
             case mode:
                 return mode, None, None
 
-    def _messages(self, recall: Recall, left_out: list[str]) -> list[Message]:
+    def _messages(self, recalled: dict[str, bytes], left_out: list[str]) -> list[Message]:
         """Return the messages for a chat template.
 
         Args:
-            recall: see `conversation`.
+            recalled: see `conversation`.
             left_out: gets the names of items and parts that are left out of them.
         """
         system: list[Message] = []
@@ -289,9 +299,10 @@ class ResponsesRequest(EngineOptions):
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
         history = _History(left_out)
+        unread = dict(recalled)
         for item in self.input:
-            known = recall(item.required("id")) if item.kind == _REFERENCE else None
-            history.add(item if known is None else Item.model_validate(known))
+            text = unread.pop(item.required("id"), None) if item.refers else None
+            history.add(item if text is None else Item.model_validate(loads(text.decode())))
         # Nothing to answer is an empty question: templates need a message.
         return [*system, *(history.messages or [{"role": "user", "content": ""}])]
 
