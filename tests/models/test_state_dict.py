@@ -252,6 +252,16 @@ def test_state_dicts_in_shards_become_one(mine: Path) -> None:
     np.testing.assert_array_equal(checkpoint.vector("b"), WEIGHTS[6:8])
 
 
+@pytest.mark.parametrize("stale", ["pytorch_model.bin", "model.safetensors"])
+def test_an_index_beside_a_whole_file_is_of_other_files(stale: str, mine: Path) -> None:
+    whole = mine / "pytorch_model.bin"
+    (mine / "net.pt").rename(whole)
+    (mine / "net.json").rename(mine / "config.json")
+    index = {"weight_map": {"a": stale.replace(".", "-00001-of-00002.")}}
+    (mine / f"{stale}.index.json").write_text(json.dumps(index))
+    assert parts_of(mine).state_dicts == (whole,)
+
+
 # -- against torch -----------------------------------------------------------------------------
 
 

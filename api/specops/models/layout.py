@@ -92,7 +92,7 @@ def parts_of(source: Path) -> Parts:
     folder, state_dicts = source, list[Path]()
     if source.is_file() and source.suffix in _SUFFIXES:
         folder, state_dicts = source.parent, [source]
-    elif not any(source.glob(_SAFETENSORS)):
+    elif not any(source.glob(_SAFETENSORS)) or _only_an_index(source):
         state_dicts = _state_dicts(source)
     config = folder / _CONFIG
     if state_dicts and (own := state_dicts[0].with_suffix(".json")).is_file():
@@ -102,6 +102,12 @@ def parts_of(source: Path) -> Parts:
     if not hub.has_tokenizer({path.name for path in folder.iterdir()}):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return Parts(folder, config, tuple(state_dicts))
+
+
+def _only_an_index(folder: Path) -> bool:
+    """Whether of safetensors there is an index alone, left behind beside torch's weights."""
+    names = {path.name for path in folder.iterdir()}
+    return _HUB_WEIGHTS in names and not any(name.endswith(".safetensors") for name in names)
 
 
 def arrange(source: Path, destination: Path) -> None:
@@ -129,14 +135,14 @@ def arrange(source: Path, destination: Path) -> None:
 
 
 def _state_dicts(folder: Path) -> list[Path]:
+    if (folder / _HUB_WEIGHTS).is_file():  # an index beside it is of other files
+        return [folder / _HUB_WEIGHTS]
     index = folder / f"{_HUB_WEIGHTS}.index.json"
     if index.is_file():
         try:
             return indexed(index)
         except ValueError as error:
             raise LayoutError(str(error)) from error
-    if (folder / _HUB_WEIGHTS).is_file():
-        return [folder / _HUB_WEIGHTS]
     found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
     if not found:
         raise LayoutError(

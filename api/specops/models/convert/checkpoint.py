@@ -358,11 +358,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    index, single = path / _INDEX, path / _SINGLE
-    if single.is_file():  # as in transformers: an index beside it is of other files
-        return [single]
+    index = path / _INDEX
     try:
-        files = indexed(index) if index.exists() else [path_inside(path, _SINGLE)]
+        single = path_inside(path, _SINGLE)
+        # As in transformers: an index beside a whole file is of other files.
+        files = indexed(index) if index.exists() and not single.is_file() else [single]
     except ValueError as error:
         raise ExportError(str(error)) from error
     for file in files:
