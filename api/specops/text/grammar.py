@@ -380,12 +380,13 @@ def _explained(reason: str, grammar: Grammar, source: _Source) -> GrammarError:
     """Return the library's reason in terms of what the client sent, without generated rules."""
     for tool, schema in zip(grammar.arguments, source.arguments, strict=True):
         if own := LLMatcher.validate_grammar(f"start: %json {schema}", limits=_LIMITS):
-            return GrammarError(f"tool {tool.tool!r}: {_first(own)}", in_tools=True)
-    if grammar.arguments or grammar.said is not None:
-        return GrammarError(_first(reason), in_tools=grammar.said is None)
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return GrammarError(_DEFINITION.sub(lambda match: _origin(match, source), _first(reason)))
-    return GrammarError(reason)
+            own = _DEFINITION.sub("a definition", _first(own))
+            return GrammarError(f"tool {tool.tool!r}: {own}", in_tools=True)
+    generated = grammar.arguments or grammar.said is not None
+    if not generated and grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return GrammarError(reason)  # with the client's own lines
+    said = _DEFINITION.sub(lambda match: _origin(match, source), _first(reason))
+    return GrammarError(said, in_tools=bool(generated) and grammar.said is None)
 
 
 # How the library names the definitions of a schema, and where it found a mistake in a text.

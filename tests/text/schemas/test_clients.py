@@ -1,6 +1,7 @@
 """Schemas that pydantic and zod write: each compiles, and answers by it are what the client reads.
 
 Answers are drawn at random from what the grammar allows. What pydantic wrote, pydantic reads.
+`zod.json` has what `z.toJSONSchema` of zod 4.6.7 writes for a type of each kind.
 """
 
 from __future__ import annotations
