@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from scripts import chat_model
+from scripts import browser, chat_model
+from specops import presets
 from tests.clients import environments, judge, webui
 from tests.clients.drivers import LONG
 from tests.clients.running import driver
@@ -27,6 +28,7 @@ from tests.waiting import wait
 
 # The context is small, so that a prompt that is too long for it is read soon.
 SETTINGS = {"SPECOPS_MODEL": "smollm2", "SPECOPS_CONTEXT": "2048"}
+COUNTERS = ('requests_total{outcome="cancelled"}', "generated_tokens_total")
 GREEN, RED, WRONG = "yes", "no", "WRONG"
 
 
@@ -45,20 +47,14 @@ def library(client: Client, address: str, log: Path) -> dict[str, str | None]:
             lack = client.lacks.get(feature)
             if lack is not None and not lack.error:
                 continue
-            cancelled, generated = (
-                'requests_total{outcome="cancelled"}',
-                "generated_tokens_total",
-            )
-            before = [figure(address, name) for name in (cancelled, generated)]
-            told = asked.ask(feature)
-            found[feature] = judge.problem(client, feature, told)
+            before = [figure(address, name) for name in COUNTERS]
+            found[feature] = judge.problem(client, feature, asked.ask(feature))
             wait("the server is idle", lambda: figure(address, "requests_running") == 0)
-            ended, tokens = (
-                figure(address, name) - old
-                for name, old in zip((cancelled, generated), before, strict=True)
-            )
-            if feature == "cancel" and found[feature] is None and not (ended and tokens < LONG):
-                found[feature] = f"the server went on: {tokens:.0f} tokens, {ended:.0f} cancelled"
+            after = [figure(address, name) for name in COUNTERS]
+            cancelled, tokens = (now - then for now, then in zip(after, before, strict=True))
+            stopped = cancelled and tokens < LONG
+            if feature == "cancel" and found[feature] is None and not stopped:
+                found[feature] = f"the server went on: {tokens:.0f} tokens"
     return found
 
 
@@ -81,21 +77,39 @@ def table(outcomes: dict[Client, dict[str, str | None]]) -> list[str]:
     ]
 
 
+def prepare(kinds: set[str]) -> None:
+    """Install what is not there yet.
+
+    Raises:
+        MissingError, BrowserError: something that is not installed here is missing.
+    """
+    chat_model.main()
+    if not chat_model.is_here(presets.chat_model()):
+        raise environments.MissingError("There is no chat model to try the clients with")
+    if "page" in kinds:
+        browser.executable()
+    for kind in sorted(kinds):
+        if kind == "npm":
+            environments.npm()
+        else:
+            environments.python(kind)
+
+
 def main() -> int:
     """Try all clients; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME")
     only = parser.parse_args().only
     chosen = [client for client in (*CLIENTS, *PAGES) if only in client.name]
+    if not chosen:
+        parser.error(f"no client has {only!r} in its name")
     logs = environments.BUILD / "logs"
     served = environments.BUILD / "served"
     for folder in (logs, served):
         folder.mkdir(parents=True, exist_ok=True)
-    chat_model.main()
     try:
-        for kind in {client.kind for client in chosen}:
-            environments.npm() if kind == "npm" else environments.python(kind)
-    except environments.MissingError as error:
+        prepare({client.kind for client in chosen})
+    except (environments.MissingError, browser.BrowserError) as error:
         print(error, file=sys.stderr)
         return 2
     outcomes: dict[Client, dict[str, str | None]] = {}
@@ -126,7 +140,7 @@ def main() -> int:
         for feature, said in found.items()
         if said
     ]
-    print(*wrong, sep="\n")
+    print(*(wrong or ["every cell is as tests/clients/table.py has it"]), sep="\n")
     return int(bool(wrong))
 
 

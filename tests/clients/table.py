@@ -266,15 +266,18 @@ def rows() -> list[str]:
     for client in CLIENTS:
         cells = []
         for names in groups:
-            reason = [client.lacks[name].why for name in names if name in client.lacks]
-            told = ", ".join(f"no {name}" for name in names if name in client.lacks)
-            for why in dict.fromkeys(reason):
-                if why not in reasons:
-                    reasons.append(why)
-                told += f" ({reasons.index(why) + 1})"
-            answer = client.too_long.rpartition(".")[2]
-            plain = f"`{answer}`" if names == ("too_long",) and answer != ANSWERED else "yes"
-            cells.append(told or plain)
+            told = []
+            for name in names:
+                if name in client.lacks:
+                    why = client.lacks[name].why
+                    if why not in reasons:
+                        reasons.append(why)
+                    told.append(f"no {name} ({reasons.index(why) + 1})")
+            error = client.too_long.rpartition(".")[2]
+            works = (
+                "yes" if names != ("too_long",) else error if error == ANSWERED else f"`{error}`"
+            )
+            cells.append(", ".join(told) or works)
         version = pinned[client.kind, client.package]
         where = "PyPI" if client.kind == "python" else "npm"
         lines.append(
