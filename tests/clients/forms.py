@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 QUESTION = "What is the capital of France?"
 ANSWER = "Paris"
-LONG_ANSWER = "Count from one to one thousand in words."  # to be cancelled
+LONG_ANSWER = "Write a long story about a fox, a crow and a piece of cheese."  # to be cancelled
 WEATHER_QUESTION = "What is the weather in Paris?"
 WEATHER = "sunny, 21 degrees"  # what the tool returns
 TEXTS = ("a cat", "a kitten", "a train")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 Form = TypeVar("Form", bound=BaseModel)
 KEY = "any"
-SHORT, LONG = 64, 1500  # tokens: of answers, and of the one that is cancelled
+SHORT, LONG = 64, 1000  # tokens: of answers, and of the one that is cancelled
 STRUCTURED = 256
 
 

@@ -14,7 +14,10 @@ from tests.clients.forms import get_weather
 QUESTION_ANSWER = dspy.Signature(
     {
         "question": (str, dspy.InputField()),
-        "answer": (str, dspy.OutputField(desc="such as: The capital of Spain is Madrid.")),
+        "answer": (
+            str,
+            dspy.OutputField(desc="The answer, such as: The capital of Spain is Madrid."),
+        ),
     },
     "Answer the question.",
 )

@@ -13,7 +13,7 @@ import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const [client, address, model] = process.argv.slice(2);
-const [SHORT, STRUCTURED, LONG] = [64, 256, 1500];
+const [SHORT, STRUCTURED, LONG] = [64, 256, 1000];
 const key = "any";
 
 const Name = z.string().max(20);
