@@ -23,6 +23,7 @@ from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, MESS
 pytestmark = pytest.mark.anyio
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "a"}}</tool_call>'
 ANSWER = ("<think>hm", "</think>Hel", "lo", CALL)
+ASKED_OLLAMA = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
 USAGE = {"stream_options": {"include_usage": True}}
 FORM = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
 
@@ -77,6 +78,19 @@ ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         _within("response", _BEGUN),
     ),
     "embeddings": (EMBEDDINGS, {}, set()),
+    **{
+        f"ollama {path} {fields}": (path, fields, set())
+        for path, fields in (
+            ("/api/chat", ASKED_OLLAMA | {"tools": CHAT_TOOLS}),
+            ("/api/chat", ASKED_OLLAMA | {"tools": CHAT_TOOLS, "stream": False}),
+            ("/api/chat", {"model": "fake", "messages": []}),
+            ("/api/generate", {"model": "fake", "prompt": "a"}),
+            ("/api/generate", {"model": "fake", "prompt": "a", "stream": False}),
+            ("/api/embed", {"model": "fake", "input": "a"}),
+            ("/api/embeddings", {"model": "fake", "prompt": "a"}),
+            ("/api/show", {"model": "fake"}),
+        )
+    },
 }
 
 
@@ -93,8 +107,11 @@ def nulls(value: Any, path: str = "") -> Iterator[str]:
 
 
 def told(answer: httpx.Response) -> list[Any]:
-    """The JSON of an answer, or of each event of a stream."""
-    if not answer.headers["content-type"].startswith("text/event-stream"):
+    """The JSON of an answer, or of each event or line of a stream."""
+    kind = answer.headers["content-type"]
+    if kind.startswith("application/x-ndjson"):
+        return [json.loads(line) for line in answer.text.splitlines()]
+    if not kind.startswith("text/event-stream"):
         return [answer.json()]
     lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if "data: " in line)
     return [json.loads(line) for line in lines if line != "[DONE]"]
@@ -110,7 +127,7 @@ async def test_what_is_null_is_null_at_the_official_service(what: str) -> None:
     async with clients() as here:
         last = replace(output(finish=FinishReason.STOP), embeddings=np.ones((1, 4), np.float32))
         here.script([*(output(piece) for piece in ANSWER), last])
-        answer = await here.http.post(path, json=ENDPOINTS[path] | fields)
+        answer = await here.http.post(path, json=ENDPOINTS.get(path, {}) | fields)
     assert answer.status_code == 200, answer.text
     assert found(answer) == expected
 
