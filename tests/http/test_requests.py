@@ -617,8 +617,7 @@ BROKEN: list[tuple[str, bytes, int, str]] = [
     ("zstd", b"", 415, "unsupported_encoding"),
     ("gzip, gzip", gzip.compress(gzip.compress(WHOLE)), 415, "unsupported_encoding"),
     ("gzip", WHOLE, 400, "invalid_encoding"),
-    ("gzip", b"", 400, "invalid_encoding"),
-    ("deflate", b"", 400, "invalid_encoding"),
+    ("deflate", b"x", 400, "invalid_encoding"),
     ("gzip", gzip.compress(WHOLE)[:-4], 400, "invalid_encoding"),
     ("gzip", gzip.compress(WHOLE) + b"more", 400, "invalid_encoding"),
     ("gzip", gzip.compress(bytes(MAX_BODY_BYTES)), 400, "invalid_json"),
@@ -641,6 +640,14 @@ async def test_a_body_that_cannot_be_decompressed_is_refused(
         assert code == "invalid_json" or here.rejected(reason) == 1
     assert problem(response, status)["code"] == code
     assert response.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
+
+
+async def test_no_body_needs_no_decompression() -> None:
+    async with api() as here:
+        headers = {"content-encoding": "gzip"}
+        assert (await here.client.get("/v1/models", headers=headers)).status_code == 200
+        nothing = await here.client.post(GENERATE, content=b"", headers=JSON | headers)
+    assert problem(nothing, 422)["code"] == "missing_parameter"
 
 
 async def test_what_is_made_of_a_body_is_bounded_and_made_aside(

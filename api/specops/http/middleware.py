@@ -188,7 +188,7 @@ class RequestContext:
                 return refusal
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
-            if encoding and not exchange.client_left:
+            if encoding and exchange.body and not exchange.client_left:
                 exchange.body = await decompressed(exchange.body, encoding, MAX_BODY_BYTES)
             refuse_complex(exchange.body)
         except ApiError as error:
