@@ -217,8 +217,7 @@ class OllamaRequest(OllamaModel, SeededOptions):
 class OllamaFunction(OllamaBody):
     """The function that was called."""
 
-    without_effect = frozenset({"index"})
-
+    index: int | None = None
     name: Text
     arguments: FreeObject | Text | None = Field(None, description="an object, or its JSON")
 
@@ -226,8 +225,7 @@ class OllamaFunction(OllamaBody):
 class OllamaCall(OllamaBody):
     """A call that the assistant made."""
 
-    without_effect = frozenset({"type"})
-
+    type: Text | None = None
     id: Text | None = None
     function: OllamaFunction
 
