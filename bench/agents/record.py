@@ -3,7 +3,8 @@
 The program is the agent's own, from its npm package. It runs in a folder of its own against this
 service's API on a port of the loopback interface, with a dummy key, and without telemetry where it
 has a switch for that. Behind the API a script plays the model: it calls the agent's tool to read a
-file, and then answers. The agent does one task, a second in the same session, and one in another.
+file, and then answers. The agent does one task, a second in the same session, and one in another;
+opencode makes a plan before, and carries it out.
 """
 
 from __future__ import annotations
@@ -36,9 +37,6 @@ from tests.text.tools.scripts import BY_NAME, TEMPLATES, written
 
 _HOST, _FILE = "127.0.0.1", "hello.py"
 _SECONDS = 120.0
-_TASKS = ("What does hello.py do?", "And how could it be shorter?", "Explain the code.")
-# What each of the recorded requests is: the first two belong to the first task.
-_NAMES = ("first", "after a tool", "next task", "other session")
 # Claude Code fills this field of its first line in for its maker's hosts. Versions 2.1.36 to
 # 2.1.177 did for all hosts, with another value for each request [anthropics/claude-code 68900].
 _CCH = re.compile(r"(x-anthropic-billing-header:[^\n]*?;)(?: cch=\w*;)?$", re.MULTILINE)
@@ -58,6 +56,7 @@ class Agent:
         reads: name of the tool, and the argument for the file.
         begin: its arguments for a task in a new session.
         go_on: the same in the last session.
+        plan: the same for a plan, if it has a mode for that.
         environment: its settings; `{url}` is the service.
         files: written below its home folder.
     """
@@ -68,6 +67,16 @@ class Agent:
     go_on: tuple[str, ...]
     environment: dict[str, str]
     files: dict[str, str]
+    plan: tuple[str, ...] = ()
+
+    def runs(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Yield the arguments of each run, and what the first requests of the run are."""
+        yield (*self.begin, "What does hello.py do?"), ("first", "after a tool")
+        yield (*self.go_on, "And how could it be shorter?"), ("next task",)
+        if self.plan:
+            yield (*self.plan, "Plan a change."), ("plan",)
+            yield (*self.go_on, "Carry it out."), ("after the plan",)
+        yield (*self.begin, "Explain the code."), ("other session",)
 
 
 _OPENCODE = {
@@ -116,6 +125,7 @@ AGENTS = {
         ("run", "--continue"),
         {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {".config/opencode/opencode.json": json.dumps(_OPENCODE)},
+        ("run", "--continue", "--agent", "plan"),
     ),
     "codex": Agent(
         "/v1/responses",
@@ -199,20 +209,19 @@ def record(name: str, program: Path) -> Recording:
                 "TERM": "dumb",
                 **{key: text.replace("{url}", url) for key, text in agent.environment.items()},
             }
-            for task, arguments in zip(
-                _TASKS, (agent.begin, agent.go_on, agent.begin), strict=True
-            ):
-                progress(f"{name}: {task}")
-                _run([str(program), *arguments, task], project, environment)
+            requests: dict[str, dict[str, Any]] = {}
+            for arguments, kinds in agent.runs():
+                progress(f"{name}: {arguments[-1]}")
+                bodies.clear()
+                _run([str(program), *arguments], project, environment)
+                sent = [body for body in bodies if body.get("tools")]  # others only make titles
+                if len(sent) < len(kinds):
+                    raise RuntimeError(f"{name} sent {len(sent)} requests for {kinds}")
+                for kind, body in zip(kinds, sent, strict=False):
+                    text = json.dumps(body).replace(folder, HOME)
+                    requests[kind] = _with_cch(json.loads(text), len(requests))
             told = _run([str(program), "--version"], project, environment)
             version = re.findall(r"\d[\d.]+", told)[0]
-        found = [body for body in bodies if body.get("tools")]  # others only make titles
-        texts = [json.dumps(body).replace(folder, HOME) for body in found]
-    if len(texts) < len(_NAMES):
-        raise RuntimeError(f"{name} sent {len(texts)} requests with tools, not {len(_NAMES)}")
-    requests = {
-        what: _with_cch(json.loads(texts[place]), place) for place, what in enumerate(_NAMES)
-    }
     return Recording(f"{name} {version}", agent.path, requests)
 
 

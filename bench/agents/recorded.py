@@ -57,24 +57,22 @@ class Recording:
 def load(path: Path) -> Recording:
     """Read a file that `save` has written."""
     kept = json.loads(path.read_text(encoding="utf-8"))
-    requests = {name: expanded(kept["common"] | own) for name, own in kept["requests"].items()}
+    first = next(iter(kept["requests"].values()))
+    requests = {name: expanded(first | own) for name, own in kept["requests"].items()}
     return Recording(kept["agent"], kept["path"], requests)
 
 
 def save(file: Path, recording: Recording) -> None:
-    """Write shortened requests; what all of them have is written once."""
+    """Write shortened requests: the first one, and of the others the fields that differ from it."""
     requests = {name: shortened(body) for name, body in recording.requests.items()}
-    first, *others = requests.values()
-    common = {
-        key: value
-        for key, value in first.items()
-        if all(other.get(key) == value for other in others)
-    }
+    first = next(iter(requests.values()))
     own = {
-        name: {key: value for key, value in body.items() if key not in common}
+        name: {
+            key: value for key, value in body.items() if body is first or value != first.get(key)
+        }
         for name, body in requests.items()
     }
-    kept = {"agent": recording.agent, "path": recording.path, "common": common, "requests": own}
+    kept = {"agent": recording.agent, "path": recording.path, "requests": own}
     file.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -12,8 +12,8 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ _LEAST_SHARE = 0.95
 _CONTEXT = 1 << 16
 _VOCAB = 4096
 _TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+_SECOND = "after a tool"  # the second request of each agent
 _MARK = 24  # characters of a line that is in no other place
 
 
@@ -88,14 +89,14 @@ class Reuse:
 
     Attributes:
         tokens: of the second request's prompt, up to where its system prompt and tools end.
-        shares: of each request after the first, the share of these that was found.
+        shares: of each request after the first, by what it is, the share of these that was found.
         refused: why the template takes these requests not at all.
     """
 
     agent: str
     template: str
     tokens: int = 0
-    shares: tuple[float, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
 
 
@@ -109,13 +110,13 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
     templates = [*TEMPLATES.items(), *_templates(folders)][: plan.templates]
     agents = [load(FOLDER / f"{name}.json") for name in plan.agents]
     found = asyncio.run(_play(agents, templates))
-    _, *kinds = agents[0].requests
+    kinds = list(dict.fromkeys(kind for agent in agents for kind in list(agent.requests)[1:]))
     rows = [
         (
             item.template,
             item.agent,
             str(item.tokens or ""),
-            *([""] * len(kinds) if item.refused else [f"{share:.3f}" for share in item.shares]),
+            *(f"{item.shares[kind]:.3f}" if kind in item.shares else "" for kind in kinds),
             item.refused,
         )
         for item in found
@@ -132,7 +133,11 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
             f"{agent.agent}, second request, all templates: share",
             _LEAST_SHARE,
             min(
-                (item.shares[0] for item in found if item.agent == agent.agent and item.shares),
+                (
+                    item.shares[_SECOND]
+                    for item in found
+                    if item.agent == agent.agent and item.shares
+                ),
                 default=0.0,
             ),
         )
@@ -182,8 +187,9 @@ class _RefusedError(RuntimeError):
 async def _case(
     service: AsyncEngine, http: httpx.AsyncClient, template: str, agent: Recording
 ) -> Reuse:
-    protocol, shares, second = PROTOCOLS[agent.path], [], 0
-    for body in agent.requests.values():
+    protocol, second = PROTOCOLS[agent.path], 0
+    shares: dict[str, float] = {}
+    for kind, body in agent.requests.items():
         own = body | {"stream": False, protocol.limit: 1, "model": service.engine.info.name}
         own.pop("stream_options", None)
         response = await http.post(agent.path, json=own)
@@ -192,10 +198,10 @@ async def _case(
         asked = protocol.conversation(own)
         prompt = render(service.engine, asked)
         tokens = len(service.engine.encode_chat(prompt[: end_of_tools(prompt, asked)]))
-        shares.append(min(1.0, protocol.cached(response.json()["usage"]) / tokens))
-        if len(shares) == len(("first", "second")):
-            second = tokens
-    return Reuse(agent.agent, template, second, tuple(shares[1:]))
+        shares[kind] = min(1.0, protocol.cached(response.json()["usage"]) / tokens)
+        second = tokens if kind == _SECOND else second
+    del shares[next(iter(agent.requests))]
+    return Reuse(agent.agent, template, second, shares)
 
 
 def end_of_tools(prompt: str, asked: Conversation) -> int:
