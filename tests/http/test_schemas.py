@@ -75,13 +75,17 @@ BODIES: dict[str, tuple[str, Callable[[Any, bool | None], dict[str, Any]], str]]
 every_body = pytest.mark.parametrize("name", BODIES)
 
 
-async def ask(name: str, schema: Any, strict: bool | None = None) -> tuple[Any, Any]:
+async def ask(
+    name: str, schema: Any, strict: bool | None = None, *, stream: bool = False
+) -> tuple[Any, Any]:
     """Send a schema in one of the protocols; returns the response and the engine's request."""
     path, body, _ = BODIES[name]
     async with clients() as here:
         here.say("{}")
         model = {} if path == GENERATE else {"model": "fake"}
-        response = await here.http.post(path, json=body(schema, strict) | model | {"stream": False})
+        response = await here.http.post(
+            path, json=body(schema, strict) | model | {"stream": stream}
+        )
         return response, here.service.requests[-1] if here.service.requests else None
 
 
@@ -93,8 +97,11 @@ def grammar_allows(request: GenerationRequest, value: Any) -> bool:
 
 
 @every_body
-async def test_a_keyword_that_cannot_be_enforced_is_left_out_and_named(name: str) -> None:
-    response, request = await ask(name, FORM)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_keyword_that_cannot_be_enforced_is_left_out_and_named(
+    name: str, stream: bool
+) -> None:
+    response, request = await ask(name, FORM, stream=stream)
     assert response.status_code == 200, response.text
     assert response.headers["x-ignored-fields"] == f"{BODIES[name][2]}{_NAMED}"
     assert grammar_allows(request, {"name": "x", "file": "y"})
