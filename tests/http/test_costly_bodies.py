@@ -39,6 +39,7 @@ from tests.http.openai_api import (
 
 pytestmark = pytest.mark.anyio
 MANY = 15_000
+AS_JSON = {"content-type": "application/json"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [1] * MANY}
 COSTLY: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [1] * MANY}),
@@ -109,6 +110,17 @@ async def test_a_bias_for_what_cannot_be_a_token_is_refused(name: str) -> None:
     async with api() as here:
         error = problem(await here.generate(logit_bias={name: 1}), 422)
     assert error["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("path", USUAL)
+async def test_numbers_have_so_many_digits_as_are_read_at_once(path: str) -> None:
+    async with api(FakeService(EMBEDDED)) as here:
+        for digits, status in ((640, 200), (641, 400)):
+            body = json.dumps(USUAL[path])[:-1] + f', "unknown": {"9" * digits}}}'
+            answer = await here.client.post(path, content=body, headers=AS_JSON)
+            assert answer.status_code == status, answer.text
+            assert len(answer.content) < 2_000
+    assert "640" in answer.text
 
 
 class Waiting(FakeTokenizer):

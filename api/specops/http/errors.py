@@ -13,6 +13,7 @@ their own exceptions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
@@ -232,7 +233,21 @@ def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     message, asked = error.detail, f"{request.method} {request.scope['path'][:64]}"
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         message = f"this server has no {asked}; GET /docs shows its endpoints"
+    if status is HTTPStatus.BAD_REQUEST and isinstance(cause := error.__cause__, Exception):
+        message = f"the body cannot be read: {_unreadable(cause)}"
     return ApiError(status, message, code=status.name.lower(), headers=error.headers)
+
+
+def _unreadable(cause: Exception) -> str:
+    """Return why the body could not be read, where it is no mistake in its JSON."""
+    match cause:
+        case RecursionError():
+            return "too many objects and lists are within each other"
+        case UnicodeDecodeError():
+            return "it is not UTF-8"
+        case ValueError():
+            return f"a number has more than {sys.get_int_max_str_digits()} digits"
+    return type(cause).__name__
 
 
 def from_validation_error(error: RequestValidationError, request: Request) -> ApiError:
