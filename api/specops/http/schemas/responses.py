@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, FreeObject, Only, Text, known_fields
@@ -120,6 +120,13 @@ class Item(Typed):
         return "".join(texts)
 
 
+def _few(items: object) -> object:
+    # Not as `maxItems` in /openapi.json: a body cannot have more anyway.
+    if isinstance(items, list) and len(items) > _MOST_ITEMS:
+        raise ValueError(f"at most {_MOST_ITEMS} items")
+    return items
+
+
 class ResponsesTool(Body):
     """A tool that the model may call; this server only has the type `function`."""
 
@@ -204,7 +211,7 @@ class ResponsesRequest(EngineOptions):
     limit_field = "max_output_tokens"
 
     model: str = Field(description="as GET /v1/models tells")
-    input: Text | Annotated[list[Item], Field(fail_fast=True, max_length=_MOST_ITEMS)]
+    input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)]
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
