@@ -76,7 +76,7 @@ PROTOCOLS = {
         lambda usage: usage["prompt_tokens_details"]["cached_tokens"],
     ),
     "/v1/responses": _Protocol(
-        lambda body: ResponsesRequest.model_validate(body).conversation(lambda item: None),
+        lambda body: ResponsesRequest.model_validate(body).conversation({}),
         "max_output_tokens",
         lambda usage: usage["input_tokens_details"]["cached_tokens"],
     ),
