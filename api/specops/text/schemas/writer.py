@@ -185,8 +185,7 @@ class _Writer:
         rest = self._unevaluated(node, facts, at, grouped=bool(groups))
         if len(groups) == 1 and not (facts.open and rest is None):
             # Each form is closed by itself, with the names that stand outside of the forms.
-            inside = self._branched_elsewhere(node, groups[0])
-            names |= dict.fromkeys(inside)
+            names |= dict.fromkeys(self._branched_elsewhere(node))
             has_names = closes or rest is not None
             written = self._part(node, at, names if has_names else None, forms=True)
         elif rest is not None or closes:
@@ -201,27 +200,23 @@ class _Writer:
             written = {"type": sorted(facts.kinds), **written}
         return written
 
-    def _branched_elsewhere(self, node: Schema, group: str) -> Names:
-        """Return the names that other branches than those of the group list."""
-        rest = {name: value for name, value in node.items() if name != group}
-        joined = {"allOf": rest.pop("allOf", []), **rest}
+    def _branched_elsewhere(self, node: Schema) -> Names:
+        """Return the names that a schema lists in other branches than those of its forms."""
+        others = [node[keyword] for keyword in ("if", "then", "else", "not") if keyword in node]
         found: dict[str, None] = {}
-        for keyword in ("if", "then", "else", "not"):
-            if isinstance(inner := node.get(keyword), dict):
-                facts = self._facts.of(inner)
-                found |= dict.fromkeys(facts.names) | facts.branch_names
         for keyword in ("dependentSchemas", "dependencies", "dependentRequired"):
-            for inner in _values(node.get(keyword)):
-                if isinstance(inner, dict):
-                    facts = self._facts.of(inner)
-                    found |= dict.fromkeys(facts.names) | facts.branch_names
-                elif isinstance(inner, list):
-                    found |= dict.fromkeys(filter(_is_text, inner))
-        members = joined["allOf"]
-        for member in members if isinstance(members, list) else ():
-            found |= self._facts.of(member).branch_names
-        if any(name in node for name in REFERENCES):
-            found |= self._facts.of(self._facts.target(node)).branch_names
+            for needed in _values(node.get(keyword)):
+                if isinstance(needed, list):
+                    found |= dict.fromkeys(filter(_is_text, needed))
+                else:
+                    others.append(needed)
+        for other in others:
+            facts = self._facts.of(other)
+            found |= dict.fromkeys(facts.names) | facts.branch_names
+        joined = [*_values(node.get("allOf"))]
+        joined += [self._facts.target(node)] if any(name in node for name in REFERENCES) else []
+        for part in joined:
+            found |= self._facts.of(part).branch_names
         return found
 
     def _unevaluated(self, node: Schema, facts: Facts, at: str, *, grouped: bool) -> Any:
