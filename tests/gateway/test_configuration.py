@@ -61,7 +61,7 @@ def test_requests_that_generate_are_routed_by_key() -> None:
     pattern = re.compile(keyed["match"]["safe_regex"]["regex"])
     # Embedding a text leaves nothing in the prefix cache that a later request could use.
     others = {path for path in _GENERATING if not pattern.fullmatch(path)}
-    assert others == {embeddings.PATH, ollama.EMBED_PATH}
+    assert others == {embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH}
     assert not pattern.fullmatch("/v1/messages/count_tokens")
     assert keyed["route"]["cluster"] == "replicas"
     assert rest["route"]["cluster"] == "replicas_any"
