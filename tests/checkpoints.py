@@ -74,6 +74,13 @@ def make_relative_checkpoint(path: Path, *, kind: str, **options: Any) -> Path:
     return _make_gated(path, kind, architecture, relative_shapes, own, **options)
 
 
+YARN: Config = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 _RELATED: Config = {
     "pad_token_id": 0,
     "rms_norm_eps": 1e-6,
@@ -104,6 +111,85 @@ RELATIVES: dict[str, tuple[str, Config]] = {
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", {**_RELATED, "tie_word_embeddings": False}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            **_RELATED,
+            "tie_word_embeddings": False,
+            "rope_theta": 500000.0,
+            "rope_scaling": YARN,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {
+            **_RELATED,
+            "head_dim": 24,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {**_RELATED, "head_dim": 24, "use_bias": False}),
+    "glm4": (
+        "Glm4ForCausalLM",
+        {
+            **_RELATED,
+            "tie_word_embeddings": False,
+            "head_dim": 32,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            **_RELATED,
+            "head_dim": 32,
+            "rope_theta": None,
+            "rope_parameters": {
+                **YARN,
+                "rope_theta": 1e6,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {
+            "pad_token_id": 0,
+            "layer_norm_eps": 1e-5,
+            "rope_theta": 50000.0,
+            "logit_scale": 0.25,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        {
+            "norm_epsilon": 1e-5,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_theta": 1e5,
+            "sliding_window": 40,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi": (
+        "PhiForCausalLM",
+        {
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu_new",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
         {
@@ -282,25 +368,57 @@ def phi3_shapes(settings: Config) -> Shapes:
 
 
 def relative_shapes(settings: Config) -> Shapes:
-    """Llama's, with the norms of one of `RELATIVES`."""
+    """Llama's, with the names, norms and biases of one of `RELATIVES`."""
     kind, hidden = settings["model_type"], settings["hidden_size"]
     heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
     head = settings.get("head_dim") or hidden // heads
-    sizes = {"q": head, "k": head} if kind != "olmo2" else {"q": heads * head, "k": kv_heads * head}
+    wide = kind in ("olmo2", "olmo3")
+    sizes = {"q": heads * head, "k": kv_heads * head} if wide else {"q": head, "k": head}
     shapes: Shapes = {}
-    for name, shape in llama_shapes(settings).items():
-        if kind == "olmo2" and name.endswith("input_layernorm.weight"):
+    for stored, shape in llama_shapes(settings).items():
+        if any(part in stored for part in _LEFT_OUT.get(kind, ())):
             continue
-        shapes[name] = shape
-        layer, part, _ = name.partition(".post_attention_layernorm.")
-        if part and kind in ("gemma3_text", "olmo2"):
-            shapes[f"{layer}.post_feedforward_layernorm.weight"] = (hidden,)
-        if part and kind == "gemma3_text":
-            shapes[f"{layer}.pre_feedforward_layernorm.weight"] = (hidden,)
-        if part and kind in ("gemma3_text", "olmo2", "qwen3"):
+        name, rows = stored, shape
+        for theirs, ours in _RENAMED.get(kind, {}).items():
+            name = name.replace(theirs, ours)
+        if name.endswith("gate_up_proj.weight"):
+            rows = (2 * shape[0], hidden)
+        shapes[name] = rows
+        if any(part in name for part in _BIASED.get(kind, ())):
+            shapes[name.replace(".weight", ".bias")] = rows[:1]
+        layer, part, _ = stored.partition(".post_attention_layernorm.")
+        for norm in _MORE_NORMS.get(kind, ()) if part else ():
+            shapes[f"{layer}.{norm}.weight"] = (hidden,)
+        if part and kind in (*_ONLY_AFTER, "gemma3_text", "qwen3"):
             for which, size in sizes.items():
                 shapes[f"{layer}.self_attn.{which}_norm.weight"] = (size,)
     return shapes
+
+
+_ONLY_AFTER = ("olmo2", "olmo3", "exaone4")
+_MORE_NORMS = {
+    **dict.fromkeys(_ONLY_AFTER, ("post_feedforward_layernorm",)),
+    "gemma3_text": ("post_feedforward_layernorm", "pre_feedforward_layernorm"),
+    "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+}
+_LEFT_OUT = {
+    **dict.fromkeys(_ONLY_AFTER, ("input_layernorm",)),
+    "cohere2": ("post_attention_layernorm",),
+    "glm4": ("up_proj", "o_proj.bias"),
+    "phi": ("post_attention_layernorm", "gate_proj"),
+    "starcoder2": ("gate_proj",),
+}
+_BIASED = {"phi": ("layers", "norm", "lm_head"), "starcoder2": ("layers", "norm")}
+_RENAMED = {
+    "glm4": {"gate_proj": "gate_up_proj"},
+    "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
+    "phi": {
+        "o_proj": "dense",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+        "model.norm": "model.final_layernorm",
+    },
+}
 
 
 def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
 
 from specops.models.convert import ExportedModel, Quantization, export_checkpoint
 from specops.runtime.kernels import NORM
 from tests.checkpoints import (
+    YARN,
     make_gpt2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
@@ -107,6 +110,23 @@ CASES = {
     "smollm3": Case(make_relative_checkpoint, {"kind": "smollm3"}),
     "granite": Case(make_relative_checkpoint, {"kind": "granite"}),
     "olmo2": Case(make_relative_checkpoint, {"kind": "olmo2"}, 1.8, {NORM: 8}),
+    "olmo3": Case(make_relative_checkpoint, {"kind": "olmo3"}, 1.8, {NORM: 8}),
+    "exaone4": Case(make_relative_checkpoint, {"kind": "exaone4"}, 1.8, {NORM: 4}),
+    "exaone4 no window": Case(
+        make_relative_checkpoint,
+        {
+            "kind": "exaone4",
+            "config": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+        },
+        1.8,
+        {NORM: 4},
+    ),
+    "ernie4.5": Case(make_relative_checkpoint, {"kind": "ernie4_5"}),
+    "glm4": Case(make_relative_checkpoint, {"kind": "glm4"}, 1.8, {NORM: 4}),
+    "ministral3": Case(make_relative_checkpoint, {"kind": "ministral3"}),
+    "cohere2": Case(make_relative_checkpoint, {"kind": "cohere2"}),
+    "starcoder2": Case(make_relative_checkpoint, {"kind": "starcoder2"}),
+    "phi2": Case(make_relative_checkpoint, {"kind": "phi", "kv_heads": 4}),
     "gemma3": Case(make_relative_checkpoint, {"kind": "gemma3_text", "layers": 3}, 1.8, {NORM: 6}),
     "gemma3 heads of 256": Case(
         make_relative_checkpoint,
@@ -158,9 +178,12 @@ def opened(model: ExportedModel, *, context: int = 256) -> Passes:
 def transformers_logits(source: Path, tokens: list[int]) -> Float:
     """Logits [tokens, vocab] of transformers in float32."""
     torch = pytest.importorskip("torch", reason="needs the extra `reference`")
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (takes seconds to import)
+    import transformers  # noqa: PLC0415  (takes seconds to import)
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    named = json.loads((source / "config.json").read_text())["architectures"][0]
+    with_images = named.endswith("ForConditionalGeneration")
+    auto = "AutoModelForImageTextToText" if with_images else "AutoModelForCausalLM"
+    model = getattr(transformers, auto).from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
         logits: Float = model(torch.tensor([tokens])).logits[0].numpy()
     return logits
@@ -266,10 +289,11 @@ def test_logits_are_a_product_of_the_last_hidden_state(fp32: ExportedModel) -> N
     logits = passes.step(0, TOKENS[:50], num_logits=9)
     weights = {tensor.name: tensor for tensor in onnx.load(fp32.graph_file).graph.initializer}
     weight = numpy_helper.to_array(weights["logits.weight"])
+    bias = numpy_helper.to_array(weights["logits.bias"]) if "logits.bias" in weights else 0
     for row, expected in enumerate(logits):
         passes.runner.keep_hidden_state(1, row, 42 + row, 0)
         assert kept.has(1, 42 + row)
-        found = kept.rows[1] @ weight
+        found = kept.rows[1] @ weight + bias
         assert np.corrcoef(found, expected)[0, 1] > 0.98
         assert found.argmax() == expected.argmax()
 
@@ -298,6 +322,17 @@ LLAMAS: dict[str, dict[str, Any]] = {
         }
     },
     "linear rope scaling": {"config": {"rope_scaling": {"type": "linear", "factor": 4.0}}},
+    "yarn rope scaling": {"config": {"rope_scaling": YARN}},
+    "yarn, given factors": {
+        "config": {
+            "rope_scaling": {**YARN, "attention_factor": 1.3, "beta_fast": 8.0, "beta_slow": 0.5}
+        }
+    },
+    "yarn, not truncated, mscale": {
+        "config": {
+            "rope_scaling": {**YARN, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5}
+        }
+    },
     "llama3 rope scaling": {"config": {"rope_scaling": LLAMA3_ROPE}},
     "llama3 rope_parameters": {
         "config": {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}}
@@ -355,6 +390,72 @@ def test_the_language_model_of_a_multimodal_model_is_exported(tmp_path: Path) ->
     files = ("model.onnx", "model.onnx.data")
     for found, wanted in ((model.path / file, expected.path / file) for file in files):
         assert found.read_bytes() == wanted.read_bytes()
+
+
+QWEN_VISION = {"depth": 1, "num_heads": 2, "hidden_size": 64}
+MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
+MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",
+        make_qwen2_checkpoint,
+        {"config": {"rope_scaling": MROPE, "tie_word_embeddings": False}, "tie": False},
+        {"depth": 1, "num_heads": 2, "embed_dim": 64, "hidden_size": 64},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        make_qwen2_checkpoint,
+        {"config": {"rope_scaling": MROPE}},
+        {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        partial(make_relative_checkpoint, kind="qwen3"),
+        {"config": {"rope_scaling": {**MROPE, "type": "default", "mrope_section": [6, 5, 5]}}},
+        {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        partial(make_relative_checkpoint, kind="ministral3"),
+        {"config": {"tie_word_embeddings": True}},
+        {
+            "model_type": "pixtral",
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 32,
+            "intermediate_size": 64,
+        },
+    ),
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", MULTIMODAL)
+def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
+    kind: str, tmp_path: Path
+) -> None:
+    """As on the hub: text settings in a section or, for Qwen2-VL and 2.5, at the top."""
+    architecture, make, options, vision = MULTIMODAL[kind]
+    alone = make(tmp_path / "alone", vocab=VOCAB, **options)
+    text = json.loads((alone / "config.json").read_text())
+    settings = {"architectures": [architecture], "model_type": kind, "vision_config": vision}
+    if kind.startswith("qwen2"):
+        settings = {**text, **settings}
+    else:
+        text["model_type"] = {"qwen3_vl": "qwen3_vl_text"}.get(kind, text["model_type"])
+        settings |= {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"]}
+    shutil.copytree(alone, tmp_path / "source")
+    (tmp_path / "source/config.json").write_text(json.dumps(settings))
+    weights = load_file(alone / "model.safetensors")
+    stored = {
+        name
+        if kind.startswith("qwen2")
+        else name.replace("model.", "model.language_model.", 1): values
+        for name, values in weights.items()
+    }
+    save_file(stored, tmp_path / "source/model.safetensors")
+    model = export(tmp_path, "fp32")
+    assert_same(opened(model).step(0, TOKENS), transformers_logits(tmp_path / "source", TOKENS))
 
 
 @pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])

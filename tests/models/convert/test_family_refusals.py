@@ -29,7 +29,8 @@ MAKERS = {
     "opt": make_opt_checkpoint,
     "gpt2": make_gpt2_checkpoint,
 }  # the others are `RELATIVES`
-YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+PROPORTIONAL = {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}
+BAD_YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "much"}}
 SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}
 CHUNKED = {"layer_types": ["full_attention", "chunked"]}
 WITH_PICTURES = {"architectures": ["Gemma3ForConditionalGeneration"]}
@@ -49,8 +50,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"attention_bias": True}, r"model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
     ("llama", {"mlp_bias": True}, r"tensor model\.layers\.0\.mlp\.gate_proj\.bias is missing"),
     ("llama", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
-    ("llama", YARN, "'rope_scaling.rope_type' is 'yarn'"),
+    ("llama", PROPORTIONAL, "'rope_scaling.rope_type' is 'proportional'"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type' is 'dynamic'"),
+    ("llama", {"rope_theta": 1.0, **BAD_YARN}, "'rope_theta' is 1; YaRN needs another"),
+    ("llama", BAD_YARN, "'rope_scaling.beta_fast' must be a positive number"),
     ("llama", {"rope_theta": 1e-60}, "'rope_theta' is 1e-60; .* no numbers"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'rope_parameters.factor' is missing"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_factor' must be 1"),
@@ -59,12 +62,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"use_sliding_window": True}, "'use_sliding_window' must be false"),
     ("qwen2", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
     ("qwen2", {"num_hidden_layers": 2**31}, "more than 1000 cannot be exported"),
-    ("qwen2", YARN, "'rope_scaling.rope_type' is"),
+    ("qwen2", PROPORTIONAL, "'rope_scaling.rope_type' is"),
     ("qwen2", {"architectures": ["LlamaForCausalLM"]}, r"self_attn\.\w_proj\.bias has no place"),
     ("qwen2", {"mlp_bias": True}, "'mlp_bias' is true"),
     ("phi3", SHORT, "'rope_scaling.short_factor' must be 8 positive numbers"),
     ("phi3", {"rope_scaling": {"type": "su"}}, "'rope_scaling.short_factor' is m"),
-    ("phi3", YARN, "only default, .* and longrope"),
+    ("phi3", PROPORTIONAL, "only default, .* and longrope"),
     ("phi3", {"sliding_window": 0}, "'sliding_window' must be a positive integer"),
     ("phi3", {"partial_rotary_factor": 0.4}, "'partial_rotary_factor' is 0.4"),
     ("phi3", {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5"),
@@ -85,6 +88,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("gemma3_text", CHUNKED, "'layer_types' names chunked"),
     ("gemma3_text", WITH_PICTURES, "'text_config' is missing"),
+    ("olmo3", CHUNKED, "'layer_types' names chunked"),
+    ("exaone4", CHUNKED, "'layer_types' names chunked"),
+    ("cohere2", {"use_qk_norm": True}, "'use_qk_norm' must be false"),
+    ("cohere2", {"logit_scale": 0}, "'logit_scale' must be a positive"),
+    ("starcoder2", {"hidden_act": "silu"}, "'hidden_act' must be 'gelu_pytorch_tanh'"),
+    ("phi", {"qk_layernorm": True}, "'qk_layernorm' must be false"),
+    ("ministral3", {"architectures": ["Mistral3ForConditionalGeneration"]}, "'text_config' is m"),
     ("opt", {"activation_function": "gelu"}, "'activation_function' must be 'relu'"),
     ("opt", {"enable_bias": False}, "'enable_bias' must be true"),
     ("opt", {"layer_norm_elementwise_affine": False}, "_elementwise_affine' must be true"),

@@ -42,7 +42,7 @@ _DTYPES = {
 _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64): "F32"}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-HEAD = "lm_head.weight"
+HEAD, HEAD_BIAS = "lm_head.weight", "lm_head.bias"
 _EMBEDDINGS = ("embed_tokens.weight", "decoder.embed_tokens.weight", "wte.weight")
 _PREFIXES = (
     *("model.language_model.", "language_model.model.", "language_model.", "model."),
@@ -125,6 +125,11 @@ class Matrix:
         for part in self.parts:
             for start in range(0, len(part), step):
                 yield part[start : start + step]
+
+    def reordered(self, orders: Sequence[NDArray[np.int64]]) -> Matrix:
+        """The same parts, each with its rows in another order."""
+        parts = (part[order] for part, order in zip(self.parts, orders, strict=True))
+        return Matrix(self.name, tuple(parts))
 
     def columns(self, start: int, stop: int) -> Float:
         """Columns [start, stop) of all rows: float32 [N, stop - start]."""

@@ -128,18 +128,25 @@ class DecoderGraph:
 
     def learned_positions(self, matrix: Matrix) -> str:
         """The rows of `matrix` [context, hidden] at the positions, which become a graph input."""
-        self._inputs.append(_value("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+        self._read_positions()
         table = self._weights.dense_table("positions.weight", matrix)
         return self._node("Gather", [table, "position_ids"], "positions", axis=0)
+
+    def position_factors(self, name: str, factors: Float) -> str:
+        """The number of `factors` [context] for each token's position: [batch, sequence, 1]."""
+        self._read_positions()
+        table = self._weights.constant(f"{name}.table", factors.reshape(-1, 1))
+        return self._node("Gather", [table, "position_ids"], name, axis=0)
 
     def linear(self, name: str, x: str, matrix: Matrix, bias: Float | None = None) -> str:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N]."""
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
         return self._linear(name, x, matrix, self.quantization.bits, added)
 
-    def head(self, x: str, matrix: Matrix) -> None:
-        """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
-        self._linear("logits", x, matrix, self.quantization.head_bits)
+    def head(self, x: str, matrix: Matrix, bias: Float | None = None) -> None:
+        """The graph's output `logits`: x times the transposed `matrix` [vocab, hidden], + bias."""
+        added = None if bias is None else self._weights.vector("logits.bias", bias)
+        self._linear("logits", x, matrix, self.quantization.head_bits, added)
 
     # -- norms --------------------------------------------------------------------------------
 
@@ -149,6 +156,14 @@ class DecoderGraph:
         return self._node(
             "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
         )
+
+    def layer_norm(self, name: str, x: str, weight: Float, bias: Float, epsilon: float) -> str:
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
+        operands = [
+            self._weights.vector(f"{name}.{kind}", values)
+            for kind, values in (("weight", weight), ("bias", bias))
+        ]
+        return self._node("LayerNormalization", [x, *operands], name, axis=-1, epsilon=epsilon)
 
     def add_norm(
         self,
@@ -242,6 +257,10 @@ class DecoderGraph:
         outputs = [output, *more]
         self._nodes.append(helper.make_node(op, inputs, outputs, name=output, **attributes))
         return output
+
+    def _read_positions(self) -> None:
+        """Makes the tokens' positions a graph input."""
+        self._inputs.append(_value("position_ids", TensorProto.INT64, ["batch", "sequence"]))
 
     def _integers(self, name: str, *values: int) -> str:
         return self._weights.constant(name, np.array(values, np.int64))

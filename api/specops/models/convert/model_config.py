@@ -105,12 +105,21 @@ class ModelConfig(Entries):
         """The same config with values for absent keys."""
         return ModelConfig({**defaults, **self._values}, self._file, self._prefix)
 
+    def without(self, key: str) -> ModelConfig:
+        """The same config without a key."""
+        values = {name: value for name, value in self._values.items() if name != key}
+        return ModelConfig(values, self._file, self._prefix)
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer below 2^40."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _BEYOND:
             raise self.error(key, f"must be a positive integer, is {short(value)}")
         return value
+
+    def factor(self, key: str) -> float | None:
+        """A positive number; None where the key is absent or 0."""
+        return self.number(key) if self._values.get(key) not in (None, 0) else None
 
     def layers(self, key: str) -> int:
         """The number of layers; the limit keeps a hostile config from a list without end."""

@@ -15,6 +15,8 @@ Float = NDArray[np.float32]
 HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 256  # the limits of `specops.Attention`
 _BLOCK = 64  # positions of a KV block
 _MOST_POSITIONS = 1 << 20  # their tables take 0.5 GB for heads of 128 values
+# With "mrope" an image has positions on three axes; a token of a text has the same on all of them.
+_PLAIN = ("default", "mrope")
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
 
 
@@ -52,8 +54,8 @@ def rotary(
 
     Reads `scaling` or, without it, transformers 5's `rope_parameters` or the older `rope_theta` and
     `rope_scaling`. A `partial` family may rotate `partial_rotary_factor` of each head. Raises
-    ExportError for a scaling other than default, linear, llama3 and longrope, for head sizes that
-    the operator cannot rotate, for too many positions, and for angles that are not finite.
+    ExportError for a scaling other than default, linear, llama3, yarn and longrope, for head sizes
+    that the operator cannot rotate, for too many positions, and for angles that are not finite.
     """
     if positions > _MOST_POSITIONS:
         raise config.error(
@@ -114,7 +116,7 @@ def _table(rotation: Rotation, frequencies: Float | None = None, factor: float =
 
 def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
+    if kind in _PLAIN:
         return Rotary(_table(rotation))
     if kind == "linear":
         factor = np.float32(scaling.number("factor"))
@@ -123,11 +125,13 @@ def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Ro
         return Rotary(_table(rotation, _llama3(_frequencies(rotation), scaling)))
     if kind == "factors":  # of a GGUF: one divisor for each frequency
         return Rotary(_table(rotation, _frequencies(rotation, _divisors(rotation, scaling, kind))))
+    if kind == "yarn":
+        return Rotary(_yarn(rotation, scaling, config))
     if kind in _LONG_ROPE:
         return _long_rope(rotation, scaling, config)
     raise scaling.error(
         "rope_type",
-        f"is {kind!r}; only default, linear, llama3 and longrope scaling can be exported",
+        f"is {kind!r}; only default, linear, llama3, yarn and longrope scaling can be exported",
     )
 
 
@@ -146,13 +150,56 @@ def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
     return frequencies * (blend + (1 - blend) / factor)
 
 
+def trained_positions(rotation_positions: int, scaling: ModelConfig, config: ModelConfig) -> int:
+    """The context length before it was scaled."""
+    key = "original_max_position_embeddings"
+    return scaling.integer(key, config.integer(key, rotation_positions))
+
+
+def _yarn(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Table:
+    """YaRN: divides slow frequencies by `factor`, keeps fast ones, blends between; scales all.
+
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
+    """
+    trained = trained_positions(rotation.positions, scaling, config)
+    factor = scaling.number("factor", rotation.positions / trained)
+    mscales = [scaling.factor(key) for key in ("mscale", "mscale_all_dim")]
+    strength = _strength(factor)
+    if all(mscales):
+        own, all_dim = (_strength(factor, mscale or 0) for mscale in mscales)
+        strength = own / all_dim
+    strength = scaling.factor("attention_factor") or strength
+    size, theta = rotation.rotated, rotation.theta
+    if theta == 1:
+        raise config.error("rope_theta", "is 1; YaRN needs another base")
+    fast, slow = scaling.factor("beta_fast") or 32.0, scaling.factor("beta_slow") or 1.0
+    low, high = (
+        size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (fast, slow)
+    )
+    if scaling.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    places = np.arange(size // 2, dtype=np.float32)
+    slowed = np.clip((places - np.float32(low)) / np.float32(high - low), 0, 1)
+    divided = _frequencies(rotation, np.full(size // 2, factor, np.float32))
+    frequencies = divided * slowed + _frequencies(rotation) * (1 - slowed)
+    return _table(rotation, frequencies.astype(np.float32), strength)
+
+
+def _strength(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's factor of queries and keys: attention over more positions has to be sharper."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
 def _long_rope(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
     """LongRoPE: contexts longer than the trained length have other divisors.
 
     Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024).
     """
-    key = "original_max_position_embeddings"
-    trained = scaling.integer(key, config.integer(key, rotation.positions))
+    trained = trained_positions(rotation.positions, scaling, config)
     factor = scaling.number("factor", rotation.positions / trained)
     strength = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(trained, 2)))
     strength = scaling.number("attention_factor", strength)

@@ -1,8 +1,9 @@
-"""What Llama and its relatives share: RMS norms, rotary grouped-query attention, a gate.
+"""What Llama and its relatives share: norms, rotary grouped-query attention, a gate.
 
 Tensor names are transformers'. A family sets class attributes, for example the places of its
 norms. Its constructor reads scales and the attention of each layer from config.json. Families with
-fused projections override `projection_tensors` and the methods that read them.
+fused projections override `projection_tensors` and the methods that read them. Some relatives have
+layer norms, or no gate.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import HEAD, Checkpoint
+from specops.models.convert.checkpoint import HEAD, HEAD_BIAS, Checkpoint
 from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
 
 Float = NDArray[np.float32]
+Order = NDArray[np.int64]
 
 _BIASES = {
     "attention_bias": tuple(f"self_attn.{part}_proj" for part in "qkvo"),
     "mlp_bias": tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 }
-_FUNCTIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # the graph's names of them
+_FUNCTIONS = {  # the graph's names of them
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Norms(NamedTuple):
@@ -54,7 +61,16 @@ class GatedDecoder(Family):
     feed_forward_norms = Norms("post_attention_layernorm")
     head_norms = False  # whether each head of queries and keys has a norm
     width_norms = False  # whether all query heads have one norm together, and all key heads
+    layer_norms = False  # whether norms subtract the mean, too
+    norm_biases = True  # whether such norms have biases
+    head_bias = False
+    parallel = False  # whether attention and feed-forward read the same norm's output
+    interleaved = False  # whether pairs of neighbours are rotated, not the halves of a head
+    epsilon = ("rms_norm_eps", 1e-6)  # the key, and its default
     stem = "model"  # the first part of all tensor names but the head's
+    final_norm = "norm"
+    output, down = "self_attn.o_proj", "mlp.down_proj"
+    up: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
 
     def __init__(self, config: ModelConfig) -> None:
         config = config.with_defaults(self.defaults)
@@ -73,11 +89,15 @@ class GatedDecoder(Family):
         self.query_size = shape.num_heads * shape.head_dim
         self.key_size = shape.num_kv_heads * shape.head_dim
         self.feed_forward_size = config.integer("intermediate_size")
-        self._epsilon = config.number("rms_norm_eps", 1e-6)
+        self._epsilon = config.number(*self.epsilon)
         self._tied = config.flag("tie_word_embeddings", False)
-        self._embedding, self._final_norm = f"{self.stem}.embed_tokens", f"{self.stem}.norm"
+        self._embedding, self._final_norm = (
+            f"{self.stem}.embed_tokens",
+            f"{self.stem}.{self.final_norm}",
+        )
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
+        self.query_factors: Float | None = None  # one for each position
         self.rotaries = self.rotary_tables(config)
         windowed = self.windowed and "sliding_window" in config
         window = config.integer("sliding_window") if windowed else None
@@ -103,8 +123,7 @@ class GatedDecoder(Family):
             "self_attn.q_proj.weight": (self.query_size, hidden),
             "self_attn.k_proj.weight": (self.key_size, hidden),
             "self_attn.v_proj.weight": (self.key_size, hidden),
-            "mlp.gate_proj.weight": (wide, hidden),
-            "mlp.up_proj.weight": (wide, hidden),
+            **{f"{part}.weight": (wide, hidden) for part in self.up},
         }
 
     def tensors(self) -> Shapes:
@@ -112,16 +131,18 @@ class GatedDecoder(Family):
         hidden = self.shape.hidden_size
         table = (self.shape.vocab_size, hidden)
         shapes: Shapes = {f"{self._embedding}.weight": table}
-        shapes[f"{self._final_norm}.weight"] = (hidden,)
+        shapes |= self._norm_shapes(self._final_norm)
         if not self._tied:
             shapes[HEAD] = table
+        if self.head_bias:
+            shapes[HEAD_BIAS] = table[:1]
         layer = self.projection_tensors() | {
-            "self_attn.o_proj.weight": (hidden, self.query_size),
-            "mlp.down_proj.weight": (hidden, self.feed_forward_size),
+            f"{self.output}.weight": (hidden, self.query_size),
+            f"{self.down}.weight": (hidden, self.feed_forward_size),
         }
         layer |= {f"{part}.bias": layer[f"{part}.weight"][:1] for part in self.biased}
-        norms = filter(None, (*self.attention_norms, *self.feed_forward_norms))
-        layer |= {f"{norm}.weight": (hidden,) for norm in norms}
+        for norm in filter(None, (*self.attention_norms, *self.feed_forward_norms)):
+            layer |= self._norm_shapes(norm)
         if self.head_norms or self.width_norms:
             size = self.shape.head_dim
             layer["self_attn.q_norm.weight"] = (size if self.head_norms else self.query_size,)
@@ -129,6 +150,10 @@ class GatedDecoder(Family):
         for index in range(self.shape.num_layers):
             shapes |= {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
         return shapes
+
+    def _norm_shapes(self, norm: str) -> Shapes:
+        kinds = ("weight", "bias") if self.layer_norms and self.norm_biases else ("weight",)
+        return {f"{norm}.{kind}": (self.shape.hidden_size,) for kind in kinds}
 
     # -- the drawing --------------------------------------------------------------------------
 
@@ -139,66 +164,128 @@ class GatedDecoder(Family):
         x = graph.embedding(checkpoint.matrix(f"{self._embedding}.weight"))
         x = residual = graph.scaled("embedding.multiplied", x, self.embedding_scale)
         if self.attention_norms.before:
-            first = self.norm(f"{self.layer(0)}.{self.attention_norms.before}")
-            x = graph.rms_norm("layers.0.input_norm", residual, first, self._epsilon)
+            first = f"{self.layer(0)}.{self.attention_norms.before}"
+            x = self._normalized("layers.0.input_norm", residual, first)
+        self._factors = None
+        if self.query_factors is not None:
+            self._factors = graph.position_factors("query_factors", self.query_factors)
         for index, layer in enumerate(self.layers):
-            name, stored = f"layers.{index}", self.layer(index)
-            head_norms = None
-            operands = self.queries_keys_values(index, x)
-            if self.head_norms:
-                queries, keys = (self.norm(f"{stored}.self_attn.{part}_norm") for part in "qk")
-                head_norms = HeadNorms((queries, keys), self._epsilon)
-            x = graph.attention(
-                index,
-                *operands,
-                rotary=None if layer.rotary is None else tables[layer.rotary],
-                window=layer.window,
-                scale=self.attention_scale,
-                head_norms=head_norms,
-            )
-            x = self.linear(index, "self_attn.o_proj", x)
-            x = self._part_output(f"{name}.attention", x, index, self.attention_norms)
-            norm = self._stored(index, self.feed_forward_norms.before)
-            x, residual = self._add(f"{name}.feed_forward_norm", x, residual, norm)
-            gate, up = self.gate_and_up(index, x)
-            function = _FUNCTIONS[self.activation[1]]
-            gate = graph.activation(function, f"{name}.gated.{self.activation[1]}", gate)
-            x = self.linear(index, "mlp.down_proj", graph.multiply(f"{name}.gated", gate, up))
-            x = self._part_output(f"{name}.feed_forward", x, index, self.feed_forward_norms)
+            rotary = None if layer.rotary is None else tables[layer.rotary]
+            attended = self._attend(index, x, rotary, layer.window)
+            if self.parallel:
+                fed = self._feed_forward(index, x)
+                x = graph.add(f"layers.{index}.both", attended, fed)
+            else:
+                norm = self._stored(index, self.feed_forward_norms.before)
+                name = f"layers.{index}.feed_forward_norm"
+                x, residual = self._add(name, attended, residual, norm)
+                x = self._feed_forward(index, x)
             if index + 1 < self.shape.num_layers:
                 norm = self._stored(index + 1, self.attention_norms.before)
                 x, residual = self._add(f"layers.{index + 1}.input_norm", x, residual, norm)
         x, _ = self._add("final_norm", x, residual, self._final_norm)
-        graph.head(x, checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD))
+        bias = checkpoint.vector(HEAD_BIAS) if self.head_bias else None
+        head = checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD)
+        graph.head(x, head, bias)
+
+    def _attend(
+        self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None
+    ) -> str:
+        stored, head_norms = self.layer(index), None
+        operands = self.queries_keys_values(index, x)
+        if self.head_norms:
+            queries, keys = (self.norm(f"{stored}.self_attn.{part}_norm") for part in "qk")
+            head_norms = HeadNorms((queries, keys), self._epsilon)
+        x = self.graph.attention(
+            index,
+            *operands,
+            rotary=rotary,
+            window=window,
+            scale=self.attention_scale,
+            head_norms=head_norms,
+        )
+        x = self.linear(index, self.output, x)
+        return self._part_output(f"layers.{index}.attention", x, index, self.attention_norms)
+
+    def _feed_forward(self, index: int, x: str) -> str:
+        name, function = f"layers.{index}", self.activation[1]
+        opened, *others = self.gate_and_up(index, x)
+        x = self.graph.activation(_FUNCTIONS[function], f"{name}.gated.{function}", opened)
+        for other in others:
+            x = self.graph.multiply(f"{name}.gated", x, other)
+        x = self.linear(index, self.down, x)
+        return self._part_output(f"{name}.feed_forward", x, index, self.feed_forward_norms)
 
     def _stored(self, index: int, norm: str) -> str:
         return f"{self.layer(index)}.{norm}" if norm else ""
 
     def norm(self, stored: str) -> Float:
-        """The weight of the RMS norm with this stored name."""
+        """The weight of the norm with this stored name."""
         return self.checkpoint.vector(f"{stored}.weight")
+
+    def _norm_bias(self, stored: str, weight: Float) -> Float | None:
+        """The bias of a layer norm; None for an RMS norm."""
+        if not self.layer_norms:
+            return None
+        if not self.norm_biases:
+            return np.zeros_like(weight)
+        return self.checkpoint.vector(f"{stored}.bias")
+
+    def _normalized(self, name: str, x: str, stored: str) -> str:
+        weight = self.norm(stored)
+        bias = self._norm_bias(stored, weight)
+        if bias is None:
+            return self.graph.rms_norm(name, x, weight, self._epsilon)
+        return self.graph.layer_norm(name, x, weight, bias, self._epsilon)
 
     def queries_keys_values(self, index: int, x: str) -> list[str]:
         """The operands of attention: one tensor with all three, or three tensors."""
         name, stored = f"layers.{index}", f"{self.layer(index)}.self_attn"
-        if not self.width_norms:  # stacked weights: one product is faster than three
+        if not self.width_norms and self._factors is None:
+            # Stacked weights: one product is faster than three.
             weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
             bias = None
             if "self_attn.q_proj" in self.biased:
                 bias = self.checkpoint.vectors(*(f"{stored}.{part}_proj.bias" for part in "qkv"))
+            if self.interleaved:
+                orders = self._orders()
+                weight = weight.reordered(orders)
+                bias = bias if bias is None else bias[stacked(orders)]
             return [self.graph.linear(f"{name}.qkv", x, weight, bias)]
         found = [self.linear(index, f"self_attn.{part}_proj", x) for part in "qkv"]
-        for place, part in enumerate("qk"):
+        for place, part in enumerate("qk" if self.width_norms else ""):
             norm = self.norm(f"{stored}.{part}_norm")
             found[place] = self.graph.rms_norm(
                 f"{name}.{part}_norm", found[place], norm, self._epsilon
             )
+        if self._factors is not None:
+            found[0] = self.graph.multiply(f"{name}.q.scaled", found[0], self._factors)
         return found
 
+    def _orders(self) -> list[Order]:
+        """The stored rows of queries, keys and values, in the order of halves."""
+        shape, rotated = self.shape, 2 * self.rotaries[""].table.cos.shape[1]
+        head = np.arange(shape.head_dim)
+        head[:rotated] = head[:rotated].reshape(-1, 2).T.reshape(-1)
+        queries, keys = (
+            (np.arange(heads)[:, None] * shape.head_dim + head).reshape(-1)
+            for heads in (shape.num_heads, shape.num_kv_heads)
+        )
+        return [queries, keys, np.arange(self.key_size)]
+
     def gate_and_up(self, index: int, x: str) -> list[str]:
-        """The two products of the feed-forward that read `x`."""
+        """The products of the feed-forward that read `x`; the first one is activated."""
         # Two products: splitting the result of one costs more.
-        return [self.linear(index, f"mlp.{part}_proj", x) for part in ("gate", "up")]
+        return [self.linear(index, part, x) for part in self.up]
+
+    def halves(self, index: int, x: str) -> list[str]:
+        """`gate_and_up` of a family that stores both as one tensor."""
+        stored, wide = f"{self.layer(index)}.mlp.gate_up_proj.weight", self.feed_forward_size
+        rows = self.checkpoint.matrix_rows
+        return [
+            self.graph.linear(f"layers.{index}.{part}", x, rows(stored, start, stop))
+            for part, start, stop in (("gate", 0, wide), ("up", wide, 2 * wide))
+        ]
 
     def linear(self, index: int, part: str, x: str) -> str:
         """One product with a stored weight, and its bias if it has one."""
@@ -221,9 +308,45 @@ class GatedDecoder(Family):
             total = self.graph.add(f"{name}.residual", x, residual)
             return total, total
         weight = self.norm(norm)
+        bias = self._norm_bias(norm, weight)
         if norm == self._final_norm:
             weight = weight * np.float32(self.logit_scale)
-        return self.graph.add_norm(name, x, residual, weight, epsilon=self._epsilon)
+            bias = bias if bias is None else bias * np.float32(self.logit_scale)
+        return self.graph.add_norm(name, x, residual, weight, epsilon=self._epsilon, bias=bias)
+
+
+def text_config(config: ModelConfig) -> ModelConfig:
+    """The language model's part of a multimodal model's config.json.
+
+    Raises ExportError without one.
+    """
+    text = config.section("text_config")
+    if text is None:
+        raise config.error("text_config", "is missing, and the export cannot do without it")
+    tied = "tie_word_embeddings"
+    return text.with_defaults({tied: config.flag(tied, False)} if tied in config else {})
+
+
+def stacked(orders: list[Order]) -> Order:
+    """The order of rows on top of each other."""
+    starts = np.cumsum([0, *(len(order) for order in orders)])
+    return np.concatenate([start + order for start, order in zip(starts, orders, strict=False)])
+
+
+def attention_kinds(config: ModelConfig, layers: int, usual: int) -> list[str]:
+    """`FULL` or `SLIDING` for each layer.
+
+    Without `layer_types` one in `sliding_window_pattern` layers is full, by default in `usual`.
+    Raises ExportError for another kind.
+    """
+    kinds = config.list_of(str, "layer_types", layers)
+    if kinds is None:
+        pattern = config.integer("sliding_window_pattern", usual)
+        return [SLIDING if number % pattern else FULL for number in range(1, layers + 1)]
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise config.error("layer_types", f"names {kind}; known are {FULL}, {SLIDING}")
+    return kinds
 
 
 def _shape(config: ModelConfig) -> ModelShape:

@@ -11,15 +11,18 @@ from typing import ClassVar
 import numpy as np
 
 from specops.models.convert.families.gated_decoder import (
+    FULL,
+    SLIDING,
     Float,
     GatedDecoder,
     LayerAttention,
     Norms,
+    attention_kinds,
+    text_config,
 )
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import Rotary, plain_rotary, rotary
 
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _LOCAL_TABLE = "local_"
 
 
@@ -35,7 +38,6 @@ class Gemma3(GatedDecoder):
         "max_position_embeddings": 131_072,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
-        "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     }
     optional_biases = ("attention_bias",)
@@ -54,16 +56,8 @@ class Gemma3(GatedDecoder):
         self.embedding_scale = self.shape.hidden_size**0.5
         self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
         local = LayerAttention(_LOCAL_TABLE, config.integer("sliding_window"))
-        kinds = {_GLOBAL: LayerAttention(), _LOCAL: local}
-        types = config.list_of(str, "layer_types", self.shape.num_layers)
-        if types is None:
-            pattern = config.integer("sliding_window_pattern")
-            numbers = range(1, self.shape.num_layers + 1)
-            types = [_LOCAL if number % pattern else _GLOBAL for number in numbers]
-        for kind in types:
-            if kind not in kinds:
-                raise config.error("layer_types", f"names {kind}; known are {', '.join(kinds)}")
-        self.layers = [kinds[kind] for kind in types]
+        kinds = attention_kinds(config, self.shape.num_layers, 6)
+        self.layers = [local if kind == SLIDING else LayerAttention() for kind in kinds]
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for global layers and one for local layers; only the global one is scaled."""
@@ -78,8 +72,8 @@ class Gemma3(GatedDecoder):
                 ),
             }
         return {  # transformers 5 has a section for each kind of layer
-            "": rotary(wide, size, positions, scaling=given.section(_GLOBAL)),
-            _LOCAL_TABLE: rotary(narrow, size, positions, scaling=given.section(_LOCAL)),
+            "": rotary(wide, size, positions, scaling=given.section(FULL)),
+            _LOCAL_TABLE: rotary(narrow, size, positions, scaling=given.section(SLIDING)),
         }
 
     def norm(self, stored: str) -> Float:
@@ -93,8 +87,5 @@ class Gemma3Multimodal(Gemma3):
     stem = "language_model.model"
 
     def __init__(self, config: ModelConfig) -> None:
-        text = config.section("text_config")
-        if text is None:
-            raise config.error("text_config", "is missing, and the export cannot do without it")
-        super().__init__(text)
+        super().__init__(text_config(config))
         self.ignored_tensors += ("*vision_tower.*", "*multi_modal_projector.*")

@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from specops.models.convert.families.family import Shapes
-from specops.models.convert.families.gated_decoder import GatedDecoder, LayerAttention, Norms
+from specops.models.convert.families.gated_decoder import (
+    FULL,
+    SLIDING,
+    GatedDecoder,
+    LayerAttention,
+    Norms,
+    attention_kinds,
+    text_config,
+)
 from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.rope import Rotary, rotary, trained_positions
+
+_VISION = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
+_LOCAL = "local_"  # the table of layers with a window
 
 
 class Llama(GatedDecoder):
@@ -26,6 +40,41 @@ class Mistral(GatedDecoder):
     defaults: ClassVar = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
     optional_biases = ()
     windowed = True
+
+
+class Ministral3(Mistral):
+    """Ministral 3: Mistral with YaRN; far queries are scaled up, as in Llama 4."""
+
+    name = "ministral3"
+    defaults: ClassVar = {
+        "max_position_embeddings": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+    }
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        scaling = config.section("rope_parameters") or config.section("rope_scaling")
+        beta = scaling.factor("llama_4_scaling_beta") if scaling else None
+        if scaling is None or beta is None:
+            return
+        context = self.shape.context_length
+        trained = trained_positions(context, scaling, config)
+        if context > trained:
+            times = np.arange(context, dtype=np.int64) // trained
+            self.query_factors = (1 + beta * np.log1p(times)).astype(np.float32)
+
+
+class Mistral3(Ministral3):
+    """The language model of Mistral Small 3.1 and 3.2 and of Ministral 3, which see images."""
+
+    name = "mistral3"
+    stem = "language_model.model"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(text_config(config))
+        self.ignored_tensors += _VISION
 
 
 class Qwen2(GatedDecoder):
@@ -52,6 +101,32 @@ class Qwen3(GatedDecoder):
     def __init__(self, config: ModelConfig) -> None:
         config.require_flag("use_sliding_window", False)
         super().__init__(config)
+
+
+class Qwen2VL(Qwen2):
+    """The language model of Qwen2-VL and Qwen2.5-VL; published configs do not set it apart."""
+
+    name = "qwen2_vl"
+    defaults: ClassVar = {**Qwen2.defaults, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(text_config(config) if "text_config" in config else config)
+        self.ignored_tensors += _VISION
+
+
+class Qwen3VL(Qwen3):
+    """The language model of Qwen3-VL, without experts."""
+
+    name = "qwen3_vl"
+    defaults: ClassVar = {
+        **Qwen3.defaults,
+        "max_position_embeddings": 128000,
+        "rope_theta": 500_000.0,
+    }
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(text_config(config))
+        self.ignored_tensors += _VISION
 
 
 class SmolLM3(GatedDecoder):
@@ -104,6 +179,103 @@ class OLMo2(GatedDecoder):
     width_norms = True
 
 
+class OLMo3(OLMo2):
+    """OLMo 3: OLMo 2 with a window in three layers of four; only the others scale the rotation."""
+
+    name = "olmo3"
+    defaults: ClassVar = {**OLMo2.defaults, "rope_theta": 500_000.0, "sliding_window": 4096}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        local = LayerAttention(
+            _LOCAL, config.with_defaults(self.defaults).integer("sliding_window")
+        )
+        kinds = attention_kinds(config, self.shape.num_layers, 4)
+        self.layers = [local if kind == SLIDING else LayerAttention() for kind in kinds]
+
+    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
+        """One table for each kind of layer; transformers 5 has a section for each."""
+        size, positions = self.shape.head_dim, self.shape.context_length
+        given = config.section("rope_parameters")
+        if given is None:
+            plain = config.without("rope_scaling")
+            return {"": rotary(config, size, positions), _LOCAL: rotary(plain, size, positions)}
+        return {
+            "": rotary(config, size, positions, scaling=given.section(FULL)),
+            _LOCAL: rotary(config, size, positions, scaling=given.section(SLIDING)),
+        }
+
+
+class Exaone4(GatedDecoder):
+    """EXAONE 4: norms of outputs and of heads; with a window, full layers do not rotate."""
+
+    name = "exaone4"
+    defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    optional_biases = ()
+    attention_norms = Norms("", "post_attention_layernorm")
+    feed_forward_norms = Norms("", "post_feedforward_layernorm")
+    head_norms = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if "sliding_window" in config:
+            local = LayerAttention("", config.integer("sliding_window"))
+            kinds = attention_kinds(config, self.shape.num_layers, 4)
+            self.layers = [local if kind == SLIDING else LayerAttention(None) for kind in kinds]
+
+
+class Ernie45(GatedDecoder):
+    """ERNIE 4.5 without experts: Llama that rotates pairs of neighbours."""
+
+    name = "ernie4_5"
+    defaults: ClassVar = {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    interleaved = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        biased = config.flag("use_bias", False)
+        super().__init__(config.with_defaults({"attention_bias": biased, "mlp_bias": biased}))
+
+
+class GLM4(GatedDecoder):
+    """GLM-4-0414: norms around each part; pairs of neighbours in half of each head are rotated."""
+
+    name = "glm4"
+    defaults: ClassVar = {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-07,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+    }
+    optional_biases = ("attention_bias",)
+    attention_norms = Norms("input_layernorm", "post_self_attn_layernorm")
+    feed_forward_norms = Norms("post_attention_layernorm", "post_mlp_layernorm")
+    interleaved = partial_rotary = True
+    up = ("mlp.gate_up_proj",)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.biased = [part for part in self.biased if part != "self_attn.o_proj"]
+
+    def projection_tensors(self) -> Shapes:
+        """Gate and up are one tensor."""
+        shapes = super().projection_tensors()
+        wide = 2 * self.feed_forward_size
+        return shapes | {"mlp.gate_up_proj.weight": (wide, self.shape.hidden_size)}
+
+    def gate_and_up(self, index: int, x: str) -> list[str]:
+        """Two products, each with a half of the fused tensor."""
+        return self.halves(index, x)
+
+
 class Phi3(GatedDecoder):
     """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and attention over a sliding window.
 
@@ -133,9 +305,4 @@ class Phi3(GatedDecoder):
 
     def gate_and_up(self, index: int, x: str) -> list[str]:
         """Two products, each with a half of the fused tensor."""
-        stored, wide = f"{self.layer(index)}.mlp.gate_up_proj.weight", self.feed_forward_size
-        rows = self.checkpoint.matrix_rows
-        return [
-            self.graph.linear(f"layers.{index}.{part}", x, rows(stored, start, stop))
-            for part, start, stop in (("gate", 0, wide), ("up", wide, 2 * wide))
-        ]
+        return self.halves(index, x)

@@ -56,10 +56,15 @@ class GgufRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, rows: slice) -> GgufRows:
-        """Some of the rows; nothing is read."""
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> GgufRows:
+        """Some of the rows, or rows in another order; nothing is read."""
         picked = copy(self)
-        picked._rows = self._rows[rows]
+        if isinstance(rows, slice):
+            picked._rows = self._rows[rows]
+        else:
+            found = np.arange(len(self._mapped)) if self._order is None else self._order
+            picked._order = found[self._rows.start : self._rows.stop][rows]
+            picked._rows = range(len(rows))
         return picked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
