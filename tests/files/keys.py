@@ -80,7 +80,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.attention.layer_norm_epsilon": (_NEEDED, _TAKEN),
     "{arch}.attention.causal": ("true", f"{_REFUSED}true"),
     "{arch}.attention.scale": ("1 / √`key_length`", "taken for `granite`; else refused unless 0"),
-    "{arch}.logit_scale": (f"{_NEEDED} (`granite`)", "taken for `granite`; else refused unless 1"),
+    "{arch}.attention.temperature_scale": ("0 (`mistral3`)", "taken for `mistral3`, with YaRN"),
+    "{arch}.logit_scale": (
+        f"{_NEEDED} (`granite`, `cohere2`)",
+        "taken for `granite` and `cohere2`; else refused unless 1",
+    ),
     "{arch}.residual_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.embedding_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.final_logit_softcapping": ("none", f"{_REFUSED}0"),
@@ -93,31 +97,56 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.rope.dimension_count_swa": ("`dimension_count`", f"{_REFUSED}the same"),
     "{arch}.attention.sliding_window": (
         "no window",
-        "taken for `gemma3`, for `phi3` and, as Mistral's, for `llama`, where llama.cpp has none; "
-        "else refused",
+        "taken for `gemma3`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as Mistral's, for `llama` "
+        "and `starcoder2`, where llama.cpp has none; else refused",
     ),
-    "{arch}.attention.sliding_window_pattern": ("6 (`gemma3`)", f"{_TAKEN}, a list of layers too"),
+    "{arch}.attention.sliding_window_pattern": (
+        "6 (`gemma3`), 4 (others)",
+        f"{_TAKEN}, a list of layers too",
+    ),
     "{arch}.rope.freq_base": ("10,000", _TAKEN),
-    "{arch}.rope.freq_base_swa": ("10,000 (`gemma3`)", _TAKEN),
-    "{arch}.rope.dimension_count": ("`key_length`", "taken for `phi3`; else refused unless that"),
-    "{arch}.rope.scaling.type": ("linear", "none, linear, longrope; refused if it is another"),
+    "{arch}.rope.freq_base_swa": (
+        "10,000 (`gemma3`), `freq_base` (others)",
+        "taken for `gemma3`; else refused unless the same",
+    ),
+    "{arch}.rope.dimension_count": (
+        "`key_length`",
+        "taken for `phi2`, `phi3` and `glm4`; else refused unless that",
+    ),
+    "{arch}.rope.dimension_sections": (
+        "none",
+        "`glm4` and `ernie4_5`: refused unless 0; else for images, which are not taken",
+    ),
+    "{arch}.rope.scaling.type": (
+        "linear",
+        "none, linear, yarn, longrope; refused if it is another",
+    ),
     "{arch}.rope.scaling.factor": ("`rope.scale_linear`", _TAKEN),
     "{arch}.rope.scale_linear": ("1", _TAKEN),
     "{arch}.rope.scaling.attn_factor": ("1", "taken for longrope; else refused unless 1"),
     "{arch}.rope.scaling.original_context_length": (
         "`context_length`",
-        "taken for longrope, which needs it",
+        "taken for longrope, which needs it, and for yarn",
     ),
+    **dict.fromkeys(
+        [f"{{arch}}.rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")],
+        ("32 and 1; read for `mistral3`", "taken for yarn"),
+    ),
+    "{arch}.rope.scaling.yarn_log_multiplier": ("0; read for `mistral3`", "taken for yarn"),
     "{arch}.rope.scaling.finetuned": ("true (`granite`)", "`granite`: refused unless true"),
     "{arch}.rope.scaling.alpha": ("none", _OTHERS),
     "{arch}.vocab_size": ("the tokens", f"{NOT_READ}the embedding's rows count"),
-    "{arch}.deepstack_mapping": ("none", f"{NOT_READ}for images, which are not taken"),
+    **dict.fromkeys(
+        ["{arch}.deepstack_mapping", "{arch}.n_deepstack_layers"],
+        ("none", f"{NOT_READ}for images, which are not taken"),
+    ),
     **dict.fromkeys(
         [
             f"{{arch}}.{name}"
             for name in (
                 *("expert_used_count", "expert_group_count", "expert_group_used_count"),
-                "expert_shared_feed_forward_length",
+                *("expert_shared_feed_forward_length", "expert_feed_forward_length"),
+                *("interleave_moe_layer_step", "leading_dense_block_count"),
             )
         ],
         ("0", _NO_EXPERTS),
@@ -180,16 +209,9 @@ KEYS: dict[str, tuple[str, str]] = {
         ("none", _EMBEDDERS),
     ),
 }
-_ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "smollm3",
-    "granite",
-    "olmo2",
-    "phi3",
-    "gpt2",
+_ARCHITECTURES = (  # the files of llama.cpp's source
+    *("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "gemma3", "smollm3", "granite"),
+    *("olmo2", "exaone4", "ernie4-5", "glm4", "cohere2", "starcoder2", "phi2", "phi3", "gpt2"),
 )
 _LONG = {"type": "longrope"} | {
     f"{kind}_factor": np.linspace(1.0, 2.0, 32).tolist() for kind in ("short", "long")

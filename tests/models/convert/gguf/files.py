@@ -30,15 +30,28 @@ _STEPS[Kind.IQ4_XS] = 5e-5
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen2vl": gguf.MODEL_ARCH.QWEN2VL,
+    "qwen3vl": gguf.MODEL_ARCH.QWEN3VL,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "phi": gguf.MODEL_ARCH.PHI2,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
+
+
+_WINDOWED = (*("phi3", "mistral", "gemma3_text", "olmo3", "exaone4", "cohere2", "starcoder2"),)
 
 
 def stored_tensors(folder: Path) -> dict[str, Array]:
@@ -82,7 +95,7 @@ def straight(weights: Array, heads: int) -> Array:
 
 def heads_of(config: dict[str, Any], name: str) -> int:
     """The number of heads whose rows a file interleaves; 0 if it does not."""
-    if config["model_type"] not in ("llama", "mistral", "smollm3", "granite"):
+    if config["model_type"] not in ("llama", "mistral", "ministral3", "smollm3", "granite"):
         return 0
     part = name.split(".")[-2]
     return {
@@ -106,7 +119,7 @@ def write_gguf(
     The folder `dequantized` becomes the same checkpoint with the weights of the file.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = _ARCHITECTURES[config["model_type"]]
+    architecture = _ARCHITECTURES[config.get("gguf") or config["model_type"]]
     tensors = stored_tensors(folder)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(architecture, layers)
@@ -165,25 +178,56 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("norm_epsilon") or config["layer_norm_eps"])
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    writer.add_rope_freq_base(scaling.get("rope_theta") or config["rope_theta"])
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
     writer.add_key_length(head)
     writer.add_value_length(head)
-    if config.get("sliding_window") and config["model_type"] in ("phi3", "mistral", "gemma3_text"):
+    if config.get("sliding_window") and config["model_type"] in _WINDOWED:
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] in ("olmo3", "exaone4", "cohere2"):
+        local = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(local)
+    _write_layers(writer, config)
     if config["model_type"] == "granite":
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "yarn":
+        _write_yarn(writer, scaling)
     if scaling.get("type") == "longrope":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
         for kind in ("long", "short"):
             factors = np.array(scaling[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Settings of some architectures."""
+    if "mrope_section" in config:
+        writer.add_rope_dimension_sections([*config["mrope_section"], 0])
+    if config["model_type"] == "cohere2":
+        writer.add_logit_scale(config["logit_scale"])
+
+
+def _write_yarn(writer: GGUFWriter, scaling: dict[str, Any]) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(scaling["factor"])
+    writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+    if "attention_factor" in scaling:
+        writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
+    if "mscale_all_dim" in scaling:
+        writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
+    if "llama_4_scaling_beta" in scaling:
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
 
 
 def write_tokenizer(

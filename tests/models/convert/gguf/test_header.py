@@ -176,7 +176,7 @@ def refusal(
     ("key", "add", "value", "message"),
     [
         ("llama.expert_count", "uint32", 8, "is 8; this cannot be exported"),
-        ("llama.rope.scaling.type", "string", "yarn", "is yarn; only none, linear and"),
+        ("llama.rope.scaling.type", "string", "su", "is su; only none, linear, yarn and"),
         ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
         ("llama.attention.value_length", "uint32", 32, "must be the keys', 64"),
         ("llama.logit_scale", "float32", 8.0, "is 8.0; this cannot be exported"),
@@ -196,7 +196,7 @@ def test_settings_that_cannot_be_drawn(
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     said = refusal(tmp_path, lambda writer: None, "llama", "mamba")
-    known = "known are llama, qwen2, smollm3, granite, qwen3, "
+    known = "known are llama, mistral3, qwen2, qwen2vl, smollm3, "
     assert f"is mamba, which cannot be exported; {known}" in said
 
 

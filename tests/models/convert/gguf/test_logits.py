@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.convert import ExportedModel, Quantization, export_checkpoint
+from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.runtime import kernels
 from tests.checkpoints import (
     make_gpt2_checkpoint,
@@ -50,6 +50,10 @@ GEMMA3 = {
     "layers": 6,
     "config": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window_pattern": 6},
 }
+HEADS: dict[str, Any] = {"config": {"head_dim": 64}}
+# The language models of models that see images, which have architectures of their own in files.
+MROPE_2 = {"gguf": "qwen2vl", "mrope_section": [16, 24, 24]}
+MROPE_3 = {"gguf": "qwen3vl", "mrope_section": [24, 20, 20], "head_dim": 64}
 LONG_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_scaling": {
@@ -136,6 +140,16 @@ def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
         (partial(make_relative_checkpoint, kind="granite"), by_part(HALF, Kind.Q8_0)),
         (partial(make_relative_checkpoint, kind="olmo2"), by_part({}, Kind.Q8_0)),
         (partial(make_relative_checkpoint, kind="gemma3_text", **GEMMA3), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="olmo3", **HEADS), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="exaone4", **HEADS), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="ernie4_5", **HEADS), by_part(HALF, Kind.Q4_1)),
+        (partial(make_relative_checkpoint, kind="glm4", **HEADS), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="ministral3", **HEADS), by_part(HALF, Kind.Q5_1)),
+        (partial(make_relative_checkpoint, kind="cohere2"), by_part(HALF, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="starcoder2"), by_part(HALF, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="phi", kv_heads=4), by_part(HALF, Kind.Q8_0)),
+        (partial(make_qwen2_checkpoint, config=MROPE_2), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="qwen3", config=MROPE_3), by_part({}, Kind.Q8_0)),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
         (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],
@@ -239,6 +253,27 @@ def test_a_factor_of_the_rotation_is_read_as_llama_cpp_does(
     model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
     tables = [constants(graph)["cos_cache"] for graph in (model, plain)]
     np.testing.assert_allclose(*tables, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "message"),
+    [
+        ("glm4", "glm4.rope.dimension_sections", [8, 12, 12, 0], "must be 0 or absent"),
+        ("exaone4", "exaone4.rope.freq_base_swa", 5000.0, "must be the same as"),
+        ("olmo3", "olmo2.rope.scaling.attn_factor", 2.0, "is 2.0; this cannot be exported"),
+    ],
+)
+def test_settings_of_an_architecture_that_no_family_draws(
+    kind: str, key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    source = make_relative_checkpoint(tmp_path / "source", kind=kind, **{**SIZES, **HEADS})
+
+    def change(writer: GGUFWriter) -> None:
+        (writer.add_array if isinstance(value, list) else writer.add_float32)(key, value)
+
+    file = write_gguf(source, tmp_path / "m.gguf", lambda _: Kind.Q8_0, change=change)
+    with pytest.raises(ExportError, match=message):
+        export_checkpoint(file, tmp_path / "own", quantization=None)
 
 
 @pytest.mark.parametrize("pattern", [[True, False, True], 0, None])

@@ -30,20 +30,41 @@ _NORMS_AFTER = {
     "post_attention_norm": ".post_attention_layernorm",
     "post_ffw_norm": ".post_feedforward_layernorm",
 }
-_BEFORE_PARTS = ("attn_norm", "ffn_norm")
+_ONLY_AFTER = {
+    **{part: name for part, name in _SPLIT.items() if part not in ("attn_norm", "ffn_norm")},
+    **_HEAD_NORMS,
+    **_NORMS_AFTER,
+}
 _NAMES = {  # names with a dot in front belong to a layer
-    **dict.fromkeys(("llama", "qwen2", "smollm3", "granite"), _SPLIT),
-    "qwen3": _SPLIT | _HEAD_NORMS,
+    **dict.fromkeys(
+        ("llama", "mistral3", "qwen2", "qwen2vl", "smollm3", "granite", "ernie4_5"), _SPLIT
+    ),
+    **dict.fromkeys(("qwen3", "qwen3vl"), _SPLIT | _HEAD_NORMS),
     "gemma3": {
         **_SPLIT,
         **_HEAD_NORMS,
         **_NORMS_AFTER,
         "ffn_norm": ".pre_feedforward_layernorm",
     },
-    "olmo2": {
-        **{part: name for part, name in _SPLIT.items() if part not in _BEFORE_PARTS},
-        **_HEAD_NORMS,
-        **_NORMS_AFTER,
+    **dict.fromkeys(("olmo2", "exaone4"), _ONLY_AFTER),
+    "glm4": {
+        **{part: name for part, name in _SPLIT.items() if part != "ffn_gate"},
+        "ffn_up": ".mlp.gate_up_proj",
+        "post_attention_norm": ".post_self_attn_layernorm",
+        "post_ffw_norm": ".post_mlp_layernorm",
+    },
+    "cohere2": {part: name for part, name in _SPLIT.items() if part != "ffn_norm"},
+    "starcoder2": {
+        **{part: name for part, name in _SPLIT.items() if part != "ffn_gate"},
+        "ffn_up": ".mlp.c_fc",
+        "ffn_down": ".mlp.c_proj",
+    },
+    "phi2": {
+        **{part: name for part, name in _SPLIT.items() if part not in ("ffn_norm", "ffn_gate")},
+        "output_norm": "model.final_layernorm",
+        "attn_output": ".self_attn.dense",
+        "ffn_up": ".mlp.fc1",
+        "ffn_down": ".mlp.fc2",
     },
     "phi3": {**_GATED, "attn_qkv": ".self_attn.qkv_proj", "ffn_up": ".mlp.gate_up_proj"},
     "gpt2": {
@@ -61,16 +82,37 @@ _NAMES = {  # names with a dot in front belong to a layer
 }
 _CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2vl": "Qwen2ForCausalLM",  # images are in a file of their own
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3vl": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "phi2": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-_INTERLEAVED = ("llama", "smollm3", "granite")  # pairs of neighbours are rotated
+# Rows of q and k are interleaved in a file, and not in transformers.
+_INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
+_INTERLEAVED_IN_BOTH = ("glm4", "ernie4_5", "cohere2")
+_LAYER_NORMS = {  # the key of a config.json with the epsilon
+    "cohere2": "layer_norm_eps",
+    "phi2": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+}
+_OPTIONAL_BIASES = (
+    *("llama", "granite", "smollm3", "qwen3", "qwen3vl", "olmo2", "ernie4_5", "glm4", "mistral3"),
+)
+_PARTIAL_ROTARY = ("phi3", "phi2", "glm4")
+_WINDOWS = ("olmo2", "exaone4", "cohere2")  # of some layers
 _LAYERS = {"gpt2": "transformer.h"}
 _NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 # Keys of settings that no family draws, and their allowed values.
@@ -102,6 +144,8 @@ _GRANITE = {
     "{arch}.residual_scale": "residual_multiplier",
     "{arch}.attention.scale": "attention_multiplier",
 }
+_DRAWN = {"granite": _GRANITE, "cohere2": ("{arch}.logit_scale",)}
+_SECTIONS = "{arch}.rope.dimension_sections"
 _GEMMA3_27B = 62  # layers of the one model with another scale of scores
 _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
@@ -125,12 +169,14 @@ def check_architecture(metadata: Metadata) -> None:
             f"is {metadata.architecture}, which cannot be exported; known are {', '.join(_NAMES)}",
         )
     for key, allowed in _NEUTRAL.items():
-        drawn = metadata.architecture == "granite" and key in _GRANITE
-        if not drawn:
+        if key not in _DRAWN.get(metadata.architecture, ()):
             _neutral(metadata, key, allowed)
     for key, other in _REPEATED.items():
         if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
             raise metadata.error(key, f"must be the same as {other}, or absent")
+    sections = _SECTIONS in metadata and any(metadata.listed(_SECTIONS, int))
+    if sections and metadata.architecture in _INTERLEAVED_IN_BOTH:  # those of GLM-4V are not
+        raise metadata.error(_SECTIONS, "must be 0 or absent")
     if metadata.architecture == "granite":  # its switch for rotation; it tells nothing elsewhere
         _neutral(metadata, "{arch}.rope.scaling.finetuned", (True,))
 
@@ -231,32 +277,45 @@ def _gated(
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
-        "rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
+        **_epsilon(metadata),
         "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
         "rope_scaling": _scaling(metadata, factors),
     }
-    if metadata.architecture in ("llama", "granite", "smollm3", "qwen3", "olmo2"):
+    if metadata.architecture in _OPTIONAL_BIASES:
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         config["attention_output_bias"] = "blk.0.attn_output.bias" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    window = metadata.optional_integer("{arch}.attention.sliding_window")
-    if metadata.architecture == "phi3":
-        config["sliding_window"] = window or None
-    elif metadata.architecture == "gemma3":
-        config |= _gemma3(metadata, config)
-    elif metadata.architecture == "llama" and window:
-        config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-    elif window:
-        raise metadata.error("{arch}.attention.sliding_window", f"is {window}; it must be absent")
+    config |= _windows(metadata, config)
+    if metadata.architecture == "starcoder2":
+        config["use_bias"] = "blk.0.attn_q.bias" in tensors
     if metadata.architecture == "granite":
         usual = {"attention_multiplier": head_dim**-0.5 if head_dim else 1}
         for key, name in _GRANITE.items():  # 0 means the same as an absent key
             given = key in metadata and metadata.raw(key) != 0
             config[name] = metadata.number(key) if given else usual.get(name, 1.0)
+    if metadata.architecture == "cohere2":
+        config["logit_scale"] = metadata.number("{arch}.logit_scale")
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
-    if rotated != head_dim:
+    if rotated != head_dim or metadata.architecture in _PARTIAL_ROTARY:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
     return config
+
+
+def _windows(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """The windows of attention, and what else differs between layers."""
+    key, architecture = "{arch}.attention.sliding_window", metadata.architecture
+    window = metadata.optional_integer(key)
+    if architecture in ("phi3", "starcoder2"):
+        return {"sliding_window": window or None}
+    if architecture == "gemma3":
+        return _gemma3(metadata, config)
+    if not window:
+        return {}
+    if architecture in _WINDOWS:
+        return _window(metadata, window, 4)
+    if architecture == "llama":
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    raise metadata.error(key, f"is {window}; it must be absent")
 
 
 def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -269,14 +328,34 @@ def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
         "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
     }
     window = metadata.integer("{arch}.attention.sliding_window", 0)
-    pattern = "{arch}.attention.sliding_window_pattern"
     if not window:  # all layers are global
         return found | {"sliding_window_pattern": 1}
-    found["sliding_window"] = window
+    return found | _window(metadata, window, 6)
+
+
+def _window(metadata: Metadata, window: int, usual: int) -> dict[str, Any]:
+    """The window and the layers that have one; without a pattern all but each `usual`th."""
+    found: dict[str, Any] = {"sliding_window": window}
+    if metadata.architecture == "olmo2":
+        found["architectures"] = ["Olmo3ForCausalLM"]
+    if metadata.architecture != "gemma3":  # llama.cpp could rotate these layers by another base
+        base = "{arch}.rope.freq_base_swa"
+        usual_base = metadata.number("{arch}.rope.freq_base", 10_000.0)
+        if metadata.number(base, usual_base) != usual_base:
+            raise metadata.error(base, "must be the same as {arch}.rope.freq_base, or absent")
+    pattern = "{arch}.attention.sliding_window_pattern"
     if pattern in metadata and isinstance(metadata.raw(pattern), list):
         kinds = {True: "sliding_attention", False: "full_attention"}
         return found | {"layer_types": [kinds[local] for local in metadata.listed(pattern, bool)]}
-    return found | {"sliding_window_pattern": metadata.integer(pattern, 6)}
+    return found | {"sliding_window_pattern": metadata.integer(pattern, usual)}
+
+
+def _epsilon(metadata: Metadata) -> dict[str, float]:
+    kind = "layer_norm_rms_epsilon"
+    key = _LAYER_NORMS.get(metadata.architecture)
+    if key is not None:
+        kind = "layer_norm_epsilon"
+    return {key or "rms_norm_eps": metadata.number(f"{{arch}}.attention.{kind}")}
 
 
 def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
@@ -294,8 +373,12 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
         if strength in metadata:
             scaling["attention_factor"] = metadata.number(strength)
         return scaling
+    if kind == "yarn" and not factors:
+        return _yarn(metadata)
     if kind not in ("none", "linear"):
-        raise metadata.error(key, f"is {kind}; only none, linear and longrope can be exported")
+        raise metadata.error(
+            key, f"is {kind}; only none, linear, yarn and longrope can be exported"
+        )
     _neutral(metadata, strength, (0, 1))
     factor = _linear_factor(metadata) if kind == "linear" else 1.0
     if factors and "factors" not in factors:
@@ -305,9 +388,37 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
     return None if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
+def _yarn(metadata: Metadata) -> dict[str, Any]:
+    """YaRN's parameters; llama.cpp writes the factor of queries and keys under two names."""
+    scaling = "{arch}.rope.scaling"
+    trained = metadata.integer("{arch}.context_length")
+    found: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": _linear_factor(metadata),
+        "original_max_position_embeddings": metadata.integer(
+            f"{scaling}.original_context_length", trained
+        ),
+        "attention_factor": _given(metadata, f"{scaling}.yarn_attn_factor"),
+        "beta_fast": _given(metadata, f"{scaling}.yarn_beta_fast"),
+        "beta_slow": _given(metadata, f"{scaling}.yarn_beta_slow"),
+    }
+    _neutral(metadata, f"{scaling}.yarn_ext_factor", (-1, 1))
+    _neutral(metadata, f"{scaling}.attn_factor", (0, 1))
+    if all_dim := _given(metadata, f"{scaling}.yarn_log_multiplier"):
+        found |= {"mscale": 1.0, "mscale_all_dim": all_dim}
+    if metadata.architecture == "mistral3":
+        found["llama_4_scaling_beta"] = _given(metadata, "{arch}.attention.temperature_scale")
+    return found
+
+
+def _given(metadata: Metadata, key: str) -> float | None:
+    """A number; 0 means the same as an absent key."""
+    return metadata.number(key) if key in metadata and metadata.raw(key) != 0 else None
+
+
 def _linear_factor(metadata: Metadata) -> float:
     """By how much positions are divided; 0 means the same as an absent key."""
     for key in ("{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"):  # the second one is old
         if key in metadata:
-            return 1.0 if metadata.raw(key) == 0 else metadata.number(key)
+            return _given(metadata, key) or 1.0
     return 1.0
