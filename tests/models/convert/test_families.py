@@ -392,6 +392,14 @@ def test_the_language_model_of_a_multimodal_model_is_exported(tmp_path: Path) ->
         assert found.read_bytes() == wanted.read_bytes()
 
 
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 64,
+}
 QWEN_VISION = {"depth": 1, "num_heads": 2, "hidden_size": 64}
 MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
 MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
@@ -413,18 +421,17 @@ MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
         {"config": {"rope_scaling": {**MROPE, "type": "default", "mrope_section": [6, 5, 5]}}},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
+    "mistral3 small": (
+        "Mistral3ForConditionalGeneration",
+        partial(make_relative_checkpoint, kind="mistral"),
+        {},
+        PIXTRAL,
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         partial(make_relative_checkpoint, kind="ministral3"),
         {"config": {"tie_word_embeddings": True}},
-        {
-            "model_type": "pixtral",
-            "hidden_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "head_dim": 32,
-            "intermediate_size": 64,
-        },
+        PIXTRAL,
     ),
 }
 
@@ -438,6 +445,7 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
     architecture, make, options, vision = MULTIMODAL[kind]
     alone = make(tmp_path / "alone", vocab=VOCAB, **options)
     text = json.loads((alone / "config.json").read_text())
+    kind = kind.partition(" ")[0]
     settings = {"architectures": [architecture], "model_type": kind, "vision_config": vision}
     if kind.startswith("qwen2"):
         settings = {**text, **settings}
@@ -456,6 +464,20 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
     save_file(stored, tmp_path / "source/model.safetensors")
     model = export(tmp_path, "fp32")
     assert_same(opened(model).step(0, TOKENS), transformers_logits(tmp_path / "source", TOKENS))
+
+
+@pytest.mark.reference
+def test_olmo_3_is_read_as_transformers_5_writes_it(tmp_path: Path) -> None:
+    """With a rotation for each kind of layer, and the usual layers where none are named."""
+    rotations = {
+        "full_attention": {**YARN, "rope_theta": 2e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = {"rope_theta": None, "rope_scaling": None, "layer_types": None}
+    source = make_relative_checkpoint(tmp_path / "source", kind="olmo3", layers=4, vocab=VOCAB)
+    edit_config(source, **config, rope_parameters=rotations)
+    model = export(tmp_path, "fp32")
+    assert_same(opened(model).step(0, TOKENS), transformers_logits(source, TOKENS))
 
 
 @pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])

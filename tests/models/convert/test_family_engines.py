@@ -24,6 +24,16 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] 
         {"kind": "gemma3_text", "config": {"tie_word_embeddings": False}},
         {"kind": "gemma3_text", "config": {"tie_word_embeddings": False, "sliding_window": 16}},
     ),
+    "ministral3": (
+        make_relative_checkpoint,
+        {"kind": "ministral3", "config": {"tie_word_embeddings": False}},
+        {"kind": "ministral3", "config": {"tie_word_embeddings": False}},
+    ),
+    "cohere2": (
+        make_relative_checkpoint,
+        {"kind": "cohere2", "config": {"tie_word_embeddings": False}},
+        {"kind": "cohere2", "config": {"tie_word_embeddings": False}},
+    ),
     "opt-350m": (make_opt_checkpoint, {"projection": 64, "norm_before": False}, {"prefix": ""}),
     "gpt2": (make_gpt2_checkpoint, {"prefix": "transformer."}, {}),
 }

@@ -70,10 +70,13 @@ class Mistral3(Ministral3):
     """The language model of Mistral Small 3.1 and 3.2 and of Ministral 3, which see images."""
 
     name = "mistral3"
+    defaults: ClassVar = Mistral.defaults
     stem = "language_model.model"
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(text_config(config))
+        text = text_config(config)
+        newer = text.text("model_type", Mistral.name) == Ministral3.name
+        super().__init__(text.with_defaults(Ministral3.defaults if newer else {}))
         self.ignored_tensors += _VISION
 
 
