@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"))
 _LOGITS, _HIDDEN = "logits", "hidden"
 _HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
-_POSITIONS = "position_ids"  # only of models that learn a vector per position
+_POSITIONS = "position_ids"  # only of models with a table of positions
 _MOST_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
 

@@ -4,7 +4,7 @@ A family calls these methods in the order of its forward pass. Each weight is qu
 as soon as it is drawn, so only a slab of it is in memory at a time.
 
 Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, `position_ids`
-[batch, sequence] int64 if positions are learned, and `past_key_values.{l}.key|value`
+[batch, sequence] int64 if a table has a row for each position, and `past_key_values.{l}.key|value`
 [batch, kv_heads, capacity, head] float32. Outputs: `logits` [batch, sequence, vocab] float32 and
 `present.{l}.key|value`, which are meant to share the buffers of the past. The mask may have zeros
 on the right, so that its shape can stay the same between steps.
