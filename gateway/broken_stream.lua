@@ -6,20 +6,23 @@
 local EOT = '\4'
 local MESSAGE = 'the replica that wrote this answer is gone; ask again'
 local OPENAI = 'data: {"error":{"message":"%s","type":"server_error","param":null,"code":"replica_gone"}}\n\n'
-local ANTHROPIC = 'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"%s"}}\n\n'
+local ANTHROPIC = 'event: error\n'
+  .. 'data: {"type":"error","error":{"type":"api_error","message":"%s"},"request_id":%s}\n\n'
 local OLLAMA = '{"error":"%s"}\n'
 
 function envoy_on_request(handle)
   local path = handle:headers():get(':path')
   local event = path:find('^/api/') and OLLAMA or path:find('^/v1/messages') and ANTHROPIC or OPENAI
-  handle:streamInfo():dynamicMetadata():set('broken_stream', 'event', event:format(MESSAGE))
+  handle:streamInfo():dynamicMetadata():set('broken_stream', 'event', event)
 end
 
 function envoy_on_response(handle)
   local headers = handle:headers()
   if not headers:get('x-specops-unframed') then return end
   headers:remove('x-specops-unframed')
+  local id = headers:get('x-request-id') -- visible ASCII, as a replica answers with
   local event = handle:streamInfo():dynamicMetadata():get('broken_stream').event
+  event = event:format(MESSAGE, id and '"' .. id:gsub('[\\"]', '\\%0') .. '"' or 'null')
   local last = ''
   for chunk in handle:bodyChunks() do
     local length = chunk:length()

@@ -143,6 +143,8 @@ class Fake:
                 elif fake.streamed is not None:
                     self.send_response(200)
                     self.send_header(*(part.decode() for part in UNFRAMED))
+                    for header in fake.headers.items():
+                        self.send_header(*header)
                     self.end_headers()
                     self.wfile.write(fake.streamed)
                 elif not fake.broken:

@@ -13,12 +13,14 @@ import pytest
 
 from specops.http.errors import ApiError
 from specops.http.sse import WHOLE
+from specops.system import logs
 from tests.gateway.running import Fake, Row, row
 from tests.stack import queries
 from tests.waiting import answers, wait
 
 EJECTIONS = "envoy_cluster_outlier_detection_ejections_enforced_total"
 SESSION = {"X-Session-ID": "7"}
+STRANGE_ID = 'r-"1\\'  # of a request
 EVENTS = b"data: 1\n\ndata: 2\n\n"
 
 
@@ -156,13 +158,15 @@ def test_a_stream_that_breaks_off_ends_with_the_protocols_error(
     three: Row, path: str, cut: bytes
 ) -> None:
     for fake in three.fakes:
-        fake.streamed = cut
+        fake.streamed, fake.headers = cut, {"X-Request-ID": STRANGE_ID}
     answer = three.post(path=path)
     assert answer.status_code == 200
     message = "the replica that wrote this answer is gone; ask again"
     gone = ApiError(500, message, code="replica_gone")
     told = answer.content.removeprefix(cut)
+    token = logs.request_id.set(STRANGE_ID)
     assert told == (b"" if cut is EVENTS else b"\n\n") + gone.event(path)
+    logs.request_id.reset(token)
     assert sum(asked(three)) == 1
 
 
