@@ -37,6 +37,7 @@ ALLOWED = 0.025  # seconds
 PERIOD = 0.004
 SHOWN = 5
 CLIENTS = 2
+PATIENCE = 400.0  # seconds for an answer: longer than the service takes for any
 IDLE_SECONDS = 10.0
 FEW = 1000  # bodies by default
 
@@ -91,7 +92,7 @@ async def send(port: int, bodies: Sequence[Costly]) -> list[tuple[float, float, 
     left, sent = iter(bodies), []
 
     async def client() -> None:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as http:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=PATIENCE) as http:
             for body in left:
                 start = time.monotonic()
                 headers = {"content-type": "application/json"}

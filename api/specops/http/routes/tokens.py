@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import prompt_tokens
@@ -22,7 +27,9 @@ from specops.http.schemas.tokens import (
     TokenPiece,
 )
 from specops.http.state import AppState, State
+from specops.text.json_values import dumps
 
+_PART = 1 << 12  # tokens that are written at once
 _RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
 
@@ -31,18 +38,29 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
     """Encode a text."""
     engine = _engine(body, request, state)
-    headers = ignored_header(request)
 
-    def answer() -> Response:
+    def spelled() -> tuple[Sequence[int], dict[int, bytes]]:
         tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
-        if not body.with_pieces:
-            return json_answer(TokenizeResponse(tokens=list(tokens)), headers)
-        return json_answer(
-            TokenizeResponse.model_construct(tokens=[_piece(engine, token) for token in tokens]),
-            headers,
-        )
+        texts: dict[int, bytes] = {}
+        for token in tokens:
+            if token not in texts:
+                texts[token] = dumps(_piece(engine, token) if body.with_pieces else token)
+        return tokens, texts
 
-    return await computed_aside(answer, len(body.content), state.settings)
+    tokens, texts = await computed_aside(spelled, len(body.content), state.settings)
+
+    async def written() -> AsyncIterator[bytes]:
+        # In parts: a text of 1 MiB may have 500,000 pieces, an answer of 12 MB.
+        yield b'{"tokens":['
+        for start in range(0, len(tokens), _PART):
+            part = b",".join([texts[token] for token in tokens[start : start + _PART]])
+            yield b"," + part if start else part
+            await asyncio.sleep(0)  # a fast client never makes the server wait
+        yield b"]}"
+
+    return StreamingResponse(
+        written(), headers=ignored_header(request), media_type="application/json"
+    )
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
@@ -71,7 +89,7 @@ def _engine(body: Body, request: Request, state: AppState) -> Engine:
     return state.service.engine
 
 
-def _piece(engine: Engine, token: int) -> TokenPiece:
+def _piece(engine: Engine, token: int) -> dict[str, Any]:
     text, encoded = engine.tokenizer.spelling(token)
     whole = text.encode() == encoded
-    return TokenPiece(id=token, piece=text if whole else list(encoded))
+    return TokenPiece(id=token, piece=text if whole else list(encoded)).model_dump()
