@@ -21,6 +21,7 @@ def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
+    """A browser. Playwright's event loop runs as long: packages with it have no async tests."""
     try:
         with launched() as started:
             yield started
