@@ -322,10 +322,10 @@ class _Problem:
         """How far a type fitted: the one that was meant fits furthest."""
         place = self.place
         index = next((name for name in reversed(place) if isinstance(name, int)), 0)
-        return len(place), index, not self.is_of_type
+        return len(place), index, not self.is_of_another_type
 
     @property
-    def is_of_type(self) -> bool:
+    def is_of_another_type(self) -> bool:
         """Whether the value is of another type altogether."""
         return str(self.problem["type"]).endswith("_type")
 
@@ -351,7 +351,7 @@ def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
     if len(tried) < 2:
         return [problem for group in found.values() for problem in group]
     best = max(tried, key=lambda group: max(problem.progress for problem in group))
-    if all(len(group) == 1 and group[0].is_of_type for group in tried):
+    if all(len(group) == 1 and group[0].is_of_another_type for group in tried):
         # None fits at all: all of them are told.
         words = dict.fromkeys(group[0].message.removeprefix(_SHOULD_BE) for group in tried)
         best[0].message = _SHOULD_BE + " or ".join(words)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,13 @@ def special_texts(folder: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for content in _settings(folder):
-        texts = {name: _text(content.get(name)) for name in _NAMES}
-        found |= {name: text for name, text in texts.items() if text}
+        found |= texts_by_role(content)
     return found
+
+
+def texts_by_role(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens that a file's content gives a role."""
+    return {name: text for name in _NAMES if (text := _text(content.get(name)))}
 
 
 def add_missing(tokenizer: Tokenizer, folder: Path) -> None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from specops.text.added_tokens import CONFIG, texts_by_role
 from specops.text.template_process import (
     SHARED,
     TemplateLimitExceeded,
@@ -26,15 +27,11 @@ from specops.text.tools.probe import traits_of
 from specops.text.tools.prompt import TemplateTraits, for_template
 
 log = logging.getLogger(__name__)
-
 _FILE, _TOOLS_FILE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 SYSTEM_FILE = "system.txt"
 NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
-_CONFIG = "tokenizer_config.json"
 _NAME, _TOOLS_NAME = "default", "tool_use"  # names, if a model has several templates
 _PROBE = "specops-probe-7c1e"
-log = logging.getLogger(__name__)
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class ChatTemplateError(ValueError):
@@ -89,11 +86,11 @@ class ChatTemplate:
             ChatTemplateError: the template cannot be used.
         """
         try:
-            config = json.loads(_read(folder / _CONFIG) or "{}")
+            config = json.loads(_read(folder / CONFIG) or "{}")
             own = config.get("chat_template")
             tools_source = _read(folder / _TOOLS_FILE) or _named(own, _TOOLS_NAME)
             source = _read(folder / _FILE) or _named(own, _NAME) or tools_source
-            tokens = {name: text for name in _TOKENS if (text := _text(config.get(name)))}
+            tokens = texts_by_role(config)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error
         if not source:
@@ -299,9 +296,3 @@ def _named(value: Any, name: str) -> str:
     elif name != _NAME:
         value = None
     return value if isinstance(value, str) else ""
-
-
-def _text(token: Any) -> str:
-    """Return the text of a special token, which the file spells as a string or as an object."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
