@@ -333,8 +333,10 @@ def stacked(orders: list[Order]) -> Order:
     return np.concatenate([start + order for start, order in zip(starts, orders, strict=False)])
 
 
-def attention_kinds(config: ModelConfig, layers: int, usual: int) -> list[str]:
-    """`FULL` or `SLIDING` for each layer.
+def windowed_layers(
+    config: ModelConfig, layers: int, local: LayerAttention, full: LayerAttention, usual: int
+) -> list[LayerAttention]:
+    """The attention of each layer, where some have a window.
 
     Without `layer_types` one in `sliding_window_pattern` layers is full, by default in `usual`.
     Raises ExportError for another kind.
@@ -342,11 +344,11 @@ def attention_kinds(config: ModelConfig, layers: int, usual: int) -> list[str]:
     kinds = config.list_of(str, "layer_types", layers)
     if kinds is None:
         pattern = config.integer("sliding_window_pattern", usual)
-        return [SLIDING if number % pattern else FULL for number in range(1, layers + 1)]
+        return [local if number % pattern else full for number in range(1, layers + 1)]
     for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise config.error("layer_types", f"names {kind}; known are {FULL}, {SLIDING}")
-    return kinds
+    return [local if kind == SLIDING else full for kind in kinds]
 
 
 def _shape(config: ModelConfig) -> ModelShape:

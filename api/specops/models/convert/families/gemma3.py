@@ -17,8 +17,8 @@ from specops.models.convert.families.gated_decoder import (
     GatedDecoder,
     LayerAttention,
     Norms,
-    attention_kinds,
     text_config,
+    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import Rotary, plain_rotary, rotary
@@ -56,8 +56,8 @@ class Gemma3(GatedDecoder):
         self.embedding_scale = self.shape.hidden_size**0.5
         self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
         local = LayerAttention(_LOCAL_TABLE, config.integer("sliding_window"))
-        kinds = attention_kinds(config, self.shape.num_layers, 6)
-        self.layers = [local if kind == SLIDING else LayerAttention() for kind in kinds]
+        layers = self.shape.num_layers
+        self.layers = windowed_layers(config, layers, local, LayerAttention(), 6)
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for global layers and one for local layers; only the global one is scaled."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from specops.models.convert.families.gated_decoder import (
-    SLIDING,
     GatedDecoder,
     LayerAttention,
     Norms,
-    attention_kinds,
+    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 
@@ -41,8 +40,8 @@ class Cohere2(GatedDecoder):
         config.require_flag("use_qk_norm", False)
         self.logit_scale = config.number("logit_scale", 0.0625)
         local = LayerAttention("", config.integer("sliding_window"))
-        kinds = attention_kinds(config, self.shape.num_layers, 4)
-        self.layers = [local if kind == SLIDING else LayerAttention(None) for kind in kinds]
+        layers = self.shape.num_layers
+        self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
 
 
 class Starcoder2(GatedDecoder):

@@ -16,8 +16,8 @@ from specops.models.convert.families.gated_decoder import (
     GatedDecoder,
     LayerAttention,
     Norms,
-    attention_kinds,
     text_config,
+    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import Rotary, rotary, trained_positions
@@ -193,8 +193,8 @@ class OLMo3(OLMo2):
         local = LayerAttention(
             _LOCAL, config.with_defaults(self.defaults).integer("sliding_window")
         )
-        kinds = attention_kinds(config, self.shape.num_layers, 4)
-        self.layers = [local if kind == SLIDING else LayerAttention() for kind in kinds]
+        layers = self.shape.num_layers
+        self.layers = windowed_layers(config, layers, local, LayerAttention(), 4)
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for each kind of layer; transformers 5 has a section for each."""
@@ -223,8 +223,8 @@ class Exaone4(GatedDecoder):
         super().__init__(config)
         if "sliding_window" in config:
             local = LayerAttention("", config.integer("sliding_window"))
-            kinds = attention_kinds(config, self.shape.num_layers, 4)
-            self.layers = [local if kind == SLIDING else LayerAttention(None) for kind in kinds]
+            layers = self.shape.num_layers
+            self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
 
 
 class Ernie45(GatedDecoder):
