@@ -5,10 +5,12 @@ Playwright drives it; it is in the extra `dev`. Debian has the browser as `chrom
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 # The browser opens only our own pages. As root in a container Chromium cannot set up its sandbox,
 # and a container's /dev/shm is too small for it.
+_LAUNCHER = Path(__file__).with_name("no_netlink.py")
 _ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage")
 
 
@@ -44,7 +47,11 @@ def launched(*arguments: str) -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=[*_ARGUMENTS, *arguments])
+        browser = driver.chromium.launch(
+            executable_path=_LAUNCHER,
+            args=[*_ARGUMENTS, *arguments],
+            env={**os.environ, "PROGRAM": path},
+        )
         try:
             yield browser
         finally:
