@@ -1,0 +1,54 @@
+"""Writes the files of infra/ that repeat others: `python infra/generate.py [--check]`.
+
+`k8s_deployment.yaml` is the base's manifests in one file, for `kubectl apply -f`. The overlay of
+Envoy Gateway needs `gateway/key.lua`, and kustomize reads no file outside an overlay's own folder.
+`--check` writes nothing and fails if a file differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+INFRA = Path(__file__).resolve().parent
+_PLAIN = """\
+# The API on Kubernetes in one file: kubectl apply -f infra/k8s_deployment.yaml
+#
+# Written by infra/generate.py from the files of infra/base; infra/overlays has the variants.
+"""
+_COPY = "-- Written by infra/generate.py: a copy of gateway/key.lua.\n\n"
+
+
+def files() -> dict[Path, str]:
+    """The text of each generated file."""
+    base = INFRA / "base"
+    listed = (base / "kustomization.yaml").read_text("utf-8").partition("resources:")[2]
+    manifests = [(base / name).read_text("utf-8") for name in re.findall(r"- (\S+)", listed)]
+    key = (INFRA.parent / "gateway" / "key.lua").read_text("utf-8")
+    return {
+        INFRA / "k8s_deployment.yaml": _PLAIN + "".join(f"---\n{text}" for text in manifests),
+        INFRA / "overlays" / "envoy-gateway" / "key.lua": _COPY + key,
+    }
+
+
+def main() -> int:
+    """Write the files, or compare them; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    differing = [
+        path for path, text in files().items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]  # fmt: skip
+    if parser.parse_args().check:
+        for path in differing:
+            print(f"{path} differs: run python infra/generate.py", file=sys.stderr)
+        return int(bool(differing))
+    for path in differing:
+        path.write_text(files()[path], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
