@@ -22,7 +22,7 @@ LAYERS = [
     {"speculation", "models"},
     {"runtime"},
     {"text", "system", "config", "request", "sampling_defaults", "presets", "weights"}
-    | {"tracing"},
+    | {"tracing", "synonyms"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service

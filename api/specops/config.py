@@ -13,26 +13,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from specops import synonyms
 from specops.presets import CHAT, DEMO, default_preset, presets
-from specops.request import DRAFTERS, FORMER_DRAFTERS
+from specops.request import DRAFTERS
 from specops.sampling_defaults import NO_ADVICE, SamplingDefaults
 from specops.weights import WeightsName
 
 PREFIX = "SPECOPS_"
-_IGNORED = "SPECOPS_EXACT"  # the output is always exact; older files may still ask for it
-_FIXED = "is gone: `adaptive: false` and `k_draft` of a request fix its number of draft tokens"
-_FORMER = {  # settings of earlier versions, with what the user does instead
-    "SPECOPS_LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
-    "SPECOPS_ROWS": "is called SPECOPS_SLOTS now",
-    "SPECOPS_PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
-    "SPECOPS_ADAPTIVE": _FIXED,
-    "SPECOPS_K_DRAFT": _FIXED,
-    "SPECOPS_LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts logs prompts and answers",
-    "SPECOPS_MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT the KV cache "
-    "takes what fits",
-    "SPECOPS_QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT includes the wait for a slot",
-    "SPECOPS_SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says which requests share",
-}
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 PROMPTS = "+prompts"  # suffix of a log level
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
@@ -88,7 +75,7 @@ def _log_level(text: str) -> str:
 
 
 def _drafter(text: str) -> str:
-    return _choice("", *DRAFTERS, "none")(FORMER_DRAFTERS.get(text, text))
+    return _choice("", *DRAFTERS, "none")(synonyms.DRAFTERS.get(text, text))
 
 
 def _preset(text: str) -> str:
@@ -178,8 +165,8 @@ _origins = _listed(
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
-    if name in _FORMER:
-        return ConfigError(f"{name} {_FORMER[name]}")
+    if name in synonyms.FORMER_SETTINGS:
+        return ConfigError(f"{name} {synonyms.FORMER_SETTINGS[name]}")
     from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
     near = get_close_matches(name, known, n=1)
@@ -351,7 +338,7 @@ class Settings:
         values: dict[str, Any] = dict(preset.settings) if preset and not own_target else {}
         for name, text in environ.items():
             # compose.yaml passes unset variables on as empty ones.
-            if not name.startswith(PREFIX) or name == _IGNORED or not text:
+            if not name.startswith(PREFIX) or name in synonyms.IGNORED_SETTINGS or not text:
                 continue
             if (item := known.get(name)) is None:
                 raise _unknown(name, known)

@@ -18,7 +18,6 @@ DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
-FORMER_DRAFTERS = {"ngram": "suffix", "ngram_cache": "suffix"}  # old names that requests may use
 
 FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and names no number
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import Field, model_validator
 
+from specops import synonyms
 from specops.http.schemas.body import Body, FreeObject, Only, Text, wrong_together
 from specops.request import Grammar, GrammarKind
 from specops.text.json_values import dumps
@@ -94,8 +95,9 @@ class StructuredOutputs(Body):
     def grammars(self) -> list[Grammar]:
         """The grammar of each of the fields; there is one."""
         found = [ANY_OBJECT] if self.json_object else []
-        values = ((make, getattr(self, name)) for name, make in _VLLM_MAKERS.items())
-        return found + [make(value) for make, value in values if value is not None]
+        values = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
+        values = {"json": self.json_schema, **values}
+        return found + [_MAKERS[name](value) for name, value in values.items() if value is not None]
 
 
 class Constraints(Body):
@@ -147,9 +149,9 @@ class Constraints(Body):
         found = {}
         if isinstance(self.response_format, JsonObject | JsonBySchema):
             found["response_format"] = self.response_format.grammar
-        for name, make in _MAKERS.items():
+        for name, form in synonyms.CONSTRAINTS.items():
             if (value := getattr(self, name)) is not None:
-                found[name] = make(value)
+                found[name] = _MAKERS[form](value)
         if self.structured_outputs is not None:
             (found["structured_outputs"],) = self.structured_outputs.grammars
         return found
@@ -170,17 +172,9 @@ def _choice(texts: list[str]) -> Grammar:
     return Grammar(GrammarKind.CHOICE, orjson.dumps(texts).decode())
 
 
-_regex, _lark = partial(Grammar, GrammarKind.REGEX), partial(Grammar, GrammarKind.LARK)
 _MAKERS: dict[str, Callable[[Any], Grammar]] = {
-    "guided_json": json_grammar,
-    "json_schema": json_grammar,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _lark,
-}
-_VLLM_MAKERS: dict[str, Callable[[Any], Grammar]] = {
-    "json_schema": json_grammar,
-    "regex": _regex,
+    "json": json_grammar,
+    "regex": partial(Grammar, GrammarKind.REGEX),
     "choice": _choice,
-    "grammar": _lark,
+    "grammar": partial(Grammar, GrammarKind.LARK),
 }

@@ -10,14 +10,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from specops import synonyms
 from specops.http.schemas.body import Text, TokenId
 from specops.http.schemas.constraints import Constraints
-from specops.request import FORMER_DRAFTERS, DrafterName, SamplingParams
+from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
 
 
 def _current_name(drafter: object) -> object:
-    return FORMER_DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
+    return synonyms.DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
 
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -101,21 +102,13 @@ class EngineOptions(Constraints):
         description="the drafter that proposes draft tokens; default: the server's; `ngram` and "
         "`ngram_cache` are older names of `suffix`",
     )
-    share_ngrams: bool = Field(
-        True,
-        description="accepted and without effect: SPECOPS_PREFIX_CACHE decides which requests use "
-        "the texts of earlier requests; by default those of the same client",
-    )
+    share_ngrams: bool = Field(True, description=synonyms.WITHOUT_EFFECT["share_ngrams"])
     adaptive: bool | None = Field(
         None,
         description="fewer draft tokens than k_draft, or none, where that is faster; false: "
         "always k_draft; default: the server's (true)",
     )
-    exact: bool | None = Field(
-        None,
-        description="accepted and without effect: output is always bit for bit that of plain "
-        "decoding, alone or beside others, where GET /v1/models says `batch_invariant`",
-    )
+    exact: bool | None = Field(None, description=synonyms.WITHOUT_EFFECT["exact"])
     top_k: int | None = Field(
         None, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
     )
