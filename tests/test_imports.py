@@ -32,7 +32,6 @@ ALONE = {  # which import nothing of the service
     "specops.sampling_defaults",
     "specops.runtime.kernels",
 }
-OPENING = {f"engine/{name}" for name in ("engine", "graphs", "open_models", "draft_heads")}
 
 
 @cache
@@ -81,11 +80,11 @@ def test_every_package_says_what_lives_there() -> None:
 
 
 def test_what_a_step_is_made_of_knows_no_http_and_no_onnx_runtime() -> None:
-    """But for the modules that open models."""
+    """But for the module that loads models."""
     for module, names in modules().items():
         if module.split("/")[0] in ("engine", "speculation"):
             assert not names & {"onnxruntime", "onnx", "fastapi", "starlette", "asyncio"}, module
-            if module not in OPENING:
+            if module != "engine/loading":
                 assert "specops.runtime.session" not in names, module
 
 

@@ -12,8 +12,8 @@ import pytest
 from specops.cli import load_bench
 from specops.cli.main import main
 from specops.cli.options import CommandError
+from specops.engine.loading import WARM_UP
 from specops.engine.model_info import ModelState
-from specops.engine.open_models import WARM_UP
 from tests.conftest import THREADS
 
 SLOTS, KV_TOKENS = 2, 256

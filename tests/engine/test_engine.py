@@ -46,7 +46,7 @@ def test_the_context_can_be_made_shorter_but_not_longer(tiny_settings: Settings)
 def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
     info = Engine.load(replace(tiny_settings, quant="fp32", draft="none")).info
     assert not info.batch_invariant
-    assert "logits" in info.foreign_products
+    assert "logits" in info.ort_matmuls
 
 
 def test_a_cache_that_does_not_fit_is_refused(
@@ -118,10 +118,21 @@ def test_passes_are_measured_once_for_each_build_of_the_kernels(
     assert measured() == 2
 
 
-def test_loading_reports_its_progress(tiny_settings: Settings) -> None:
-    said: list[ModelState] = []
-    Engine.load(tiny_settings, lambda state, detail: said.append(state))
-    assert set(said) == {ModelState.LOADING}
+def test_weights_are_laid_out_in_the_cache_folder_and_mapped_from_there(
+    tiny_settings: Settings, tmp_path: Path
+) -> None:
+    reports: list[tuple[ModelState, str]] = []
+    engine = Engine.load(
+        replace(tiny_settings, draft="none", cache_dir=tmp_path),
+        lambda state, detail, download=None: reports.append((state, detail)),
+    )
+    (prepacked,) = (tmp_path / "prepacked").iterdir()
+    assert prepacked.name.startswith("target-int8-128-")
+    stored = sum(path.stat().st_size for path in prepacked.glob("model.onnx*"))
+    assert engine.info.weight_bytes == stored
+    assert {state for state, _ in reports} == {ModelState.LOADING}
+    steps = [detail.split()[0] for _, detail in reports]
+    assert steps == ["opening", "laying", "opening", "running", "measuring"]
 
 
 def test_a_request_is_fitted_into_the_context(tiny_settings: Settings) -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
     service = FakeService(ANSWER)
     sampling = SamplingDefaults(temperature=0.2)
-    service.info = replace(INFO, foreign_products=foreign, sampling=sampling, system="Be brief.")
+    service.info = replace(INFO, ort_matmuls=foreign, sampling=sampling, system="Be brief.")
     async with api(service) as here:
         listed = (await here.client.get("/v1/models")).json()
         alone = (await here.client.get("/v1/models/fake")).json()

@@ -26,8 +26,8 @@ from typing import Any
 from specops.cli.options import CommandError
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
+from specops.engine.loading import WARM_UP
 from specops.engine.model_info import Download, ModelState
-from specops.engine.open_models import WARM_UP
 from specops.request import GenerationRequest
 from specops.system.memory import process_memory
 

@@ -266,7 +266,7 @@ def _info(options: argparse.Namespace) -> int:
         "NUMA nodes": numa.described(),
         "batch invariant": "yes"
         if info.batch_invariant
-        else f"no: products that are not ours in {', '.join(info.foreign_products)}",
+        else f"no: products that are not ours in {', '.join(info.ort_matmuls)}",
         "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }

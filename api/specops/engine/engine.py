@@ -1,43 +1,38 @@
-"""A loaded model, ready to generate: puts the parts together, for a thread or for a script."""
+"""A loaded model that generates: for the service's thread, the command line and scripts.
+
+`loading` opens the models; the scheduler runs them.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specops.config import ConfigError, Settings
-from specops.engine.draft_heads import head_drafter, load_head
-from specops.engine.model_info import Download, ModelInfo, ModelState, Report
-from specops.engine.open_models import open_models
+from specops.engine.loading import LoadedModels, load_models
+from specops.engine.model_info import ModelInfo, Report
 from specops.engine.request_queue import FairShares, FirstComeFirstServed
 from specops.engine.scheduler import Scheduler
-from specops.models.head_folder import HeadFolder, is_head
-from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.presets import CHAT, chat_model
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.memory_plan import MemoryPlan
-from specops.runtime.session import ModelLoadError, share_threads
 from specops.sampling_defaults import SamplingDefaults
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.grammar import Grammars
-from specops.text.tokenizer import Tokenizer, TokenizerError
+from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import Tool
 
 log = logging.getLogger(__name__)
 
 NO_DRAFTER = "none"
-LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
-"""Errors whose message says what the user can do. Any other error at loading is a bug."""
 
 
 class UnknownToken(ValueError):  # noqa: N818 - named as what it says
@@ -79,29 +74,39 @@ class Engine:
         Raises:
             ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
         """
-        report = report or (lambda state, detail, download=None: None)
-        choice = choose(settings)
-        if not (settings.model or settings.target):
-            _tell_the_default(choice.name)
-
-        def prepared(model: str, source: Source, quant: str, name: str) -> ModelFolder:
-            return prepare(
-                source,
-                quant,
-                name=name,
-                cache_dir=settings.cache_dir,
-                report=lambda detail: report(ModelState.CONVERTING, detail),
-                downloading=_downloading(model, report),
-            )
-
-        target = prepared("target", choice.target, choice.target_quant, choice.name)
-        draft: ModelFolder | HeadFolder | None = None
-        if is_head(choice.draft):
-            draft = HeadFolder.read(choice.draft)
-        elif choice.draft is not None:
-            draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
-        report(ModelState.LOADING, f"opening {target.graph}")
-        return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
+        models = load_models(settings, report or (lambda state, detail, download=None: None))
+        target, draft, head, tokenizer, plan = models
+        drafters = make_drafters(
+            target.runner.vocab_size,
+            draft.runner if draft else None,
+            draft.costs if draft else None,
+            reuse=PrefixCache(settings.prefix_cache),
+            head=head,
+        )
+        scheduler = Scheduler(
+            target.runner,
+            drafters,
+            Controller(target.costs, draft.costs if draft else None, settings.max_k_draft),
+            target.costs,
+            tokenizer,
+            draft_cost_model=draft.costs if draft else None,
+            end_tokens=target.folder.end_tokens,
+            max_batched_tokens=target.runner.max_tokens,
+            max_inter_token_latency=settings.max_inter_token_latency,
+            waiting=FairShares() if settings.queue_order == "clients" else FirstComeFirstServed(),
+        )
+        chat_template = _chat_template(target.folder.path)
+        begin = target.folder.bos_token
+        if begin is None:
+            begin = min(target.folder.end_tokens, default=0)
+        return cls(
+            _info(settings, models, drafters, chat_template),
+            scheduler,
+            tokenizer,
+            empty_prompt=(begin,),
+            plan=plan,
+            chat_template=chat_template,
+        )
 
     @property
     def computes_with(self) -> str:
@@ -174,89 +179,36 @@ class Engine:
                 self.scheduler.step()
 
 
-def _tell_the_default(name: str) -> None:
-    if name == CHAT:
-        log.info("SPECOPS_MODEL is empty: serving %s, the chat model in %s", name, chat_model())
-    else:
-        log.warning("there is no chat model (%s): serving the %s pair", chat_model(), name)
-
-
-def _downloading(model: str, report: Report) -> Callable[[str, int, int], None]:
-    def tell(detail: str, done: int, total: int) -> None:
-        report(ModelState.DOWNLOADING, detail, Download(model, done, total))
-
-    return tell
-
-
-def _assemble(
+def _info(
     settings: Settings,
-    target: ModelFolder,
-    given: ModelFolder | HeadFolder | None,
-    report: Callable[[str], None],
-) -> Engine:
-    threads = compute_threads(settings.threads)
-    share_threads(threads)
-    log.info("%d threads compute with the kernels %s", threads, kernels.described())
-    tokenizer = Tokenizer.load(target.path)
-    draft = given if isinstance(given, ModelFolder) else None
-    head = given if isinstance(given, HeadFolder) else None
-    head_graph = load_head(head, settings, report) if head else None
-    if draft is not None:
-        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-    plan, models = open_models(settings, [target] if draft is None else [target, draft], report)
-    runner, costs = models[0].runner, models[0].costs
-    draft_runner, draft_costs = (models[1].runner, models[1].costs) if draft else (None, None)
-    drafters = make_drafters(
-        runner.vocab_size,
-        draft_runner,
-        draft_costs,
-        reuse=PrefixCache(settings.prefix_cache),
-        head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
-    )
-    scheduler = Scheduler(
-        runner,
-        drafters,
-        Controller(costs, draft_costs, settings.max_k_draft),
-        costs,
-        tokenizer,
-        draft_cost_model=draft_costs,
-        end_tokens=target.end_tokens,
-        max_batched_tokens=runner.max_tokens,
-        max_inter_token_latency=settings.max_inter_token_latency,
-        waiting=FairShares() if settings.queue_order == "clients" else FirstComeFirstServed(),
-    )
-    chat_template = _chat_template(target.path)
-    info = ModelInfo(
-        name=target.name,
-        quant=target.quant,
-        parameters=target.parameters,
-        draft_parameters=draft.parameters if draft else None,
-        draft_quant=draft.quant if draft else None,
+    models: LoadedModels,
+    drafters: Collection[str],
+    chat_template: ChatTemplate | None,
+) -> ModelInfo:
+    target, draft, _, _, plan = models
+    folder = target.folder
+    return ModelInfo(
+        name=folder.name,
+        quant=folder.quant,
+        parameters=folder.parameters,
+        draft_parameters=draft.folder.parameters if draft else None,
+        draft_quant=draft.folder.quant if draft else None,
         drafters=(*drafters, NO_DRAFTER),
         default_drafter=_default_drafter(settings, drafters),
-        vocab_size=runner.vocab_size,
+        vocab_size=target.runner.vocab_size,
         context=plan.context,
         slots=plan.slots,
         kv_tokens=plan.kv_tokens,
-        kv_bytes=sum(model.runner.cache.nbytes for model in models),
+        kv_bytes=sum(model.runner.cache.nbytes for model in (target, draft) if model),
         kv_dtype=settings.kv_dtype,
-        threads=threads,
+        threads=compute_threads(settings.threads),
         kernels=kernels.kernel(),
-        foreign_products=models[0].foreign_products,
+        ort_matmuls=target.ort_matmuls,
         chat=chat_template is not None and chat_template.marks_turns(),
-        sampling=SamplingDefaults.load(settings.sampling, target.path),
-        system=system_of(settings.system, target.path, chat_template),
-        embedding_size=runner.hidden_size,
+        sampling=SamplingDefaults.load(settings.sampling, folder.path),
+        system=system_of(settings.system, folder.path, chat_template),
+        embedding_size=target.runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
-    )
-    begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
-    return Engine(
-        info,
-        scheduler,
-        tokenizer,
-        empty_prompt=(begin,),
-        plan=plan,
-        chat_template=chat_template,
     )
 
 
@@ -268,7 +220,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
         return None
 
 
-def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
+def _default_drafter(settings: Settings, drafters: Collection[str]) -> str:
     if not settings.drafter:
         return "cascade" if "head" in drafters else next(iter(drafters))
     if settings.drafter not in (*drafters, NO_DRAFTER):
@@ -276,19 +228,3 @@ def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
             f"SPECOPS_DRAFTER is {settings.drafter}, but no such draft is set: SPECOPS_DRAFT"
         )
     return settings.drafter
-
-
-def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:
-    """A draft token is an id: both models must mean the same by it."""
-    expected = {token_id: token for token, token_id in target.vocabulary().items()}
-    theirs = {token_id: token for token, token_id in draft.vocabulary().items()}
-    differing = [
-        f"{token_id}: {expected.get(token_id)!r} and {theirs.get(token_id)!r}"
-        for token_id in sorted(expected.keys() & theirs.keys())
-        if expected[token_id] != theirs[token_id]
-    ]
-    if differing:
-        raise ModelError(
-            f"the draft {folder.path} has another vocabulary than the target: {len(differing)} "
-            f"ids differ, first {'; '.join(differing[:3])}. Choose a draft of the same family."
-        )

@@ -56,7 +56,7 @@ class ModelInfo:
     kv_dtype: str  # of a cache's elements
     threads: int
     kernels: str  # what computes here, see `specops.runtime.kernels`
-    foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
+    ort_matmuls: tuple[str, ...]  # nodes whose products with weights ONNX Runtime computes
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it
     system: str | None = None  # of conversations without a system message; None: the template's
@@ -66,4 +66,4 @@ class ModelInfo:
     @property
     def batch_invariant(self) -> bool:
         """Whether output has the same bits whatever else is in a pass."""
-        return not self.foreign_products
+        return not self.ort_matmuls

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from specops.engine.engine import LOAD_ERRORS, Engine
+from specops.engine.engine import Engine
+from specops.engine.loading import LOAD_ERRORS
 from specops.engine.scheduler import Scheduler
 from specops.request import GenerationRequest, StepResult
 from specops.system.failures import Failures

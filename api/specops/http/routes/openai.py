@@ -62,7 +62,7 @@ def _model(engine: Engine, state: AppState) -> Model:
         drafters=list(info.drafters),
         chat=info.chat,
         batch_invariant=info.batch_invariant,
-        foreign_products=list(info.foreign_products),
+        foreign_products=list(info.ort_matmuls),
         sampling=info.sampling.told,
         system=info.system,
     )
