@@ -56,7 +56,7 @@ class OurSide(Side):
                 batch.add(slot, start, ids, tokens)
             self._runner.forward(batch)
             for slot in range(rows):
-                self._grow(slot, ids)
+                self._held[slot].extend(ids)
 
         return run
 
@@ -77,9 +77,8 @@ class OurSide(Side):
     def _truncate(self, slot: int, length: int) -> None:
         if slot not in self._begun:
             self._begun.add(slot)
-            self._cache.begin(slot, [0, 0])
-        del self._held[slot][length:]
-        self._cache.commit(slot, self._held[slot], length)
+            self._cache.begin(slot, [], share=False)
+        del self._held[slot][length:]  # no token is ever final: the next pass overwrites the rest
 
     def _compute(self, slot: int, tokens: Sequence[int]) -> None:
         """Append tokens to a slot and keep the logits of the last one."""
@@ -93,11 +92,7 @@ class OurSide(Side):
             logits = self._runner.forward(batch)
             if last:
                 self._last = logits[-1].tolist()
-            self._grow(slot, part)
-
-    def _grow(self, slot: int, tokens: Sequence[int]) -> None:
-        self._held[slot].extend(tokens)
-        self._cache.commit(slot, self._held[slot], len(self._held[slot]))
+            self._held[slot].extend(part)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,9 @@ class Postprocessor:
             sequence.reader.took(chunk.rows, self._clock() - begun)
         if chunk.last and sequence.request.embed:
             if sequence.next_prompt():
-                self._computed(sequence, 0)
+                cache = self._target.cache
+                cache.release(sequence.slot)
+                cache.begin(sequence.slot, sequence.tokens, share=False)
         elif chunk.last:
             token = sequence.next_token(logits[-1:])
             row += chunk.rows - 1

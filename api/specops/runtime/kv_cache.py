@@ -1,9 +1,10 @@
 """The KV cache: gives each slot its blocks, and shares blocks between requests that begin alike.
 
 A slot's keys and values lie in blocks of 64 tokens; the operator finds them through the slot's row
-of `block_tables`. Full blocks of final tokens are registered in a trie, so requests with the same
-beginning hold the same blocks. No slot writes to a registered block: a slot that has to write there
-gets a copy first. A rollback only makes the length smaller: the next pass overwrites the rest.
+of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
+tokens final, for good: rejected draft tokens are never committed, and the next pass overwrites
+them. Full blocks of final tokens are registered in a trie, so requests with the same beginning hold
+the same blocks; nobody writes to a registered block again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy.typing as npt
 
 from specops.runtime import kernels
 from specops.runtime.block_pool import BlockPool, CacheShape
-from specops.runtime.cache_slot import CacheSlot
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
@@ -29,6 +29,72 @@ class PrefixCache(StrEnum):
     OFF = "off"  # none
     CLIENT = "client"  # those of one client: no client learns from times what another one asked
     ALL = "all"
+
+
+class _Slot:
+    """One request's blocks: the registered ones, which other slots may hold as well, then its own.
+
+    Args:
+        pool: where the slot gives blocks back.
+        table: the slot's row of the block tables; the slot writes it in place.
+        root: the client's root in the trie; None: the slot shares nothing.
+        tokens: tokens of the request.
+
+    Attributes:
+        tokens: the request's tokens, as given last.
+        length: number of tokens that are computed and final; they come first.
+        blocks: numbers of all blocks, those of `nodes` first.
+        nodes: the registered blocks; all are full.
+        seen_version: version of the trie in which the slot last looked for its prefix.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        table: npt.NDArray[np.int64],
+        root: Node | None,
+        tokens: Sequence[int],
+    ) -> None:
+        self._pool = pool
+        self._table = table
+        self.root = root
+        self.tokens = tokens
+        self.length = 0
+        self.blocks: list[int] = []
+        self.nodes: list[Node] = []
+        self.seen_version = -1
+
+    @property
+    def last(self) -> Node | None:
+        """The last registered block, else the root."""
+        return self.nodes[-1] if self.nodes else self.root
+
+    @property
+    def registered(self) -> int:
+        """Number of tokens in registered blocks."""
+        return len(self.nodes) * BLOCK_TOKENS
+
+    @property
+    def tail(self) -> int:
+        """Number of final tokens behind the registered blocks."""
+        return self.length - self.registered
+
+    @property
+    def end(self) -> int:
+        """Number of positions in all its blocks."""
+        return len(self.blocks) * BLOCK_TOKENS
+
+    def put(self, index: int, block: int) -> None:
+        """Make a block the slot's own at an index; give back the block that was there."""
+        if index < len(self.blocks) and self.blocks[index] != block:
+            self._pool.give(self.blocks[index])
+        self.blocks[index : index + 1] = [block]
+        self._table[index] = block
+
+    def share(self, node: Node) -> None:
+        """Make a registered block, which the caller holds, the next one."""
+        self.put(len(self.nodes), node.block)
+        self.nodes.append(node)
 
 
 class KvCache:
@@ -63,7 +129,7 @@ class KvCache:
         self.reuse = reuse
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
-        self._slots: list[CacheSlot | None] = [None] * num_slots
+        self._slots: list[_Slot | None] = [None] * num_slots
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
@@ -111,7 +177,7 @@ class KvCache:
     def writable(self, slot: int) -> tuple[int, int]:
         """Positions that a pass may write: from the first number up to before the second."""
         held = self._held(slot)
-        return len(held.nodes) * BLOCK_TOKENS, held.end
+        return held.registered, held.end
 
     def begin(
         self, slot: int, tokens: Sequence[int], client: str = "", *, share: bool = True
@@ -139,7 +205,7 @@ class KvCache:
         root = None
         if share and self.reuse is not PrefixCache.OFF:
             root = self._trie.hold_root(client if self.reuse is PrefixCache.CLIENT else "")
-        self._slots[slot] = CacheSlot(self._pool, self.block_tables[slot], root, tokens)
+        self._slots[slot] = _Slot(self._pool, self.block_tables[slot], root, tokens)
         return self.extend_prefix(slot, tokens)
 
     def extend_prefix(self, slot: int, tokens: Sequence[int]) -> int:
@@ -153,18 +219,16 @@ class KvCache:
             Number of tokens that the slot holds now.
         """
         held = self._held(slot)
-        if held.seen_version == self._trie.version or held.root is None or held.tail < 0:
+        if held.seen_version == self._trie.version or held.root is None:
             return held.length
         most = min(len(tokens) - 1, self.context)
-        parent = held.last
-        while (end := (len(held.nodes) + 1) * BLOCK_TOKENS) <= most and parent is not None:
-            node = parent.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
+        while (end := held.registered + BLOCK_TOKENS) <= most and held.last is not None:
+            node = held.last.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
             if node is None:
                 break
             self._trie.hold(node)
             held.share(node)
             held.length = end
-            parent = node
         self._take_part(held, tokens, most)
         held.tokens = tokens
         held.seen_version = self._trie.version
@@ -180,45 +244,43 @@ class KvCache:
             ValueError: the length is above the context.
         """
         held = self._held(slot)
-        if length <= held.end and held.tail >= 0:
+        if length <= held.end:
             return True
         if length > self.context:
             raise ValueError(f"{length} tokens do not fit into a context of {self.context}")
-        wanted = _blocks_for(length) - len(held.blocks)
-        copied = held.tail < 0 and not held.nodes[-1].alone
-        if max(0, wanted) + copied > self.available_blocks:
+        missing = _blocks_for(length) - len(held.blocks)
+        if missing > self.available_blocks:
             return False
-        if held.tail < 0:
-            self._own_last(held)
-        for _ in range(wanted):
+        for _ in range(missing):
             held.put(len(held.blocks), self._new_block())
         return True
 
     def commit(self, slot: int, tokens: Sequence[int], length: int) -> None:
         """Declare the first `length` of `tokens` computed and final.
 
-        A block that became full is registered, or replaced by an equal registered one. A smaller
-        length than before is a rollback.
+        A block that became full is registered, or replaced by an equal registered one.
 
         Args:
             slot: number of the slot.
-            tokens: not copied: the caller must not change the first `length` of them before the
-                next commit or release.
-            length: number of final tokens.
+            tokens: they begin with the tokens that are final already. Not copied: the caller must
+                not change the first `length` of them before the next commit or release.
+            length: number of final tokens; it never shrinks.
 
         Raises:
-            ValueError: there are fewer tokens, or their positions were never reserved.
+            ValueError: there are fewer tokens, more were final before, or their positions were
+                never reserved.
         """
         held = self._held(slot)
-        if not 0 <= length <= len(tokens):
-            raise ValueError(f"{length} of {len(tokens)} tokens cannot be computed")
-        if length < held.length:
-            self._roll_back(held, length)
-        elif length > held.length and (held.tail < 0 or length > held.end):
-            raise ValueError(f"slot {slot} has no place for {length} tokens")
+        if not held.length <= length <= len(tokens):
+            raise ValueError(
+                f"slot {slot} has {held.length} final tokens of {len(tokens)}: it cannot have "
+                f"{length}"
+            )
+        if length > held.end:
+            raise ValueError(f"slot {slot} has room for {held.end} tokens, not for {length}")
         held.length = length
         held.tokens = tokens
-        if length >= held.register_at:
+        if held.tail >= BLOCK_TOKENS and held.root is not None:
             self._register(held)
 
     def zero(self, slot: int) -> None:
@@ -229,18 +291,19 @@ class KvCache:
     def release(self, slot: int) -> None:
         """Free a slot. Its committed blocks are kept for later requests, if it shares blocks."""
         held = self._held(slot)
+        own = held.blocks[len(held.nodes) :]
         if held.root is not None and held.last is not None:
             if held.tail >= LEAST_COMMON:
-                held.give_back(_blocks_for(held.length))
-                part = tuple(held.tokens[len(held.nodes) * BLOCK_TOKENS : held.length])
-                self._trie.keep(held.last, part, held.blocks.pop())
-            for node in held.drop_nodes(0):
+                part = tuple(held.tokens[held.registered : held.length])
+                self._trie.keep(held.last, part, own.pop(0))
+            for node in reversed(held.nodes):
                 self._trie.release(node)
             self._trie.release_root(held.root)
-        held.give_back(0)
+        for block in own:
+            self._pool.give(block)
         self._slots[slot] = None
 
-    def _held(self, slot: int) -> CacheSlot:
+    def _held(self, slot: int) -> _Slot:
         held = self._slots[slot]
         if held is None:
             raise ValueError(f"slot {slot} is free")
@@ -255,30 +318,11 @@ class KvCache:
             raise RuntimeError("the KV cache has lost count of its blocks")
         return block
 
-    def _own_last(self, held: CacheSlot) -> None:
-        """After a rollback into a registered block: make it writable, by a copy if needed."""
-        node = held.nodes[-1]
-        if node.alone:
-            self._trie.detach(node)
-            held.own_last(node.block)
-        else:
-            block = self._new_block()
-            self._pool.copy(node.block, block)
-            self._trie.release(held.own_last(block))
-
-    def _roll_back(self, held: CacheSlot, length: int) -> None:
-        needed = _blocks_for(length)
-        if len(held.nodes) > needed:
-            for node in held.drop_nodes(needed):
-                self._trie.release(node)
-        else:
-            held.give_back(needed)
-
-    def _register(self, held: CacheSlot) -> None:
+    def _register(self, held: _Slot) -> None:
         """Register the blocks that became full."""
-        while (end := held.register_at) <= held.length and held.last is not None:
+        while held.tail >= BLOCK_TOKENS and held.last is not None:
             parent, block = held.last, held.blocks[len(held.nodes)]
-            tokens = tuple(held.tokens[end - BLOCK_TOKENS : end])
+            tokens = tuple(held.tokens[held.registered : held.registered + BLOCK_TOKENS])
             node = parent.children.get(tokens)
             if node is None:
                 node = self._trie.insert(parent, tokens, block)
@@ -286,10 +330,9 @@ class KvCache:
                 self._trie.hold(node)
             held.share(node)
 
-    def _take_part(self, held: CacheSlot, tokens: Sequence[int], most: int) -> None:
+    def _take_part(self, held: _Slot, tokens: Sequence[int], most: int) -> None:
         """Begin the slot's next block with the tokens that another block shares with it."""
-        parent, index = held.last, len(held.nodes)
-        start = index * BLOCK_TOKENS
+        parent, index, start = held.last, len(held.nodes), held.registered
         wanted = tuple(tokens[start : start + BLOCK_TOKENS])
         least = held.tail + LEAST_COMMON
         if parent is None or min(len(wanted), most - start) < least:
@@ -307,26 +350,17 @@ class KvCache:
         if node is not None and node.only_begins(wanted):
             self._trie.detach(node)
             held.put(index, source)
-        elif not self._copy(held, node, source):
-            return
-        held.length = start + common
-
-    def _copy(self, held: CacheSlot, node: Node | None, source: int) -> bool:
-        """Copy a block into the slot's next own block; False if no block is available.
-
-        `node` is the source's node, if it is registered or kept.
-        """
-        index = len(held.nodes)
-        if node is not None:
-            self._trie.hold(node)  # or making room for the copy might evict it
-        room = index < len(held.blocks) or self.available_blocks > 0
-        if index == len(held.blocks) and room:
-            held.put(index, self._new_block())
-        if node is not None:
-            self._trie.release(node)
-        if room:
+        else:
+            if node is not None:
+                self._trie.hold(node)  # or making room for the copy might evict it
+            if index == len(held.blocks) and self.available_blocks:
+                held.put(index, self._new_block())
+            if node is not None:
+                self._trie.release(node)
+            if index == len(held.blocks):
+                return
             self._pool.copy(source, held.blocks[index])
-        return room
+        held.length = start + common
 
 
 def _blocks_for(tokens: int) -> int:

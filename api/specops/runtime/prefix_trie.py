@@ -49,11 +49,6 @@ class Node:
         self.children: dict[Tokens, Node] = {}
         self.order: list[Tokens] = []
 
-    @property
-    def alone(self) -> bool:
-        """Whether one request holds the node and no block follows it."""
-        return self.holders == 1 and not self.children
-
     def only_begins(self, tokens: Tokens) -> bool:
         """Whether the node is kept, has no children, and `tokens` begin with its tokens."""
         return not self.holders and not self.children and self.tokens == tokens[: len(self.tokens)]
@@ -150,22 +145,25 @@ class PrefixTrie:
             self._kept.move_to_end(node)
 
     def detach(self, node: Node) -> None:
-        """Take a node without children out of the trie; its block is now the caller's alone.
-
-        The node is kept, or only the caller holds it.
-        """
-        if not node.holders:
-            self._take_from_kept(node)
-        self._unlink(node)
+        """Take a kept node without children out of the trie; the caller gets its block."""
+        parent = node.parent
+        if parent is None or node.holders or node.children:
+            raise ValueError("only a kept block that nothing follows can be taken out")
+        self._take_from_kept(node)
+        del parent.children[node.tokens]
+        del parent.order[bisect_left(parent.order, node.tokens)]
+        self._drop_root(parent)
 
     def evict(self) -> bool:
         """Free the block of the least recently used kept node; False if no node is kept."""
-        if not self._kept:
-            return False
-        node = next(iter(self._kept))
+        node = next(iter(self._kept), None)
+        if node is not None:
+            self._drop(node)
+        return node is not None
+
+    def _drop(self, node: Node) -> None:
         self.detach(node)
         self._free(node.block)
-        return True
 
     def _supersede(self, parent: Node, tokens: Tokens) -> None:
         """Free the kept block that only has the beginning of a new one.
@@ -174,9 +172,7 @@ class PrefixTrie:
         """
         index = bisect_left(parent.order, tokens) - 1
         if index >= 0 and (before := parent.order[index]) == tokens[: len(before)]:
-            node = parent.children[before]
-            self.detach(node)
-            self._free(node.block)
+            self._drop(parent.children[before])
 
     def _link(self, parent: Node, tokens: Tokens, block: int) -> Node:
         node = Node(parent, tokens, block)
@@ -184,14 +180,6 @@ class PrefixTrie:
         parent.order.insert(bisect_left(parent.order, tokens), tokens)
         self.version += 1
         return node
-
-    def _unlink(self, node: Node) -> None:
-        parent = node.parent
-        if parent is None or node.children:
-            raise ValueError("only a block that nothing follows can be taken out")
-        del parent.children[node.tokens]
-        del parent.order[bisect_left(parent.order, node.tokens)]
-        self._drop_root(parent)
 
     def _keep(self, node: Node) -> None:
         self._kept[node] = None
