@@ -19,8 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from specops.config import Settings
-from specops.engine import postprocessor
-from specops.engine import sequence as engine_sequence
+from specops.engine import postprocessor, request_state
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.speculation.drafters.base import Drafter
@@ -28,7 +27,7 @@ from specops.text.text_stream import TextStream
 from tests.leavers import alone, heldout, kinds
 
 PLACES = 48  # requests at a time
-DRAFTER = ("begin", "look_up", "backlog", "take_in", "propose", "release")
+DRAFTER = ("begin", "look_up", "backlog", "prefill", "propose", "release")
 ALL = (*DRAFTER, "next_token", "verify", "logprob", "push", "flush")
 _ids = count()
 
@@ -109,12 +108,12 @@ def faults(engine: Engine) -> Iterator[None]:
     before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
         for module, name in (
-            *((postprocessor, "verify"), (engine_sequence, "next_token")),
-            (engine_sequence, "logprob"),
+            *((postprocessor, "verify"), (request_state, "next_token")),
+            (request_state, "logprob"),
         ):
             wrapped = _sampled(name, getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
-        patched.enter_context(patch.object(engine_sequence, "TextStream", _FaultyText))
+        patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))
         drafters.update({name: _FaultyDrafter(item, clients) for name, item in before.items()})
         yield
     drafters.update(before)
@@ -123,7 +122,7 @@ def faults(engine: Engine) -> Iterator[None]:
 def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
     """Return the request, changed so that it fails at a place, if it gets there."""
     if place in DRAFTER:
-        model = place in ("backlog", "take_in", "propose")
+        model = place in ("backlog", "prefill", "propose")
         drafter = "draft" if model else request.drafter
         return replace(request, client=f"fault {place}", drafter=drafter, k_draft=4, adaptive=False)
     if place in ("push", "flush"):

@@ -142,7 +142,7 @@ def play(
 def _phase(engine: Engine, name: str) -> str:
     for sequence in engine.scheduler.running:
         if sequence.request.request_id == name:
-            return "prefilling" if sequence.missing else "decoding"
+            return "prefilling" if sequence.num_uncomputed_tokens else "decoding"
     return "waiting"
 
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from specops.config import Settings
 from specops.engine.request_queue import RequestQueue
+from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
-from specops.engine.sequence import Sequence as Running
 from specops.request import (
     FinishReason,
     GenerationRequest,
@@ -264,9 +264,11 @@ def make_request(
     )
 
 
-def make_sequence(request: GenerationRequest) -> Running:
+def make_sequence(request: GenerationRequest) -> RequestState:
     """The sequence of a request."""
-    return Running(request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars())
+    return RequestState(
+        request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars()
+    )
 
 
 def make_scheduler(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
+from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
-from specops.engine.sequence import Sequence as Running
 from specops.request import StepStats
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller, Proposal
@@ -72,8 +72,8 @@ class Reader(LookupDrafter):
     def backlog(self, slot: int, length: int) -> int:
         return max(1, length - self.read[slot])
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        self.calls.append("take_in")
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        self.calls.append("prefill")
         taken = min(most, len(tokens) - 1 - self.read[slot])
         self.read[slot] += taken
         return taken
@@ -82,11 +82,11 @@ class Reader(LookupDrafter):
 class CrampedReader(Reader):
     """Its cache has no room for the first slot."""
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
         if slot == 0:
-            self.calls.append("take_in")
+            self.calls.append("prefill")
             return 0
-        return super().take_in(slot, tokens, most)
+        return super().prefill(slot, tokens, most)
 
 
 class Silent(LookupDrafter):
@@ -98,7 +98,7 @@ class Silent(LookupDrafter):
         return NO_DRAFT
 
 
-def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object) -> Running:
+def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object) -> RequestState:
     sequence = make_sequence(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
     sequence.tokens.append(5)
     sequence.num_computed = 20
@@ -106,7 +106,7 @@ def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object)
 
 
 def propose(
-    drafters: Sequence[LookupDrafter], controller: Controller, *sequences: Running
+    drafters: Sequence[LookupDrafter], controller: Controller, *sequences: RequestState
 ) -> list[SequenceProposal]:
     for slot, sequence in enumerate(sequences):
         sequence.slot = slot
@@ -120,7 +120,7 @@ def propose(
     return proposals
 
 
-def cache_of(*sequences: Running, num_blocks: int | None = None) -> KvCache:
+def cache_of(*sequences: RequestState, num_blocks: int | None = None) -> KvCache:
     """A cache in which each of the sequences has a slot, and room for its next token."""
     cache = SimulatedTarget(num_blocks=num_blocks).cache
     for slot, sequence in enumerate(sequences):
@@ -307,11 +307,11 @@ def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
     assert stats.emitted_tokens == 1
     assert stats.missed_drafters == stats.declined_drafters == stats.drafts == ()  # not asked
     stats = served.step(scheduler).stats
-    assert reader.calls == ["take_in", "take_in", "propose"]
+    assert reader.calls == ["prefill", "prefill", "propose"]
     assert len(stats.drafts) == 1
     while scheduler.busy:
         served.step(scheduler)
-    assert reader.calls.count("take_in") == 2  # the rest comes with the first draft token
+    assert reader.calls.count("prefill") == 2  # the rest comes with the first draft token
     assert served.tokens(request) == expected(Text(), request)
 
 
@@ -327,7 +327,7 @@ def test_a_full_draft_cache_keeps_no_other_request_from_catching_up(
         assert scheduler.busy
         served.step(scheduler)
     assert reader.read[0] == 0
-    assert reader.calls.count("take_in") >= 4  # each time the first one was tried, too
+    assert reader.calls.count("prefill") >= 4  # each time the first one was tried, too
     while scheduler.busy:
         served.step(scheduler)
     drafts = []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specops.engine.request_queue import FairShares, FirstComeFirstServed, RequestQueue
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 from specops.request import FinishReason
 from tests.simulated_target import (
     Served,
@@ -29,7 +29,7 @@ _arrivals = count()
 requests = st.tuples(st.integers(1, 50), st.integers(1, 50))
 
 
-def waiting(client: str, prompt: int) -> Sequence:
+def waiting(client: str, prompt: int) -> RequestState:
     request = make_request((1,) * prompt, 50, client=client, arrival=float(next(_arrivals)))
     return make_sequence(request)
 
@@ -107,7 +107,7 @@ def test_no_step_looks_at_all_that_wait(order: type[RequestQueue]) -> None:
     """Not when requests come, go, are cancelled or pass their deadline, nor the client's others."""
 
     class Closed(order):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Iterator[Sequence]:
+        def __iter__(self) -> Iterator[RequestState]:
             raise AssertionError("a step looks at the whole queue")
 
     target = SimulatedTarget(num_slots=2)

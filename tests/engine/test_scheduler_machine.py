@@ -115,7 +115,11 @@ class Serving(RuleBasedStateMachine):
 
     def step(self) -> None:
         passes = len(self.target.passes)
-        before = [item for item in self.scheduler.running if not item.missing and not item.finish]
+        before = [
+            item
+            for item in self.scheduler.running
+            if not item.num_uncomputed_tokens and not item.finish
+        ]
         lengths = [len(item.tokens) for item in before]
         result = self.served.step(self.scheduler)
         assert len(self.target.passes) - passes == (result.stats is not None)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
-from specops.engine.running import Running
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
+from specops.engine.slots import SlotManager
 from specops.engine.token_budget import TokenBudget
 from specops.request import StepKind
 from specops.runtime.batch import Batch
@@ -33,7 +33,7 @@ class Chunk:
         rows: number of its last tokens that need logits.
     """
 
-    sequence: Sequence
+    sequence: RequestState
     tokens: int
     last: bool
     rows: int
@@ -86,7 +86,7 @@ class Planner:
     def __init__(
         self,
         cache: KvCache,
-        running: Running,
+        running: SlotManager,
         proposer: Proposer,
         budget: TokenBudget,
         clock: Callable[[], float],
@@ -101,13 +101,15 @@ class Planner:
     def plan(self, started: float) -> PlannedStep:
         """Choose the spans of the next pass, maybe none; `started` is when the step began."""
         step = PlannedStep()
-        decoding = self._running.with_room_to_decode()
-        prompts = [item for item in self._running if item.missing and not item.finish]
+        decoding = self._running.schedule_decodes()
+        prompts = [item for item in self._running if item.num_uncomputed_tokens and not item.finish]
         beside = 0
         if prompts:
-            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
+            beside = min(
+                sum(item.num_uncomputed_tokens for item in prompts), self._budget.usual_chunk
+            )
         else:
-            step.reading_seconds = self._proposer.let_one_read(
+            step.reading_seconds = self._proposer.prefill_draft_model(
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         if decoding:
@@ -119,7 +121,11 @@ class Planner:
         return step
 
     def _add_prompts(
-        self, step: PlannedStep, decoding: list[Sequence], prompts: list[Sequence], started: float
+        self,
+        step: PlannedStep,
+        decoding: list[RequestState],
+        prompts: list[RequestState],
+        started: float,
     ) -> None:
         """Fill the pass with the prompts' next tokens, as far as the budget goes."""
         # A text to be embedded may be far longer than any prompt, so it gets what is left.
@@ -142,7 +148,7 @@ class Planner:
         tokens = [sequence.tokens[-1], *proposal.tokens]
         step.batch.add(sequence.slot, sequence.num_computed, tokens, proposal.num_logits)
 
-    def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
+    def _add_chunk(self, step: PlannedStep, sequence: RequestState, seconds: float) -> bool:
         """Let a prompt's next tokens join the pass; False where the pass is full."""
         held = self._take_prefix(step, sequence)
         each, first = _reading_seconds(sequence), not step.chunks
@@ -151,7 +157,7 @@ class Planner:
         step.budget = max(step.budget, taken + room)
         if room < 1:
             return False
-        count = min(room, sequence.missing)
+        count = min(room, sequence.num_uncomputed_tokens)
         if not count:  # another request has computed all that this one had given up
             return True
         reads = sequence.reader is not None and not sequence.generated
@@ -159,26 +165,26 @@ class Planner:
             count = min(count, max(_LEAST_ROWS, self._most_rows - step.batch.num_logits))
         if not self._running.reserve(sequence, held + count, step.batch):
             return True
-        last = count == sequence.missing and not sequence.generated
+        last = count == sequence.num_uncomputed_tokens and not sequence.generated
         tokens = sequence.tokens[held : held + count]
         rows = count if reads else int(last)
         step.batch.add(sequence.slot, held, tokens, rows)
         step.batch.hidden |= sequence.request.embed
         step.chunks.append(Chunk(sequence, count, last, rows))
-        sequence.begun = True
+        sequence.was_scheduled = True
         return True
 
-    def _take_prefix(self, step: PlannedStep, sequence: Sequence) -> int:
+    def _take_prefix(self, step: PlannedStep, sequence: RequestState) -> int:
         """Skip what other requests have computed of the beginning; returns the computed tokens."""
-        before = sequence.num_computed if sequence.begun else sequence.cached
+        before = sequence.num_computed if sequence.was_scheduled else sequence.num_cached_tokens
         held = self._running.extend_prefix(sequence)
         if held > before and not sequence.preemptions:
-            step.prefix_hits += not sequence.cached
+            step.prefix_hits += not sequence.num_cached_tokens
             step.cached += held - before
-            sequence.cached += held - before
+            sequence.num_cached_tokens += held - before
         return held
 
 
-def _reading_seconds(sequence: Sequence) -> float:
+def _reading_seconds(sequence: RequestState) -> float:
     """Seconds that a reader of the prompt takes for each of its tokens, after the pass."""
     return sequence.reader.seconds if sequence.reader and not sequence.generated else 0.0

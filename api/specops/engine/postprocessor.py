@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specops.engine.planner import Chunk, PlannedStep
 from specops.engine.proposer import SequenceProposal
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 from specops.request import GRAMMAR, DraftStats
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
@@ -47,7 +46,7 @@ class Postprocessor:
         self._clock = clock
         self.controller = controller
 
-    def take(self, step: PlannedStep, logits: Floats) -> Progress:
+    def process(self, step: PlannedStep, logits: Floats) -> Progress:
         """Give every sequence of a pass its tokens. A sequence that raises an error fails alone.
 
         Args:
@@ -82,7 +81,7 @@ class Postprocessor:
         proposal: SequenceProposal,
         logits: Floats,
         row: int,
-        likeliest: Seq[int] | None,
+        likeliest: Sequence[int] | None,
     ) -> None:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
@@ -163,6 +162,6 @@ class Postprocessor:
             sequence.append([token], 0, None, logits[-1:])
             progress.first_tokens += 1
 
-    def _computed(self, sequence: Sequence, tokens: int) -> None:
+    def _computed(self, sequence: RequestState, tokens: int) -> None:
         sequence.num_computed += tokens
         self._target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller, Proposal
@@ -38,7 +38,7 @@ class SequenceProposal(Proposal):
         declined: name of the drafter whose draft tokens did not seem to pay.
     """
 
-    sequence: Sequence
+    sequence: RequestState
     forced: tuple[int, ...] = ()
     draft: Draft = NO_DRAFT
     missed: str | None = None
@@ -105,7 +105,7 @@ class Proposer:
         self._clock = clock
 
     def propose(
-        self, sequences: list[Sequence], prompt_tokens: int
+        self, sequences: list[RequestState], prompt_tokens: int
     ) -> tuple[list[SequenceProposal], DraftTimes]:
         """Collect the draft tokens that a pass verifies.
 
@@ -148,7 +148,9 @@ class Proposer:
             proposals = [item for item in proposals if not item.sequence.finish]
         return proposals, DraftTimes(self._clock() - start, model, asking)
 
-    def let_one_read(self, sequences: list[Sequence], room: Callable[[int], int]) -> float:
+    def prefill_draft_model(
+        self, sequences: list[RequestState], room: Callable[[int], int]
+    ) -> float:
         """Let a draft model compute a piece of one sequence that it cannot propose for yet.
 
         It does not read ahead while its draft tokens do not pay. If it is asked later, it catches
@@ -167,7 +169,7 @@ class Proposer:
             try:
                 if drafter is None or not drafter.runs_model or not self._lags(drafter, sequence):
                     continue
-                if drafter.take_in(sequence.slot, sequence.tokens, room(sequence.num_computed)):
+                if drafter.prefill(sequence.slot, sequence.tokens, room(sequence.num_computed)):
                     break
             except Exception as error:
                 sequence.fail(error)
@@ -220,7 +222,7 @@ class Proposer:
             proposal.drafter, proposal.most = drafter.name, most
             proposal.backlog = drafter.backlog(slot, len(tokens))
 
-    def _room(self, sequence: Sequence, tokens: int) -> int:
+    def _room(self, sequence: RequestState, tokens: int) -> int:
         """Make room in the cache behind the sequence's next token; no sequence is preempted for it.
 
         So no draft is made that has no room: a drafter takes what it has drafted for said.
@@ -273,7 +275,7 @@ class Proposer:
             if not proposal.draft.tokens:
                 proposal.missed = draft.origin or drafter.name
 
-    def _lags(self, drafter: Drafter, sequence: Sequence) -> bool:
+    def _lags(self, drafter: Drafter, sequence: RequestState) -> bool:
         """Whether a draft model should read more of a sequence before it proposes."""
         request = sequence.request
         if request.adaptive and not self.controller.model_pays(drafter.name):

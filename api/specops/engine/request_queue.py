@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 
 _GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots share its pass
 
@@ -24,20 +24,20 @@ class RequestQueue(Protocol):
     def __len__(self) -> int:
         """Number of waiting sequences."""
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         """All that wait, in no particular order."""
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RequestState) -> None:
         """Let a sequence wait."""
 
-    def next(self) -> Sequence:
+    def next(self) -> RequestState:
         """Take out the sequence that gets the next slot.
 
         Raises:
             IndexError: the queue is empty.
         """
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: RequestState) -> bool:
         """Take out a sequence that has left, in constant time; False where it does not wait."""
 
     def generated(self, client: str, tokens: int) -> None:
@@ -48,25 +48,25 @@ class FirstComeFirstServed:
     """Requests get slots in the order in which they came."""
 
     def __init__(self) -> None:
-        self._sequences: OrderedDict[Sequence, None] = OrderedDict()
+        self._sequences: OrderedDict[RequestState, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RequestState) -> None:
         """Go to the end."""
         self._sequences[sequence] = None
 
-    def next(self) -> Sequence:
+    def next(self) -> RequestState:
         """Take out the oldest; see `RequestQueue.next`."""
         if not self._sequences:
             raise IndexError("the queue is empty")
         return self._sequences.popitem(last=False)[0]
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: RequestState) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
         return self._sequences.pop(sequence, sequence) is None
 
@@ -82,18 +82,18 @@ class FairShares:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, OrderedDict[Sequence, None]] = {}
+        self._queues: dict[str, OrderedDict[RequestState, None]] = {}
         self._accounts: dict[str, float] = {}  # only those above the last served
         self._last_served = 0.0
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         for queue in self._queues.values():
             yield from queue
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RequestState) -> None:
         """Go to the end of the client's own queue."""
         client = sequence.request.client
         if not self._queues:  # no request had to wait: no client took anything from another
@@ -104,7 +104,7 @@ class FairShares:
             self._accounts[client] = self._account(client)
         self._queues[client][sequence] = None
 
-    def next(self) -> Sequence:
+    def next(self) -> RequestState:
         """Take out the first request of the client with the lowest account."""
         if not self._queues:
             raise IndexError("the queue is empty")
@@ -116,7 +116,7 @@ class FairShares:
         self._forget()
         return sequence
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: RequestState) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
         client = sequence.request.client
         queue = self._queues.get(client)

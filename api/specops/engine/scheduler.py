@@ -14,8 +14,8 @@ from specops.engine.planner import PlannedStep, Planner
 from specops.engine.postprocessor import Postprocessor, Progress
 from specops.engine.proposer import Proposer
 from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
-from specops.engine.running import Running
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
+from specops.engine.slots import SlotManager
 from specops.engine.token_budget import TokenBudget
 from specops.request import FinishReason, GenerationRequest, Output, StepResult, StepStats
 from specops.runtime.cost_model import CostModel
@@ -67,7 +67,7 @@ class Scheduler:
         self.draft_cost_model = draft_cost_model
         self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
-        self._running = Running(target.cache, drafters)
+        self._running = SlotManager(target.cache, drafters)
         self._postprocessor = Postprocessor(target, controller, clock)
         self._budget = TokenBudget(
             cost_model,
@@ -82,9 +82,9 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._clock = clock
-        self._in_flight: dict[str, Sequence] = {}
+        self._in_flight: dict[str, RequestState] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap, with ended requests in it
-        self._left: list[Sequence] = []  # sequences that ended while they waited
+        self._left: list[RequestState] = []  # sequences that ended while they waited
 
     @property
     def controller(self) -> Controller:
@@ -101,13 +101,13 @@ class Scheduler:
         return bool(self._in_flight)
 
     @property
-    def running(self) -> list[Sequence]:
+    def running(self) -> list[RequestState]:
         """The sequences with a slot, in the order of admission."""
         return list(self._running)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that fits into the context."""
-        sequence = Sequence(
+        sequence = RequestState(
             request,
             self._tokenizer,
             end_tokens=self._end_tokens,
@@ -165,7 +165,7 @@ class Scheduler:
         if (sequence := self._in_flight.get(request_id)) is not None:
             self._end(sequence, reason)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: RequestState, reason: FinishReason) -> None:
         if not sequence.finish:
             sequence.finish = reason
             if self.waiting.remove(sequence):
@@ -192,7 +192,7 @@ class Scheduler:
             self._deadlines = [(item.request.deadline, item.request.request_id) for item in here]
             heapify(self._deadlines)
 
-    def _output(self, sequence: Sequence) -> Output | None:
+    def _output(self, sequence: RequestState) -> Output | None:
         output = sequence.output()
         if output is not None:
             self.waiting.generated(sequence.request.client, len(output.pieces))
@@ -206,7 +206,7 @@ class Scheduler:
         logits = self.target.forward(batch)
         seconds = self._clock() - begun
         self.cost_model.observe(batch.num_tokens, batch.attention_work, seconds)
-        progress = self._postprocessor.take(step, logits)
+        progress = self._postprocessor.process(step, logits)
         self._learn(step, progress, self._clock() - started)
         return StepStats(
             step.kind,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specops.engine.engine import Engine
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 from specops.heads.starters import STARTERS
 from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
@@ -140,7 +140,7 @@ class Writer:
             )
         )
 
-    def _note(self, sequence: Sequence) -> None:
+    def _note(self, sequence: RequestState) -> None:
         """Keep the state from which an answer's latest token was chosen."""
         text = self._texts[sequence.request.request_id]
         latest = len(text.states) == sequence.generated - 1

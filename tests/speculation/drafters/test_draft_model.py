@@ -138,7 +138,7 @@ def test_no_token_is_computed_twice(runner: SimulatedTarget, accepted: int) -> N
 def test_it_catches_up_in_chunks_and_proposes_the_same(runner: SimulatedTarget) -> None:
     drafter = made(runner)
     tokens = RNG.integers(1, VOCAB, 100).tolist()
-    taken = [drafter.take_in(0, tokens, 30) for _ in range(5)]
+    taken = [drafter.prefill(0, tokens, 30) for _ in range(5)]
     assert taken == [30, 30, 30, 9, 0]  # all but the last token
     assert drafter.backlog(0, 100) == 1
     assert runner.cache.length(0) == 99
@@ -160,9 +160,9 @@ def test_a_long_backlog_takes_passes_of_its_own(runner: SimulatedTarget) -> None
 def test_the_backlog_is_what_is_not_computed(runner: SimulatedTarget) -> None:
     drafter = made(runner)
     assert drafter.backlog(0, 10) == 10
-    drafter.take_in(0, [1] * 10, 6)
+    drafter.prefill(0, [1] * 10, 6)
     assert drafter.backlog(0, 10) == 4
-    drafter.take_in(0, [1] * 10, 6)
+    drafter.prefill(0, [1] * 10, 6)
     assert drafter.backlog(0, 10) == drafter.backlog(0, 3) == 1  # there is always the last token
     assert drafter.backlog(0, 10_000) == runner.cache.context - 9
 
@@ -176,7 +176,7 @@ def test_its_passes_tell_its_cost_model_what_they_take(
     machine.memory = machine.arithmetic = slowness
     ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
         lambda drafter, tokens: propose(drafter, tokens[:3], 8),
-        lambda drafter, tokens: drafter.take_in(0, tokens, 20),
+        lambda drafter, tokens: drafter.prefill(0, tokens, 20),
         lambda drafter, tokens: propose(drafter, tokens, 1),
     ]
     for way in ways:
@@ -224,7 +224,7 @@ def test_it_stops_at_its_context() -> None:
     assert len(propose(drafter, tokens[:62], 8).tokens) == 3
     assert len(propose(drafter, tokens[:64], 8).tokens) == 1
     assert propose(drafter, tokens[:65], 8) is NO_DRAFT
-    assert drafter.take_in(0, tokens, 32) == 0
+    assert drafter.prefill(0, tokens, 32) == 0
 
 
 def test_a_prompt_beyond_its_context_can_begin() -> None:
@@ -234,7 +234,7 @@ def test_a_prompt_beyond_its_context_can_begin() -> None:
     tokens = RNG.integers(1, VOCAB, 200).tolist()
     drafter.begin(0, tokens, "")
     assert propose(drafter, tokens, 8) is NO_DRAFT
-    assert sum(drafter.take_in(0, tokens, 30) for _ in range(9)) == 64
+    assert sum(drafter.prefill(0, tokens, 30) for _ in range(9)) == 64
 
 
 def test_without_room_in_its_cache_there_is_no_draft_and_nobody_else_loses_his() -> None:
@@ -244,7 +244,7 @@ def test_without_room_in_its_cache_there_is_no_draft_and_nobody_else_loses_his()
     drafts = drafter.propose([ask(tokens, 3, slot) for slot, tokens in enumerate(texts)])
     assert [len(draft.tokens) for draft in drafts] == [3, 3, 0]
     assert drafts[2] is NO_DRAFT
-    assert drafter.take_in(2, texts[2], 30) == 0
+    assert drafter.prefill(2, texts[2], 30) == 0
     (shorter,) = drafter.propose([ask(texts[0], 8)])  # to the end of the block that it has
     assert len(shorter.tokens) == 4
     drafter.release(0)
@@ -262,7 +262,7 @@ def test_a_clients_next_prompt_goes_on_from_the_last(runner: SimulatedTarget) ->
         tokens = [*LONG, number]
         drafter.begin(0, tokens, "ann")
         assert drafter.backlog(0, 101) == (1 if number else 101)
-        while drafter.take_in(0, tokens, 32):
+        while drafter.prefill(0, tokens, 32):
             pass
         found = propose(drafter, tokens, 3)
         assert list(found.tokens) == DRAFT_TEXT.continuation(tokens, 3)
@@ -274,7 +274,7 @@ def test_another_client_finds_nothing(runner: SimulatedTarget, slot: int) -> Non
     """Neither in the slot that the other one had, nor beside it."""
     drafter = made(runner, 3)
     drafter.begin(0, LONG, "ann")
-    while drafter.take_in(0, LONG, 32):
+    while drafter.prefill(0, LONG, 32):
         pass
     if slot == 0:
         drafter.release(0)

@@ -28,7 +28,7 @@ def test_the_cascade_begins_and_releases_what_its_parts_keep(runner: SimulatedTa
     found = []
     for _ in range(2):
         drafters["cascade"].begin(1, tokens, "ann")
-        drafters["cascade"].take_in(1, tokens, 19)
+        drafters["cascade"].prefill(1, tokens, 19)
         backlogs = [drafter.backlog(1, 20) for drafter in drafters.values()]
         assert backlogs == [1, 0, 1]
         found.append(propose(drafters["cascade"], tokens, 3, slot=1))

@@ -99,7 +99,7 @@ def test_slots_are_apart_and_forgotten() -> None:
     drafter.release(0)
     drafter.release(0)  # nothing to forget is no error
     assert look_up(drafter, [7, 8], 1) is NO_DRAFT
-    assert drafter.backlog(1, 1000) == drafter.take_in(1, [1, 2], 10) == 0
+    assert drafter.backlog(1, 1000) == drafter.prefill(1, [1, 2], 10) == 0
 
 
 # -- promises --------------------------------------------------------------------------------------

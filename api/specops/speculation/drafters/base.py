@@ -97,7 +97,7 @@ class Drafter(Protocol):
     def backlog(self, slot: int, length: int) -> int:
         """Tokens of a sequence of `length` that a model has to compute before it can propose."""
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
         """Let a model compute up to `most` tokens of the slot's backlog; returns their number."""
 
     def release(self, slot: int) -> None:
@@ -130,7 +130,7 @@ class LookupDrafter(ABC):
         """0: there is no model."""
         return 0
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
         """0: there is nothing to compute."""
         return 0
 

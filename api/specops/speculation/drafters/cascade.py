@@ -59,9 +59,9 @@ class CascadeDrafter:
         """The model's backlog."""
         return self._model.backlog(slot, length)
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Let the model compute; see `Drafter.take_in`."""
-        return self._model.take_in(slot, tokens, most)
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Let the model compute; see `Drafter.prefill`."""
+        return self._model.prefill(slot, tokens, most)
 
     def release(self, slot: int) -> None:
         """Release the slot of both."""

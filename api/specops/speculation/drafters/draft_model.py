@@ -83,7 +83,7 @@ class DraftModelDrafter:
         """Tokens that are not computed yet. Rejected tokens, to be replaced, count as computed."""
         return max(1, min(length, self.runner.cache.context) - len(self._slots[slot].computed))
 
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
         """Compute a piece of the backlog in one pass, all but the sequence's last token."""
         self._begun = time.perf_counter()
         start = self._agree(slot, tokens)

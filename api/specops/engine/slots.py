@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 
 from specops.engine.request_queue import RequestQueue
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.drafters.base import Drafter
 
 
-class Running:
+class SlotManager:
     """Gives sequences slots and blocks. Used by the engine's thread.
 
     Args:
@@ -34,16 +34,16 @@ class Running:
         self.preemptions = 0
         self._cache = cache
         self._drafters = drafters
-        self._sequences: list[Sequence] = []  # in the order of admission
+        self._sequences: list[RequestState] = []  # in the order of admission
         # Next for a slot: preempted sequences, and one sequence that lacks blocks.
-        self._in_line: deque[Sequence] = deque()
+        self._in_line: deque[RequestState] = deque()
         self._free = list(range(cache.num_slots - 1, -1, -1))
-        self._refused: tuple[Sequence, int] | None = None  # a sequence, and the blocks left then
+        self._refused: tuple[RequestState, int] | None = None  # with the blocks left then
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self._sequences)
 
     @property
@@ -60,11 +60,11 @@ class Running:
                 return
             self._in_line.popleft()
 
-    def with_room_to_decode(self) -> list[Sequence]:
+    def schedule_decodes(self) -> list[RequestState]:
         """The sequences that decode, each with room for one more token. May preempt others."""
         decoding = []
         for sequence in list(self._sequences):
-            if sequence.missing or sequence.slot < 0 or sequence.finish:
+            if sequence.num_uncomputed_tokens or sequence.slot < 0 or sequence.finish:
                 continue
             if self._make_room(sequence, sequence.num_computed + 1, keep=()):
                 decoding.append(sequence)
@@ -72,7 +72,7 @@ class Running:
                 self._preempt(sequence)
         return decoding
 
-    def reserve(self, sequence: Sequence, length: int, batch: Batch) -> bool:
+    def reserve(self, sequence: RequestState, length: int, batch: Batch) -> bool:
         """Make room for a piece of a prompt, without preempting a sequence of the batch.
 
         Returns:
@@ -85,17 +85,17 @@ class Running:
             self._preempt(sequence)
         return found
 
-    def extend_prefix(self, sequence: Sequence) -> int:
+    def extend_prefix(self, sequence: RequestState) -> int:
         """Take over what other requests have computed of the sequence's beginning.
 
         Returns:
             The number of computed tokens.
         """
-        if sequence.num_computed % BLOCK_TOKENS == 0 or not sequence.begun:
+        if sequence.num_computed % BLOCK_TOKENS == 0 or not sequence.was_scheduled:
             sequence.num_computed = self._cache.extend_prefix(sequence.slot, sequence.tokens)
         return sequence.num_computed
 
-    def remove_finished(self) -> list[Sequence]:
+    def remove_finished(self) -> list[RequestState]:
         """Take out finished sequences."""
         ended = [sequence for sequence in self._sequences if sequence.finish]
         for sequence in ended:
@@ -105,7 +105,7 @@ class Running:
             self._in_line.remove(sequence)
         return ended + gone
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit(self, sequence: RequestState) -> bool:
         """Give a sequence a slot, if its tokens fit beside what the running ones still need."""
         cache = self._cache
         owed = sum(_lacking(item) for item in self._sequences)
@@ -123,7 +123,7 @@ class Running:
             return False
         self._free.pop()
         self._refused = None
-        sequence.slot, sequence.begun = slot, False
+        sequence.slot, sequence.was_scheduled = slot, False
         sequence.start()
         self._sequences.append(sequence)
         try:
@@ -133,7 +133,7 @@ class Running:
             sequence.fail(error)
         return True
 
-    def _make_room(self, sequence: Sequence, length: int, keep: Collection[int]) -> bool:
+    def _make_room(self, sequence: RequestState, length: int, keep: Collection[int]) -> bool:
         """Preempt sequences that were admitted after this one, the last first, until it fits."""
         while not self._cache.reserve(sequence.slot, length):
             later = self._sequences[self._sequences.index(sequence) + 1 :]
@@ -143,14 +143,14 @@ class Running:
             self._preempt(victim)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: RequestState) -> None:
         self._leave(sequence)
         sequence.num_computed = 0
         sequence.preemptions += 1
         self.preemptions += 1
         self._in_line.appendleft(sequence)  # it was admitted before the others in line
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: RequestState) -> None:
         self._sequences.remove(sequence)
         self._cache.release(sequence.slot)
         for drafter in self._drafters_of(sequence):
@@ -161,14 +161,14 @@ class Running:
         self._free.append(sequence.slot)
         sequence.slot = -1
 
-    def _drafters_of(self, sequence: Sequence) -> Collection[Drafter]:
+    def _drafters_of(self, sequence: RequestState) -> Collection[Drafter]:
         """The drafter that follows the sequence, if it has one: a draft model's keeps blocks."""
         request = sequence.request
         drafter = self._drafters.get(request.drafter) if request.k_draft else None
         return () if drafter is None or request.embed else (drafter,)
 
 
-def _lacking(sequence: Sequence) -> int:
+def _lacking(sequence: RequestState) -> int:
     """Number of blocks for its tokens and the next one, less the full ones; at least one."""
     blocks = -(-(len(sequence.tokens) + 1) // BLOCK_TOKENS)
     return blocks - sequence.num_computed // BLOCK_TOKENS

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from specops.engine.request_queue import FirstComeFirstServed
-from specops.engine.running import Running
-from specops.engine.sequence import Sequence
+from specops.engine.request_state import RequestState
+from specops.engine.slots import SlotManager
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import (
@@ -21,15 +21,15 @@ from tests.speculation.drafters.scripted import Scripted
 
 def made(
     num_blocks: int, num_slots: int = 4, reuse: PrefixCache = PrefixCache.OFF
-) -> tuple[Running, SimulatedTarget, FirstComeFirstServed, Scripted]:
+) -> tuple[SlotManager, SimulatedTarget, FirstComeFirstServed, Scripted]:
     target = SimulatedTarget(
         num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=reuse
     )
     drafter = Scripted(Text(), 1.0)
-    return Running(target.cache, {"scripted": drafter}), target, FirstComeFirstServed(), drafter  # type: ignore[dict-item]
+    return SlotManager(target.cache, {"scripted": drafter}), target, FirstComeFirstServed(), drafter  # type: ignore[dict-item]
 
 
-def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[Sequence]:
+def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[RequestState]:
     sequences = [
         make_sequence(make_request(length, 200, drafter="scripted", k_draft=2))
         for length in lengths
@@ -39,12 +39,12 @@ def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[Sequence]:
     return sequences
 
 
-def compute(running: Running, target: SimulatedTarget, sequence: Sequence) -> None:
+def compute(running: SlotManager, target: SimulatedTarget, sequence: RequestState) -> None:
     """Its prompt, in one pass, and its first token."""
     assert running.reserve(sequence, len(sequence.tokens), Batch())
     sequence.num_computed = len(sequence.tokens)
     target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)
-    sequence.begun = True
+    sequence.was_scheduled = True
     sequence.tokens.append(1)
 
 
@@ -78,7 +78,7 @@ def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
         sequence.tokens += [1] * 4
         sequence.num_computed = 64
         target.cache.commit(sequence.slot, sequence.tokens, 64)
-    assert running.with_room_to_decode() == [first]
+    assert running.schedule_decodes() == [first]
     (behind,) = coming(waiting, 1)
     assert running.preemptions == 2
     assert [item.preemptions for item in (first, second, third)] == [0, 1, 1]
@@ -134,7 +134,7 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
     short = make_request((*left.prompt_tokens, 1, 2, 3, 4, 5), 3)
     serve(scheduler, left)
     scheduler.add(growing)
-    while not scheduler.running or scheduler.running[0].missing:
+    while not scheduler.running or scheduler.running[0].num_uncomputed_tokens:
         scheduler.step()
     served = serve(scheduler, long, short)
     stats = served.stats(short)
@@ -147,7 +147,7 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     """A draft model keeps blocks of its cache for each prompt that it follows."""
     target = SimulatedTarget(num_slots=4)
     drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
-    running, waiting = Running(target.cache, drafters), FirstComeFirstServed()  # type: ignore[arg-type]
+    running, waiting = SlotManager(target.cache, drafters), FirstComeFirstServed()  # type: ignore[arg-type]
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
         waiting.add(make_sequence(make_request(40, drafter=drafter, k_draft=k_draft)))

@@ -46,15 +46,15 @@ class _Counts:
     )
 
 
-class Sequence:
+class RequestState:
     """One request in flight. Owned by the engine thread.
 
     Attributes:
         request: the client's request.
         tokens: prompt and generated tokens.
         num_computed: number of tokens that the target's cache holds.
-        cached: number of prompt tokens that another request had computed.
-        begun: a pass has computed tokens of it since it got its slot.
+        num_cached_tokens: number of prompt tokens that another request had computed.
+        was_scheduled: a pass has computed tokens of it since it got its slot.
         slot: its row in the caches' block tables; below 0 while it has none.
         preemptions: how often it gave its KV blocks up.
         finish: why the request ended; None while it goes on.
@@ -76,8 +76,8 @@ class Sequence:
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_tokens)
-        self.num_computed = self.cached = 0
-        self.begun = False
+        self.num_computed = self.num_cached_tokens = 0
+        self.was_scheduled = False
         self.slot = 0
         self.preemptions = 0
         self.finish: FinishReason | None = None
@@ -117,7 +117,7 @@ class Sequence:
         return self._started is not None
 
     @property
-    def missing(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Number of tokens to compute before it decodes: prompt tokens, or all after a preemption.
 
         The pass over a prompt's last token brings the first token of the answer. A sequence with
@@ -298,7 +298,7 @@ class Sequence:
         counts = self._counts
         return GenerationStats(
             prompt_tokens=self.request.num_prompt_tokens,
-            cached_prompt_tokens=self.cached,
+            cached_prompt_tokens=self.num_cached_tokens,
             generated_tokens=self.generated,
             sequence_steps=counts.sequence_steps,
             drafts=counts.drafts,
