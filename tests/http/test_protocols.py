@@ -1,5 +1,5 @@
 """The parts that only one chat protocol has: events, finish reasons, errors; and the table of calls
-in docs/api.md, row by row."""
+in client_calls.md, row by row."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_an_answer_that_was_begun_goes_on_where_it_ends(protocol: str) -> 
 
 # -- the table -----------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+PAGE = Path(__file__).with_name("client_calls.md").read_text()
 ROWS = re.findall(
     r"^\| `((?:openai|anthropic|ollama)\.[\w.]+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M
 )

@@ -12,15 +12,13 @@ import pytest
 
 from specops.config import Settings
 from specops.http.schemas.chat import ChatRequest
-from specops.http.schemas.completions import CompletionRequest
 from specops.http.schemas.generate import GenerateRequest, GenerateResponse
-from specops.http.schemas.openai import Timings
 from tests.stack.support import ROOT, VENV_BIN, succeed
 from tests.stack.test_commands import TARGETS
 from tests.test_imports import LAYERS, modules, part
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-API = (ROOT / "docs" / "api.md").read_text()
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 BODIES = {"/generate": GenerateRequest, "/v1/chat/completions": ChatRequest}
 SETTINGS = {f"SPECOPS_{item.name.upper()}" for item in fields(Settings)}
 SETTINGS |= {"SPECOPS_EXACT"}  # accepted, but not a setting
@@ -75,26 +73,12 @@ def test_every_subcommand_exists() -> None:
             assert f"\n    {name} " in offered, f"{page.name}: {name}"
 
 
-def test_settings_and_presets_are_described_as_they_are() -> None:
+def test_settings_are_described_as_they_are() -> None:
     succeed(sys.executable, "scripts/settings.py", "--check")
 
 
-def test_the_api_page_has_every_field() -> None:
-    table = API.partition("## POST /generate")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, flags=re.MULTILINE))
-    fields = {item.alias or name: item for name, item in GenerateRequest.model_fields.items()}
-    assert set(rows) == set(fields)
-    for name, item in fields.items():
-        default = rows[name].strip()
-        if item.is_required() or item.default in (None, []):
-            # `adaptive` becomes true later.
-            assert default in ("", "the server's", "the model's", "true"), name
-        else:
-            assert json.loads(default) == item.default, name
-    named = set(re.findall(r"`(\w+)`", API))
-    for schema in (GenerateResponse, CompletionRequest, ChatRequest, Timings):
-        names = {item.alias or name for name, item in schema.model_fields.items()}
-        assert names <= named, schema.__name__
+def test_fields_and_presets_are_described_as_they_are() -> None:
+    succeed(sys.executable, "-m", "scripts.pages", "--check")
 
 
 def test_the_picture_of_the_layers_is_the_code() -> None:
@@ -124,10 +108,19 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
     results = (ROOT / "bench" / "results" / "serving.md").read_text()
     (row,) = re.findall(r"^\| 4 \|(.*)$", results, flags=re.MULTILINE)
     ours, llama, openvino = re.findall(r"([\d.]+) \[", row)[:3]
-    told = re.findall(
-        r"^\| .*(Spec-Ops|OpenVINO|llama).*\| \**([\d.]+)\** \|$", readme, re.MULTILINE
+    first = readme.partition("\n## ")[0]
+    shown = re.findall(
+        r"^\| .*(Spec-Ops|OpenVINO|llama).*\| \**([\d.]+)\** \|$", first, re.MULTILINE
     )
-    assert dict(told) == {"Spec-Ops": ours, "llama": llama, "OpenVINO": openvino}
+    assert dict(shown) == {"Spec-Ops": ours, "llama": llama, "OpenVINO": openvino}
+
+
+def test_the_readme_names_the_memory_that_the_page_of_models_does() -> None:
+    rows = re.compile(r"^\| `([\w.-]+)`.*\| ([\d.]+) \|$", re.MULTILINE)
+    memory = dict(rows.findall((ROOT / "docs" / "models.md").read_text()))
+    chosen = dict(rows.findall((ROOT / "README.md").read_text()))
+    assert len(chosen) == 5
+    assert chosen.items() <= memory.items()
 
 
 def test_every_promise_has_its_tests() -> None:

