@@ -49,7 +49,7 @@ from specops.http.routes import (
     responses,
     tokens,
 )
-from specops.http.state import AppState
+from specops.http.state import AppState, Context
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
@@ -129,7 +129,7 @@ def create_app(
         # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.state.specops = AppState(settings, service, metrics)
+    state = app.state.specops = AppState(settings, service, metrics)
     routers = [
         module.router
         for module in (
@@ -155,9 +155,9 @@ def create_app(
 
     app.add_middleware(
         RequestContext,
+        state=state,
         keys=keys,
         endpoints=endpoints,
-        metrics=metrics,
         refuse=refuse,
         trace=lambda scope, arrival: (
             _begin_trace(tracing, service, metrics, scope, arrival) if tracing else None
@@ -177,7 +177,7 @@ def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response
         return None
     try:
         if whole:
-            scope["state"]["release"] = service.admission.reserve()
+            Context.of(scope).release = service.admission.reserve()
         else:
             service.admission.check(1)
     except QueueFull as error:

@@ -33,7 +33,7 @@ from specops.http.errors import (
     unavailable,
 )
 from specops.http.keys import ApiKeys
-from specops.metrics.metrics import Metrics
+from specops.http.state import AppState, Context
 from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
@@ -57,39 +57,35 @@ log = logging.getLogger(__name__)
 class RequestContext:
     """Wraps the application.
 
-    The request's id is the client's `X-Request-ID` if that is short and printable, otherwise a new
-    one. It is in `request.state.request_id`, in the response's headers (Anthropic's clients read
-    `request-id`) and in every log line. The
-    time of arrival is in `request.state.arrival`. An endpoint may set `request.state.log_fields`;
-    what it returns at the request's end becomes part of the log line.
+    Each request gets a `Context`. Its id is the client's `X-Request-ID` if that is short and
+    printable, otherwise a new one; it is also in the response's headers (Anthropic's clients read
+    `request-id`) and in every log line.
 
     Args:
+        state: the application's.
         keys: the keys that clients must send.
         endpoints: name the endpoint of a path, for the metrics.
-        metrics: count requests, rejections, and requests of load tests by their header
-            `X-Load-Test`.
         refuse: returns a refusal, or None. It is asked before the body is read, and again with
-            True once the body is whole: then it may set `request.state.release`, which is called
-            at the latest at the request's end. Refusing a crowd is ten times as fast if its bodies
-            are not parsed.
-        trace: returns the trace of a request that arrived at a time, or None. It becomes
-            `request.state.trace`.
+            True once the body is whole: then it may set the context's `release`. Refusing a crowd
+            is ten times as fast if its bodies are not parsed.
+        trace: returns the trace of a request that arrived at a time, or None.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
+        state: AppState,
         keys: ApiKeys,
         endpoints: Endpoints,
-        metrics: Metrics,
         refuse: Callable[[Scope, bool], Response | None],
         trace: Callable[[Scope, float], RequestTrace | None],
     ) -> None:
         self.app = app
         self._keys = keys
         self._endpoints = endpoints
-        self._metrics = metrics
+        self._state = state
+        self._metrics = state.metrics
         self._refuse = refuse
         self._trace = trace
         self._large_bodies = 0  # number of large bodies that are being read
@@ -111,28 +107,31 @@ class RequestContext:
         if scope["path"].startswith(OPENAI_PREFIX):
             names.append("request-id")
         exchange = _Exchange(receive, send, dict.fromkeys(names, request_id), _length(headers))
-        trace = self._trace(scope, exchange.started)
-        scope.setdefault("state", {}).update(
-            trace=trace,
+        context = Context(
+            app=self._state,
+            receive=exchange.receive,
             request_id=request_id,
             arrival=exchange.started,
-            release=lambda: None,
             client=self._keys.client(headers),
+            trace=self._trace(scope, exchange.started),
         )
+        context.enter(scope)
         token = logs.request_id.set(request_id)
         try:
             await self._answer(scope, exchange)
         finally:
-            scope["state"]["release"]()
+            context.release()
             endpoint = self._endpoints.of(scope["path"])
             self._metrics.observe_http(endpoint, exchange.result)
-            if trace is not None:
+            if context.trace is not None:
                 with self._metrics.failures.contained("trace"):
-                    trace.answered(exchange.result)
-            self._log_access(scope, endpoint, exchange)
+                    context.trace.answered(exchange.result)
+            self._log_access(scope, endpoint, exchange, context)
             logs.request_id.reset(token)
 
-    def _log_access(self, scope: Scope, endpoint: str, exchange: _Exchange) -> None:
+    def _log_access(
+        self, scope: Scope, endpoint: str, exchange: _Exchange, context: Context
+    ) -> None:
         """Write a line for each request that the application answered.
 
         Of those that it never saw, refused or never whole, each kind has one line a minute, or a
@@ -146,18 +145,15 @@ class RequestContext:
         }
         level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
         if not exchange.taken:
-            kind = (endpoint, exchange.result, scope["state"]["client"])
+            kind = (endpoint, exchange.result, context.client)
             skipped = self._lines.skipped(kind)
             if skipped is None:
                 level = logging.DEBUG
             else:
                 fields["left_out"] = skipped
-        if (trace := scope["state"]["trace"]) is not None:
-            fields["trace_id"] = trace.trace_id
-        more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")
-        if more is not None:
-            fields |= more()
-        log.log(level, "request", extra={"fields": fields})
+        if context.trace is not None:
+            fields["trace_id"] = context.trace.trace_id
+        log.log(level, "request", extra={"fields": fields | context.log_fields()})
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
@@ -191,6 +187,7 @@ class RequestContext:
             if encoding and exchange.body and not exchange.client_left:
                 exchange.body = await decompressed(exchange.body, encoding, MAX_BODY_BYTES)
             refuse_complex(exchange.body)
+            Context.of(scope).body_bytes = len(exchange.body)
         except ApiError as error:
             self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
             return error.response(scope["path"])

@@ -1,17 +1,24 @@
-"""What every endpoint gets: the application's settings, service and metrics, and recent items."""
+"""What every endpoint gets: the application's state, and the context of its request."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from starlette.types import Receive, Scope
 
 from specops.config import Settings
+from specops.engine.engine import Engine
 from specops.http.answering.recent_items import RecentItems
 from specops.metrics.metrics import Metrics
 from specops.serving.async_engine import AsyncEngine
+from specops.text.grammar import Matcher
+from specops.tracing import RequestTrace
+
+_KEY = "specops.context"  # of the request's scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +32,72 @@ class AppState:
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
-async def _app_state(request: Request) -> AppState:
+def _nothing() -> None:
+    pass
+
+
+def _no_fields() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """One HTTP request, from its arrival to its log line. The middleware makes it.
+
+    Attributes:
+        app: the application's state.
+        receive: the request's channel, by which an endpoint learns that the client has left.
+        request_id: the client's, or a new one.
+        arrival: in seconds of `time.monotonic()`.
+        client: name of the client's key; empty without keys.
+        trace: follows the request through the engine, where requests are traced.
+        body_bytes: size of the body.
+        release: gives up the request's place in the queue. Called at the latest at its end.
+        matcher: keeps the grammar compiled while the request waits.
+        ignored: names of the parts of the body that the server ignores, for a header.
+        log_fields: returns what the endpoint adds to the log line.
+    """
+
+    app: AppState
+    receive: Receive
+    request_id: str
+    arrival: float
+    client: str = ""
+    trace: RequestTrace | None = None
+    body_bytes: int = 0
+    release: Callable[[], None] = _nothing
+    matcher: Matcher | None = None
+    ignored: list[str] = field(default_factory=list)
+    log_fields: Callable[[], dict[str, Any]] = _no_fields
+
+    def enter(self, scope: Scope) -> None:
+        """Make this the context of a request."""
+        scope[_KEY] = self
+
+    @staticmethod
+    def of(scope: Scope) -> Context:
+        """Return the context of a request."""
+        context: Context = scope[_KEY]
+        return context
+
+    @property
+    def settings(self) -> Settings:
+        """The application's settings."""
+        return self.app.settings
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded model.
+
+        Raises:
+            NotReady: see `AsyncEngine.engine`.
+        """
+        return self.app.service.engine
+
+
+async def _context(request: Request) -> Context:
     # A function that is not async would run on a thread: 0.2 ms for each request.
-    state: AppState = request.app.state.specops
-    return state
+    return Context.of(request.scope)
 
 
-State = Annotated[AppState, Depends(_app_state)]
+Ctx = Annotated[Context, Depends(_context)]

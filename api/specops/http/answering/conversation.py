@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fastapi import Request
-
 from specops.engine.engine import Engine
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
@@ -20,7 +18,7 @@ from specops.http.answering.submit import Tokens, built, computed, start
 from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import Conversation, Message
 from specops.http.schemas.options import EngineOptions
-from specops.http.state import AppState
+from specops.http.state import Context
 from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
 from specops.text.json_values import loads
 from specops.text.tools.reader import Block
@@ -115,8 +113,7 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int
 
 
 async def converse(
-    state: AppState,
-    request: Request,
+    ctx: Context,
     body: EngineOptions,
     make: Callable[[], Conversation],
     *,
@@ -131,29 +128,25 @@ async def converse(
         InvalidField: this server cannot use a field's value.
         NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
-    engine = state.service.engine
+    engine = ctx.engine
     template = engine.chat_template
-    asked = await built(make, request, state.settings, besides=recalled_bytes)
+    asked = await built(ctx, make, besides=recalled_bytes)
     speech = await computed(
-        lambda: _speech(engine, asked),
-        0,
-        state.settings,
-        renders=bool(template and template.thinking),
+        ctx, lambda: _speech(engine, asked), 0, renders=bool(template and template.thinking)
     )
 
     def encoded() -> list[Tokens]:
         if not asked.truncates:
             return [encode(engine, asked)]
-        most = min(state.settings.max_new_tokens, engine.info.context // _ANSWERS_SHARE)
+        most = min(ctx.settings.max_new_tokens, engine.info.context // _ANSWERS_SHARE)
         answer = min(most, body.limit or most)
         tokens, left_out = fitting(engine, asked, engine.info.context - answer)
         if left_out:
-            request.state.ignored.append(f"messages[0:{left_out}]")
+            ctx.ignored.append(f"messages[0:{left_out}]")
         return [tokens]
 
     return await start(
-        state,
-        request,
+        ctx,
         body,
         encoded,
         size=asked.size,

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fastapi import Request
-
 from specops.http.answering.speech import Speech
 from specops.http.answering.unknown import ignored_header
 from specops.http.errors import ApiError, internal_error, too_late, unavailable
 from specops.http.sse import calling_on_disconnect
+from specops.http.state import Context
 from specops.request import (
     FinishReason,
     GenerationRequest,
@@ -113,7 +112,7 @@ class Job:
     def __init__(
         self,
         handle: RequestHandle,
-        request: Request,
+        ctx: Context,
         choices: int,
         shown: Any,
         speech: Speech | None,
@@ -123,14 +122,14 @@ class Job:
         self.answers = [
             Answer(item, speech.reader() if speech else None) for item in handle.requests
         ]
-        self.request_id: str = request.state.request_id
-        self.arrival: float = request.state.arrival
+        self.request_id = ctx.request_id
+        self.arrival = ctx.arrival
         self._speech = speech
         self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
-        self._receive = request.receive
+        self._receive = ctx.receive
         self._shown = shown
-        self._ignored = ignored_header(request)
-        request.state.log_fields = self._log_fields
+        self._ignored = ignored_header(ctx)
+        ctx.log_fields = self._log_fields
 
     @property
     def complete(self) -> bool:

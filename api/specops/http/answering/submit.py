@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastapi import Request
-
 from specops.config import Settings
 from specops.engine.model_info import ModelInfo
 from specops.http.answering.choosing import (
@@ -26,7 +24,7 @@ from specops.http.answering.unknown import ignore_keywords, ignore_unknown
 from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.errors import InvalidField, too_late, unavailable
 from specops.http.schemas.options import EngineOptions
-from specops.http.state import AppState
+from specops.http.state import Context
 from specops.request import FIXED_K_DRAFT, GenerationRequest
 from specops.text.fill_in import FillIn
 
@@ -48,8 +46,7 @@ _sequence = itertools.count(1)
 
 
 async def start(
-    state: AppState,
-    request: Request,
+    ctx: Context,
     body: EngineOptions,
     encode: Callable[[], Sequence[Tokens]],
     *,
@@ -79,22 +76,19 @@ async def start(
         InvalidField: this server cannot use a field's value.
         NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
-    service, settings = state.service, state.settings
-    engine = service.engine
-    ignore_unknown(body, request, settings, skipped)
+    engine, settings = ctx.engine, ctx.settings
+    ignore_unknown(ctx, body, skipped)
     places, answers = engine.info.slots + settings.queue_size, count * body.choices
     if answers > places:
         message = f"this server takes at most {places} answers at a time: prompts times n"
         raise InvalidField("n", message)
     # Exchange the place of one for places of all answers; no other request comes between.
-    request.state.release()
-    request.state.release = service.admission.reserve(answers)
-    grammar = await built(
-        lambda: speech.grammar(body.grammar) if speech else body.grammar, request, settings
-    )
+    ctx.release()
+    ctx.release = ctx.app.service.admission.reserve(answers)
+    grammar = await built(ctx, lambda: speech.grammar(body.grammar) if speech else body.grammar)
     stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
     common = replace(
-        plain_request(request, settings),
+        plain_request(ctx),
         **_drafting(body, settings, engine.info),
         max_new_tokens=_limit(body, settings),
         stop=(*body.stops, *(gap.ends if gap else ())),
@@ -108,42 +102,40 @@ async def start(
     written = sum(map(len, (*(body.bad_words or ()), *(body.logit_bias or ()))))
     spelled: dict[str, Any] = {
         "grammar": grammar,
-        "logit_bias": await computed(lambda: biases(body, engine), written, settings),
-        "bad_words": await computed(lambda: bad_words(body, engine), written, settings),
+        "logit_bias": await computed(ctx, lambda: biases(body, engine), written),
+        "bad_words": await computed(ctx, lambda: bad_words(body, engine), written),
     }
     if grammar is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
-        matcher = request.state.matcher = await compile_grammar(grammar, body, engine)
-        ignore_keywords(matcher.left_out, body.grammar_field, request)
+        matcher = ctx.matcher = await compile_grammar(grammar, body, engine)
+        ignore_keywords(ctx, matcher.left_out, body.grammar_field)
     advised = engine.info.sampling
     sampling = [
         replace(body.sampling(choice, advised), **spelled) for choice in range(body.choices)
     ]
     requests = [
         replace(common, prompt_tokens=tuple(tokens), sampling=one)
-        for tokens in await computed(encode, size, settings, renders=rendered)
+        for tokens in await computed(ctx, encode, size, renders=rendered)
         for one in sampling
     ]
-    return submitted(state, request, requests, shown=shown, choices=body.choices, speech=speech)
+    return submitted(ctx, requests, shown=shown, choices=body.choices, speech=speech)
 
 
-def plain_request(request: Request, settings: Settings) -> GenerationRequest:
+def plain_request(ctx: Context) -> GenerationRequest:
     """Return what the engine's requests of one HTTP request have in common, without a prompt."""
-    arrival: float = request.state.arrival
     return GenerationRequest(
         request_id="",
         prompt_tokens=(),
         max_new_tokens=0,
-        arrival=arrival,
-        deadline=arrival + settings.request_timeout,
-        client=request.state.client,
-        trace=request.state.trace,
+        arrival=ctx.arrival,
+        deadline=ctx.arrival + ctx.settings.request_timeout,
+        client=ctx.client,
+        trace=ctx.trace,
     )
 
 
 def submitted(
-    state: AppState,
-    request: Request,
+    ctx: Context,
     requests: Sequence[GenerationRequest],
     *,
     shown: Any,
@@ -156,18 +148,13 @@ def submitted(
         NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
     # Two clients may send the same X-Request-ID: the engine needs ids of its own.
-    named = [
-        replace(item, request_id=f"{request.state.request_id}/{next(_sequence)}")
-        for item in requests
-    ]
-    request.state.release()
-    handle = state.service.submit(*named)
-    return Job(handle, request, choices, shown if state.settings.log_prompts else None, speech)
+    named = [replace(item, request_id=f"{ctx.request_id}/{next(_sequence)}") for item in requests]
+    ctx.release()
+    handle = ctx.app.service.submit(*named)
+    return Job(handle, ctx, choices, shown if ctx.settings.log_prompts else None, speech)
 
 
-async def computed(
-    work: Callable[[], _T], size: int, settings: Settings, *, renders: bool = False
-) -> _T:
+async def computed(ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False) -> _T:
     """Do work that takes time in proportion to a text; on a thread if that may be long.
 
     Args:
@@ -181,15 +168,13 @@ async def computed(
         return work()
     thread = _RENDERER if size < _LONG_TEXT else _ENCODER
     try:
-        async with asyncio.timeout(settings.request_timeout):
+        async with asyncio.timeout(ctx.settings.request_timeout):
             return await asyncio.get_running_loop().run_in_executor(thread, work)
     except TimeoutError:
-        raise too_late("encoded", settings.request_timeout) from None
+        raise too_late("encoded", ctx.settings.request_timeout) from None
 
 
-async def built(
-    work: Callable[[], _T], request: Request, settings: Settings, *, besides: int = 0
-) -> _T:
+async def built(ctx: Context, work: Callable[[], _T], *, besides: int = 0) -> _T:
     """Do work that takes time by the parts of a request's body; on a thread if that is large.
 
     Args:
@@ -198,12 +183,12 @@ async def built(
     Raises:
         ApiError: the work took too long.
     """
-    size = len(await request.body()) + besides
-    return await computed(work, size if size > LARGE_BODY_BYTES else 0, settings)
+    size = ctx.body_bytes + besides
+    return await computed(ctx, work, size if size > LARGE_BODY_BYTES else 0)
 
 
 async def computed_aside(
-    work: Callable[[], _T], size: int, settings: Settings, *, renders: bool = False
+    ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False
 ) -> _T:
     """Do such work for a request that holds no place in the queue.
 
@@ -213,7 +198,7 @@ async def computed_aside(
     if not _aside.acquire(blocking=False):
         raise unavailable(f"{_MOST_ASIDE} texts are being encoded or decoded", "texts")
     try:
-        return await computed(work, size, settings, renders=renders)
+        return await computed(ctx, work, size, renders=renders)
     finally:
         _aside.release()
 

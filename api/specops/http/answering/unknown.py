@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastapi import Request
-
-from specops.config import Settings
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, unknown_fields
+from specops.http.state import Context
 from specops.text.grammar import LeftOut
 
 _MOST_NAMES = 32  # in the header
@@ -17,20 +15,17 @@ _MOST_PATH = 160  # characters of a path in a JSON schema, whose end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
-def ignore_unknown(
-    body: Body, request: Request, settings: Settings, skipped: Sequence[str] = ()
-) -> None:
-    """Note the ignored fields for `ignored_header`.
+def ignore_unknown(ctx: Context, body: Body, skipped: Sequence[str] = ()) -> None:
+    """Note the ignored fields for `ignored_header`; the settings may refuse unknown ones.
 
     Args:
-        settings: say whether unknown fields are refused instead.
         skipped: names of other ignored parts of the body.
 
     Raises:
         InvalidField: there is an unknown field, and the settings refuse it.
     """
     names: dict[str, None] = {}
-    refuses = settings.unknown_fields == "refuse"
+    refuses = ctx.settings.unknown_fields == "refuse"
     for name, harmless in unknown_fields(body):
         if refuses and not harmless:
             field = name.partition(".")[0]
@@ -39,17 +34,17 @@ def ignore_unknown(
         if len(names) == _MOST_NAMES and not refuses:
             break
     names |= dict.fromkeys(name[:64] for name in skipped[:_MOST_NAMES])
-    request.state.ignored = [_UNPRINTABLE.sub("?", name) for name in names][:_MOST_NAMES]
+    ctx.ignored = [_UNPRINTABLE.sub("?", name) for name in names][:_MOST_NAMES]
 
 
-def ignore_keywords(left_out: Sequence[LeftOut], field: str | None, request: Request) -> None:
+def ignore_keywords(ctx: Context, left_out: Sequence[LeftOut], field: str | None) -> None:
     """Note the keywords of JSON schemas that the answer need not follow for `ignored_header`.
 
     Args:
         field: the field that constrains the answer's text.
     """
     names = [_keyword(item, field or "") for item in left_out]
-    request.state.ignored = [*request.state.ignored, *names][:_MOST_NAMES]
+    ctx.ignored = [*ctx.ignored, *names][:_MOST_NAMES]
 
 
 def _keyword(item: LeftOut, field: str) -> str:
@@ -58,7 +53,6 @@ def _keyword(item: LeftOut, field: str) -> str:
     return _UNPRINTABLE.sub("?", f"{name}#{path}")
 
 
-def ignored_header(request: Request) -> dict[str, str]:
+def ignored_header(ctx: Context) -> dict[str, str]:
     """Return the header that names the ignored parts of the body, if there are any."""
-    names: list[str] = getattr(request.state, "ignored", [])
-    return {"x-ignored-fields": ", ".join(names)} if names else {}
+    return {"x-ignored-fields": ", ".join(ctx.ignored)} if ctx.ignored else {}

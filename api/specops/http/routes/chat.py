@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import call_id, converse, joined_text
@@ -21,7 +21,7 @@ from specops.http.schemas.chat import (
     ChatRequest,
 )
 from specops.http.schemas.generate import stream_event
-from specops.http.state import State
+from specops.http.state import Ctx
 from specops.request import Piece
 from specops.text.tools.reader import Block
 
@@ -31,15 +31,15 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post(PATH, response_model=ChatCompletion, responses=RESPONSES)
-async def chat_completions(body: ChatRequest, request: Request, state: State) -> Response:
+async def chat_completions(body: ChatRequest, ctx: Ctx) -> Response:
     """Continue a conversation.
 
     The model's own chat template makes a prompt of the messages. With `stream` the answer is a
     series of server-sent events with a `delta` in place of the message; the last one has no
     choices but `timings`, and `usage` if the client asked for it; then `[DONE]`.
     """
-    engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation)
+    engine = check_model(ctx, body.model)
+    job = await converse(ctx, body, body.conversation)
     return await _Writer(job, engine, body).response(stream=body.streams)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import fill_in, prompt_tokens
@@ -19,7 +19,7 @@ from specops.http.schemas.completions import (
     CompletionRequest,
 )
 from specops.http.schemas.openai import Usage
-from specops.http.state import State
+from specops.http.state import Ctx
 from specops.request import Logprob, Piece
 from specops.text.detokenizer import IncrementalDetokenizer
 from specops.text.tokenizer import Tokenizer
@@ -29,14 +29,14 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post(PATH, response_model=Completion, responses=RESPONSES)
-async def completions(body: CompletionRequest, request: Request, state: State) -> Response:
+async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     """Continue one or several prompts.
 
     With `stream` the answer is a series of server-sent events, each with the fields of the plain
     answer and the new text; the last one has no choices but `timings`, and `usage` if the client
     asked for it; then `[DONE]`.
     """
-    engine = check_model(body.model, state)
+    engine = check_model(ctx, body.model)
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
     def encoded(prompt: str | list[int]) -> Tokens:
@@ -46,8 +46,7 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
         return gap.prompt(before, suffix)
 
     job = await start(
-        state,
-        request,
+        ctx,
         body,
         lambda: [encoded(prompt) for prompt in prompts],
         size=sum(map(len, prompts)) + len(prompts) * len(suffix),

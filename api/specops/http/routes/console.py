@@ -23,7 +23,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from specops.engine.model_info import ModelState
 from specops.http.sse import EventStream, event
-from specops.http.state import AppState, State
+from specops.http.state import AppState, Ctx
 
 _FOLDER = Path(__file__).resolve().parents[1] / "console"
 _SCRIPTS = ("console.js", "markdown.js", "chat.js")
@@ -101,10 +101,10 @@ async def index(request: Request) -> Response:
 
 
 @router.get("/console/figures")
-async def figures(state: State) -> Response:
+async def figures(ctx: Ctx) -> Response:
     """Send the state of the model and the load once a second, until client or service leaves."""
     left = asyncio.Event()
-    return EventStream(_figures(state, left), left.set, {})
+    return EventStream(_figures(ctx.app, left), left.set, {})
 
 
 async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:

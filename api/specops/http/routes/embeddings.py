@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from specops.engine.engine import Engine
@@ -26,7 +26,7 @@ from specops.http.answering.unknown import ignore_unknown
 from specops.http.errors import ApiError, InvalidField
 from specops.http.routes.openai import ERRORS, check_model
 from specops.http.schemas.embeddings import EmbeddingList, EmbeddingRequest
-from specops.http.state import AppState, State
+from specops.http.state import Context, Ctx
 
 PATH = "/v1/embeddings"
 router = APIRouter(tags=["openai"])
@@ -34,13 +34,11 @@ Vector = npt.NDArray[np.float32]
 
 
 @router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
-async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> Response:
+async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
-    engine = check_model(body.model, state)
-    ignore_unknown(body, request, state.settings)
-    job, vectors, tokens = await embed(
-        state, request, engine, body.inputs, body.input, size=body.dimensions
-    )
+    engine = check_model(ctx, body.model)
+    ignore_unknown(ctx, body)
+    job, vectors, tokens = await embed(ctx, engine, body.inputs, body.input, size=body.dimensions)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
 
     def item(index: int, vector: Vector) -> dict[str, Any]:
@@ -53,8 +51,7 @@ async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> 
 
 
 async def embed(
-    state: AppState,
-    request: Request,
+    ctx: Context,
     engine: Engine,
     inputs: Sequence[str | list[int]],
     shown: Any,
@@ -90,18 +87,18 @@ async def embed(
             "dimensions", f"this model's embeddings have {own}; shorter ones would mean nothing"
         )
     encoded = await computed(
+        ctx,
         lambda: [prompt_tokens(item, engine, "input")[:room] for item in inputs],
         sum(map(len, inputs)),
-        state.settings,
     )
     wanted = replace(
-        plain_request(request, state.settings),
+        plain_request(ctx),
         prompt_tokens=encoded[0],
         more_prompts=tuple(encoded[1:]),
         embed=True,
         stream=False,
     )
-    job = submitted(state, request, [wanted], shown=shown)
+    job = submitted(ctx, [wanted], shown=shown)
     (answer,) = await job.finished()
     found = answer.last.embeddings if answer.last else None
     if found is None:

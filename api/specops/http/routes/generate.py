@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import encode
@@ -15,7 +15,7 @@ from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.generate import Details, GenerateRequest, GenerateResponse, stream_event
 from specops.http.sse import DONE, event
-from specops.http.state import State
+from specops.http.state import Ctx
 from specops.text.chat_template import question
 
 _RESPONSES = EVENTS | error_responses(*GENERATING, 422)
@@ -24,16 +24,15 @@ router = APIRouter(tags=["generate"])
 
 
 @router.post(PATH, response_model=GenerateResponse, responses=_RESPONSES)
-async def generate(body: GenerateRequest, request: Request, state: State) -> Response:
+async def generate(body: GenerateRequest, ctx: Ctx) -> Response:
     """Continue a prompt, or, with `system`, answer it.
 
     With `stream` the answer is a series of server-sent events: one per step with the new text and
     its tokens, then one with the fields of the plain answer, then `[DONE]`.
     """
-    engine = state.service.engine
+    engine = ctx.engine
     job = await start(
-        state,
-        request,
+        ctx,
         body,
         lambda: [_encode(body, engine)],
         size=len(body.prompt) + len(body.system or ""),

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from specops.engine.model_info import ModelState
-from specops.http.state import State
+from specops.http.state import Ctx
 
 router = APIRouter(tags=["health"])
 
@@ -35,13 +35,13 @@ class LiveResponse(BaseModel):
     response_model=HealthResponse,
     responses={503: {"model": HealthResponse, "description": "the model is not ready"}},
 )
-async def health(state: State) -> JSONResponse:
+async def health(ctx: Ctx) -> JSONResponse:
     """Return the state of the model: 200 once it is ready, 503 before and while draining."""
-    service = state.service
+    service = ctx.app.service
     body = HealthResponse(
         state=service.state,
         detail=service.detail,
-        model=service.info.name if service.info else state.settings.preset,
+        model=service.info.name if service.info else ctx.settings.preset,
         error=service.error,
         running=service.running,
         waiting=service.waiting,
@@ -56,19 +56,19 @@ async def health(state: State) -> JSONResponse:
     response_model=LiveResponse,
     responses={503: {"model": LiveResponse, "description": "restart the process"}},
 )
-async def live(state: State) -> JSONResponse:
+async def live(ctx: Ctx) -> JSONResponse:
     """Return 503 where only a restart helps, otherwise 200.
 
     A model that could not be loaded is no reason to restart: it would fail again, and the reason
     would be lost. An engine that died after it had served is a reason.
     """
-    service = state.service
+    service = ctx.app.service
     is_live = service.alive or service.info is None
     return JSONResponse({"live": is_live}, 200 if is_live else 503)
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request, state: State) -> Response:
+async def metrics(request: Request, ctx: Ctx) -> Response:
     """Return the service's figures for Prometheus."""
-    page, content_type = state.metrics.expose(request.headers.get("accept", ""))
+    page, content_type = ctx.app.metrics.expose(request.headers.get("accept", ""))
     return Response(page, headers={"content-type": content_type})

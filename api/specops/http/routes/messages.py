@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import arguments, call_id, converse, encode
@@ -24,7 +24,7 @@ from specops.http.schemas.messages import (
     TokensResponse,
 )
 from specops.http.sse import named_event
-from specops.http.state import State
+from specops.http.state import Ctx
 from specops.text.tools.reader import Block
 
 PATH = "/v1/messages"
@@ -43,28 +43,26 @@ router = APIRouter(tags=["anthropic"])
 
 
 @router.post(PATH, response_model=MessagesResponse, responses=EVENTS | _ERRORS)
-async def messages(body: MessagesRequest, request: Request, state: State) -> Response:
+async def messages(body: MessagesRequest, ctx: Ctx) -> Response:
     """Continue a conversation.
 
     With `stream` the answer is a series of server-sent events: `message_start`, then each block's
     `content_block_start`, `content_block_delta` and `content_block_stop`, then `message_delta` with
     the reason for the end, and `message_stop`.
     """
-    engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation)
+    engine = check_model(ctx, body.model)
+    job = await converse(ctx, body, body.conversation)
     return await _Writer(job, engine, body).response(stream=body.streams)
 
 
 @router.post(f"{PATH}/count_tokens", response_model=TokensResponse, responses=_ERRORS)
-async def count_tokens(body: TokensRequest, request: Request, state: State) -> Response:
+async def count_tokens(body: TokensRequest, ctx: Ctx) -> Response:
     """Count the tokens of a conversation's prompt."""
-    engine = check_model(body.model, state)
-    asked = await built(body.conversation, request, state.settings)
-    ignore_unknown(body, request, state.settings, asked.skipped)
-    tokens = await computed_aside(
-        lambda: encode(engine, asked), asked.size, state.settings, renders=True
-    )
-    return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(request))
+    engine = check_model(ctx, body.model)
+    asked = await built(ctx, body.conversation)
+    ignore_unknown(ctx, body, asked.skipped)
+    tokens = await computed_aside(ctx, lambda: encode(engine, asked), asked.size, renders=True)
+    return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(ctx))
 
 
 class _Writer(Writer):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from specops.engine.engine import Engine
@@ -38,7 +38,7 @@ from specops.http.schemas.ollama import (
     OllamaVector,
     OllamaVectors,
 )
-from specops.http.state import AppState, State
+from specops.http.state import Context, Ctx
 from specops.request import Piece
 from specops.text.json_values import dumps
 
@@ -53,30 +53,30 @@ Fields = Callable[[str, str, Calls], dict[str, Any]]  # of a reply, from text, t
 
 
 @router.post(CHAT_PATH, response_model=OllamaChatReply, responses=RESPONSES)
-async def chat(body: OllamaChat, request: Request, state: State) -> Response:
+async def chat(body: OllamaChat, ctx: Ctx) -> Response:
     """Continue a conversation.
 
     With `stream`, which is the default, the answer is a line of JSON per step; the last one has
     the figures.
     """
-    engine = served(body, state)
+    engine = served(ctx, body)
     if not body.messages:
         reply = OllamaChatReply(**_nothing_asked(body), **_message("", "", ()))
-        return _plain(reply, body, request, state)
-    job = await converse(state, request, body, body.conversation)
+        return _plain(reply, ctx, body)
+    job = await converse(ctx, body, body.conversation)
     return await _Writer(job, engine, body, OllamaChatReply, _message).response(stream=body.streams)
 
 
 @router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=RESPONSES)
-async def generate(body: OllamaPrompt, request: Request, state: State) -> Response:
+async def generate(body: OllamaPrompt, ctx: Ctx) -> Response:
     """Answer a prompt; with `raw`, or where the model is no chat model, continue it."""
-    engine = served(body, state)
+    engine = served(ctx, body)
     body.check()
     before = prompt_tokens(body.context or [], engine, "context")
     if not (body.prompt or body.suffix):
-        return _plain(OllamaPromptReply(**_nothing_asked(body), response=""), body, request, state)
+        return _plain(OllamaPromptReply(**_nothing_asked(body), response=""), ctx, body)
     if not (body.raw or body.suffix) and (engine.info.chat or body.system):
-        job = await converse(state, request, body, body.conversation)
+        job = await converse(ctx, body, body.conversation)
     else:
         gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt or "", body.suffix or ""
 
@@ -88,8 +88,7 @@ async def generate(body: OllamaPrompt, request: Request, state: State) -> Respon
             return engine.encode(prompt)
 
         job = await start(
-            state,
-            request,
+            ctx,
             body,
             lambda: [encoded()],
             size=len(prompt) + len(suffix),
@@ -101,17 +100,15 @@ async def generate(body: OllamaPrompt, request: Request, state: State) -> Respon
 
 
 @router.post(EMBED_PATH, response_model=OllamaVectors, responses=ERRORS)
-async def embed_texts(body: OllamaTexts, request: Request, state: State) -> Response:
+async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
-    engine = served(body, state)
+    engine = served(ctx, body)
     figures = OllamaVectors(model=body.called, embeddings=[], total_duration=1, prompt_eval_count=0)
     if not body.inputs:
-        return _plain(figures, body, request, state)
-    ignore_unknown(body, request, state.settings)
+        return _plain(figures, ctx, body)
+    ignore_unknown(ctx, body)
     room = engine.info.context if body.truncate is not False else None
-    job, vectors, tokens = await embed(
-        state, request, engine, body.inputs, body.input, size=None, room=room
-    )
+    job, vectors, tokens = await embed(ctx, engine, body.inputs, body.input, size=None, room=room)
     if 0 < (size := body.dimensions or 0) < vectors.shape[1]:
         vectors = vectors[:, :size]
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -122,23 +119,21 @@ async def embed_texts(body: OllamaTexts, request: Request, state: State) -> Resp
 
 
 @router.post(OLD_EMBED_PATH, response_model=OllamaVector, responses=ERRORS)
-async def embed_text(body: OllamaText, request: Request, state: State) -> Response:
+async def embed_text(body: OllamaText, ctx: Ctx) -> Response:
     """Embed a text, in Ollama's older form; a text that is too long is cut."""
-    engine = served(body, state)
+    engine = served(ctx, body)
     if not body.prompt:
-        return _plain(OllamaVector(embedding=[]), body, request, state)
-    ignore_unknown(body, request, state.settings)
+        return _plain(OllamaVector(embedding=[]), ctx, body)
+    ignore_unknown(ctx, body)
     room = engine.info.context
-    job, vectors, _ = await embed(
-        state, request, engine, [body.prompt], body.prompt, size=None, room=room
-    )
+    job, vectors, _ = await embed(ctx, engine, [body.prompt], body.prompt, size=None, room=room)
     return json_answer(OllamaVector(embedding=vectors[0].tolist()), job.headers)
 
 
-def _plain(reply: BaseModel, body: OllamaModel, request: Request, state: AppState) -> Response:
+def _plain(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
     """Return the answer to a request for which the engine does nothing."""
-    ignore_unknown(body, request, state.settings)
-    return json_answer(reply, ignored_header(request), exclude_none=True)
+    ignore_unknown(ctx, body)
+    return json_answer(reply, ignored_header(ctx), exclude_none=True)
 
 
 def _nothing_asked(body: OllamaRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.unknown import ignore_unknown, ignored_header
@@ -23,7 +23,7 @@ from specops.http.errors import (
 )
 from specops.http.routes.openai import LATEST, fingerprint, is_called
 from specops.http.schemas.ollama import OllamaModel, OllamaPull, OllamaStatus
-from specops.http.state import AppState, State
+from specops.http.state import Context, Ctx
 from specops.text.fill_in import FillIn
 
 LINES = "application/x-ndjson"  # a line of JSON per step
@@ -46,29 +46,27 @@ async def version() -> dict[str, str]:
 
 @router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", responses=_MODEL_ERRORS)
-async def tags(state: State) -> dict[str, list[dict[str, Any]]]:
+async def tags(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
     """List the model that is loaded."""
-    engine = state.service.engine
-    more = {"modified_at": _loaded_since(state), "capabilities": _capabilities(engine)}
+    engine = ctx.engine
+    more = {"modified_at": _loaded_since(ctx), "capabilities": _capabilities(engine)}
     return {"models": [_model(engine) | more]}
 
 
 @router.get("/api/ps", responses=_MODEL_ERRORS)
-async def running(state: State) -> dict[str, list[dict[str, Any]]]:
+async def running(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
     """List the model that is loaded, with its context length."""
-    engine = state.service.engine
+    engine = ctx.engine
     more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": engine.info.context}
     return {"models": [_model(engine) | more]}
 
 
 @router.post("/api/show", responses=ERRORS)
-async def show(
-    body: OllamaModel, request: Request, response: Response, state: State
-) -> dict[str, Any]:
+async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any]:
     """Describe the model that is loaded, and its capabilities."""
-    engine = served(body, state)
-    ignore_unknown(body, request, state.settings)
-    response.headers.update(ignored_header(request))
+    engine = served(ctx, body)
+    ignore_unknown(ctx, body)
+    response.headers.update(ignored_header(ctx))
     info, template = engine.info, engine.chat_template
     described = {
         "modelfile": _modelfile(engine),
@@ -84,17 +82,17 @@ async def show(
             f"{_ARCHITECTURE}.vocab_size": info.vocab_size,
         },
         "capabilities": _capabilities(engine),
-        "modified_at": _loaded_since(state),
+        "modified_at": _loaded_since(ctx),
     }
     return described if info.system is None else described | {"system": info.system}
 
 
 @router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
-async def pull(body: OllamaPull, request: Request, state: State) -> Response:
+async def pull(body: OllamaPull, ctx: Ctx) -> Response:
     """Say that the model that is loaded is here, as Ollama does of one that it has already."""
-    served(body, state)
-    ignore_unknown(body, request, state.settings)
-    headers = ignored_header(request)
+    served(ctx, body)
+    ignore_unknown(ctx, body)
+    headers = ignored_header(ctx)
     done = OllamaStatus(status="success")
     if body.stream is False:
         return json_answer(done, headers)
@@ -103,14 +101,14 @@ async def pull(body: OllamaPull, request: Request, state: State) -> Response:
     return Response(text, headers=headers, media_type=LINES)
 
 
-def served(body: OllamaModel, state: AppState) -> Engine:
+def served(ctx: Context, body: OllamaModel) -> Engine:
     """Return the engine of the model that the client asks for.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: the client names no model, or another one.
     """
-    engine, name = state.service.engine, body.called
+    engine, name = ctx.engine, body.called
     if not name:
         raise ApiError(400, "model is required", code="missing_parameter", param="model")
     if not is_called(name, engine):
@@ -157,8 +155,8 @@ def _capabilities(engine: Engine) -> list[str]:
     return [name for name, there in found.items() if there]
 
 
-def _loaded_since(state: AppState) -> str:
-    return told_time(datetime.fromtimestamp(state.started, UTC))
+def _loaded_since(ctx: Context) -> str:
+    return told_time(datetime.fromtimestamp(ctx.app.started, UTC))
 
 
 def _details(engine: Engine) -> dict[str, Any]:

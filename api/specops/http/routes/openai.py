@@ -23,7 +23,7 @@ from specops.http.schemas.openai import (
     Usage,
 )
 from specops.http.sse import DONE, event
-from specops.http.state import AppState, State
+from specops.http.state import Context, Ctx
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
@@ -33,28 +33,28 @@ router = APIRouter(tags=["openai"])
 
 
 @router.get("/v1/models", responses=error_responses(401, 500, 503))
-async def models(state: State) -> ModelList:
+async def models(ctx: Ctx) -> ModelList:
     """List the model that is loaded."""
-    name = state.service.engine.info.name
-    return ModelList(data=[_model(state.service.engine, state)], first_id=name, last_id=name)
+    name = ctx.engine.info.name
+    return ModelList(data=[_model(ctx, ctx.engine)], first_id=name, last_id=name)
 
 
 @router.get("/v1/models/{model:path}", responses=error_responses(401, 404, 500, 503))
-async def model(model: str, state: State) -> Model:
+async def model(model: str, ctx: Ctx) -> Model:
     """Describe the model that is loaded."""
-    return _model(check_model(model, state), state)
+    return _model(ctx, check_model(ctx, model))
 
 
-def _model(engine: Engine, state: AppState) -> Model:
+def _model(ctx: Context, engine: Engine) -> Model:
     info, template = engine.info, engine.chat_template
     longest = info.context - 1
     return Model(
         id=info.name,
         display_name=info.name,
-        created=state.started,
-        created_at=datetime.fromtimestamp(state.started, UTC).isoformat(),
+        created=ctx.app.started,
+        created_at=datetime.fromtimestamp(ctx.app.started, UTC).isoformat(),
         max_input_tokens=longest,
-        max_tokens=min(longest, state.settings.max_new_tokens),
+        max_tokens=min(longest, ctx.settings.max_new_tokens),
         capabilities=_capabilities(thinks=bool(template and template.thinking)),
         context_length=info.context,
         max_model_len=info.context,
@@ -149,14 +149,14 @@ def is_called(name: str, engine: Engine) -> bool:
     return name.casefold() in (own, own + LATEST)
 
 
-def check_model(name: str, state: AppState) -> Engine:
+def check_model(ctx: Context, name: str) -> Engine:
     """Return the engine of the model that the client asks for.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: this server has another model.
     """
-    engine = state.service.engine
+    engine = ctx.engine
     if not is_called(name, engine):
         raise ApiError(
             404,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import call_id, converse
@@ -20,7 +20,7 @@ from specops.http.schemas.body import known_fields
 from specops.http.schemas.responses import Response as ResponseBody
 from specops.http.schemas.responses import ResponsesRequest, ResponsesUsage
 from specops.http.sse import named_event
-from specops.http.state import State
+from specops.http.state import Ctx
 from specops.text.tools.reader import Block
 
 PATH = "/v1/responses"
@@ -33,20 +33,17 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post(PATH, response_model=ResponseBody, responses=RESPONSES)
-async def responses(body: ResponsesRequest, request: Request, state: State) -> Response:
+async def responses(body: ResponsesRequest, ctx: Ctx) -> Response:
     """Continue a conversation; the request has all of it.
 
     With `stream` the answer is a series of server-sent events, from `response.created` to
     `response.completed`, `response.incomplete` or `response.failed`.
     """
-    engine = check_model(body.model, state)
-    client: str = request.state.client
-    recalled = state.items.get(client, body.references)
+    engine = check_model(ctx, body.model)
+    recalled = ctx.app.items.get(ctx.client, body.references)
     more = sum(map(len, recalled.values()))
-    job = await converse(
-        state, request, body, lambda: body.conversation(recalled), recalled_bytes=more
-    )
-    keep = partial(state.items.keep, client) if body.store is not False else None
+    job = await converse(ctx, body, lambda: body.conversation(recalled), recalled_bytes=more)
+    keep = partial(ctx.app.items.keep, ctx.client) if body.store is not False else None
     return await _Writer(job, engine, body, keep).response(stream=body.streams)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from specops.engine.engine import Engine
@@ -26,7 +26,7 @@ from specops.http.schemas.tokens import (
     TokenizeResponse,
     TokenPiece,
 )
-from specops.http.state import AppState, State
+from specops.http.state import Context, Ctx
 from specops.text.json_values import dumps
 
 _PART = 1 << 12  # tokens that are written at once
@@ -35,9 +35,9 @@ router = APIRouter(tags=["tokens"])
 
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)
-async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
+async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
     """Encode a text."""
-    engine = _engine(body, request, state)
+    engine = _engine(ctx, body)
 
     def spelled() -> tuple[Sequence[int], dict[int, bytes]]:
         tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
@@ -47,7 +47,7 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Res
                 texts[token] = dumps(_piece(engine, token) if body.with_pieces else token)
         return tokens, texts
 
-    tokens, texts = await computed_aside(spelled, len(body.content), state.settings)
+    tokens, texts = await computed_aside(ctx, spelled, len(body.content))
 
     async def written() -> AsyncIterator[bytes]:
         # In parts: a text of 1 MiB may have 500,000 pieces, an answer of 12 MB.
@@ -58,35 +58,31 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Res
             await asyncio.sleep(0)  # a fast client never makes the server wait
         yield b"]}"
 
-    return StreamingResponse(
-        written(), headers=ignored_header(request), media_type="application/json"
-    )
+    return StreamingResponse(written(), headers=ignored_header(ctx), media_type="application/json")
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
-async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> Response:
+async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
     """Decode tokens; special tokens have no text."""
-    engine = _engine(body, request, state)
+    engine = _engine(ctx, body)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
-    text = await computed_aside(lambda: decode(tokens), len(tokens), state.settings)
-    return json_answer(DetokenizeResponse(content=text), ignored_header(request))
+    text = await computed_aside(ctx, lambda: decode(tokens), len(tokens))
+    return json_answer(DetokenizeResponse(content=text), ignored_header(ctx))
 
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
-async def apply_template(body: ApplyTemplateRequest, request: Request, state: State) -> Response:
+async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
     """Write a conversation as one text with the model's chat template."""
-    engine = _engine(body, request, state)
-    asked = await built(body.conversation, request, state.settings)
-    text = await computed_aside(
-        lambda: render(engine, asked), asked.size, state.settings, renders=True
-    )
-    return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
+    engine = _engine(ctx, body)
+    asked = await built(ctx, body.conversation)
+    text = await computed_aside(ctx, lambda: render(engine, asked), asked.size, renders=True)
+    return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(ctx))
 
 
-def _engine(body: Body, request: Request, state: AppState) -> Engine:
-    ignore_unknown(body, request, state.settings)
-    return state.service.engine
+def _engine(ctx: Context, body: Body) -> Engine:
+    ignore_unknown(ctx, body)
+    return ctx.engine
 
 
 def _piece(engine: Engine, token: int) -> dict[str, Any]:
