@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +14,14 @@ from bench.models import CACHE, BenchModel, configured, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import before, kernels, kv
+from bench.runtime import before, kernels
 from bench.scale import scale
-from bench.scale import simulated as many
-from bench.serving import at_once, tracing
+from bench.serving import at_once
 from bench.speculation import chat, compare, concurrency, equality, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
 from specops.presets import CHAT
-
-_DRAFT_WEIGHTS = ("int8-128", "int4-128-rtn")  # for random weights, without calibration
-_TRAINED_DRAFT_WEIGHTS = ("int8-128", "int4-32", "int4-128")
 
 
 class Benchmark(NamedTuple):
@@ -36,16 +31,6 @@ class Benchmark(NamedTuple):
     full: Any
     quick: Any
     text: str
-
-
-def _drafted(options: argparse.Namespace, plan: simulated.DraftedPlan) -> Outcome:
-    models = {quant: tinyllama(draft_quant=quant) for quant in _DRAFT_WEIGHTS}
-    demo = configured()
-    pairs = {
-        quant: replace(demo, settings=replace(demo.settings, draft_quant=quant))
-        for quant in _TRAINED_DRAFT_WEIGHTS
-    }
-    return simulated.run_drafted(models, pairs, options.prompts or code(plan.own), plan)
 
 
 def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
@@ -83,10 +68,6 @@ BENCHMARKS = {
         simulated.FULL, simulated.QUICK,
         "speculation at TinyLlama's size, at set levels of acceptance",
     ),
-    "drafted": Benchmark(
-        _drafted, simulated.DRAFTED, simulated.DRAFTED_QUICK,
-        "from which acceptance on a draft model pays at TinyLlama's size",
-    ),
     "equality": Benchmark(
         lambda o, plan: equality.run(configured(), o.prompts or code(plan.prompts), plan),
         equality.FULL, equality.QUICK, "whether output is always that of plain decoding alone",
@@ -102,10 +83,6 @@ BENCHMARKS = {
     "kernels": Benchmark(
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
         "the operators of a pass",
-    ),
-    "kv": Benchmark(
-        lambda o, plan: kv.run(configured(), o.folder, plan), kv.FULL, kv.QUICK,
-        "quality and size of the KV cache's elements",
     ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "against another checkout"),
     "scheduling": Benchmark(
@@ -125,22 +102,9 @@ BENCHMARKS = {
         lambda o, plan: at_once.run(plan), at_once.FULL, at_once.QUICK,
         "whole requests at once against the same",
     ),
-    "tracing": Benchmark(
-        lambda o, plan: tracing.run(
-            configured(),
-            [one.text for one in o.prompts or code(plan.rounds * plan.requests)],
-            plan,
-            o.other,
-        ),
-        tracing.FULL, tracing.QUICK, "CPU seconds of requests with traces and without",
-    ),
     "scale": Benchmark(
         lambda o, plan: scale.run(configured(), plan), scale.FULL, scale.QUICK,
         "several replicas behind the gateway, and what it costs itself",
-    ),
-    "scale-simulated": Benchmark(
-        lambda o, plan: many.run(configured(), o.results, plan), many.FULL, many.QUICK,
-        "a thousand of them, from what `scale` measured",
     ),
 }  # fmt: skip
 
@@ -153,19 +117,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--prompts", type=lambda path: from_file(Path(path)),
-        help="compare, concurrency, simulated, drafted, equality: prompts of your own, JSON lines "
+        help="compare, concurrency, simulated, equality: prompts of your own, JSON lines "
         "with the field `prompt`",
     )  # fmt: skip
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
-    parser.add_argument(
-        "--other", type=Path, help="before, tracing: another checkout, with its .venv"
-    )  # fmt: skip
-    parser.add_argument(
-        "--folder", type=Path, action="append", default=[],
-        help="kv: a model's folder, beside the configured model; may be given several times",
-    )  # fmt: skip
+    parser.add_argument("--other", type=Path, help="before: another checkout, with its .venv")
     parser.add_argument(
         "--templates", type=Path, action="append", default=[],
         help="agents: a folder of chat templates (*.jinja); may be given several times",

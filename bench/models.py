@@ -67,16 +67,12 @@ def configured(default: str = DEMO) -> BenchModel:
     return BenchModel(name, f"{name} model", settings)
 
 
-def tinyllama(cache: Path = CACHE, draft_quant: str = "") -> BenchModel:
-    """TinyLlama-1.1B's architecture in int4. `draft_quant` adds Llama 160M's as its draft model."""
+def tinyllama(cache: Path = CACHE) -> BenchModel:
+    """TinyLlama-1.1B's architecture in int4, without a draft model."""
     target = shape(TINYLLAMA, _INT4, cache)
-    draft = shape(LLAMA_160M, draft_quant, cache) if draft_quant else NO_DRAFTER
-    own = {"target": str(target), "draft": str(draft), "quant": "", "draft_quant": ""}
+    own = {"target": str(target), "draft": NO_DRAFTER, "quant": "", "draft_quant": ""}
     settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=target.parent)
-    key, title = "tinyllama-shape", "TinyLlama-1.1B shape, random weights"
-    if draft_quant:
-        key, title = "tinyllama-pair", "TinyLlama-1.1B and Llama 160M, random weights"
-    return BenchModel(key, title, settings)
+    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
 
 
 def shape(name: str, quant: str, cache: Path = CACHE) -> Path:

@@ -1,1 +1,1 @@
-"""Several replicas behind the real gateway: up to three measured, a thousand simulated."""
+"""Several replicas behind the real gateway."""

@@ -1,16 +1,14 @@
 """The clients' requests: conversations with sessions, and single questions after a preamble.
 
-The same traffic goes to one, two and three replicas, request for request, and to the simulated
-ones. Every prompt begins with one of a few preambles, like the prompts of an application's users.
+The same traffic goes to one, two and three replicas, request for request. Every prompt begins with
+one of a few preambles, like the prompts of an application's users.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from bench.prompts import code
@@ -20,8 +18,6 @@ OUTPUT = 24  # tokens of every answer
 _PREAMBLE_BYTES = 640  # longer than the gateway's key: one preamble has one key
 _QUESTION_LINES = 4
 _TURNS, _SINGLES = 4, 2  # of a conversation; questions without a session between two of them
-_KEY_BYTES = 512  # as gateway/key.lua counts them
-_PRIME = 4294967291
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +32,10 @@ class Talk:
     questions: tuple[str, ...]
 
 
-def talks(clients: int, rounds: int, preambles: int = PREAMBLES) -> list[list[Talk]]:
+def talks(clients: int, rounds: int) -> list[list[Talk]]:
     """Each client's talks, in order."""
     texts = ["".join(item.text.splitlines(True)[:_QUESTION_LINES]) for item in code(200)]
-    begins = ["".join(random.Random(n).sample(texts, len(texts))) for n in range(preambles)]
+    begins = ["".join(random.Random(n).sample(texts, len(texts))) for n in range(PREAMBLES)]
     shared = [f"# {number}\n{text[:_PREAMBLE_BYTES]}\n\n" for number, text in enumerate(begins)]
     return [list(_of_client(number, rounds, shared, texts)) for number in range(clients)]
 
@@ -70,16 +66,3 @@ def body(prompt: str, stream: bool) -> dict[str, Any]:
         "prompt": prompt, "max_new_tokens": OUTPUT, "ignore_eos": True, "temperature": 0,
         "stream": stream,
     }  # fmt: skip
-
-
-@cache
-def key(talk: Talk) -> str:
-    """The gateway's key of a talk: the header that gateway/key.lua makes of it."""
-    if talk.session is None:
-        text = "text \n" + json.dumps(talk.preamble + talk.questions[0])[:_KEY_BYTES]
-    else:
-        text = f"session {talk.session}"
-    value = 0
-    for byte in f"\n{text}".encode():  # no client has an API key
-        value = (value * 257 + byte + 1) % _PRIME
-    return f"{value:08x}"

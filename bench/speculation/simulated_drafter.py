@@ -9,16 +9,13 @@ cost and gain at that acceptance. A table with such figures says "simulated acce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.prompts import Prompt
 from bench.speculation.ways import PLAIN, Runner
-from specops.runtime.batch import Batch
-from specops.runtime.model_runner import ModelRunner
-from specops.runtime.sampling import Floats
 from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
 
 Known = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -75,33 +72,3 @@ class SimulatedDrafter(LookupDrafter):
     def release(self, slot: int) -> None:
         """Forget a slot; the known continuations stay."""
         self._slots.pop(slot, None)
-
-
-class ScriptedRunner:
-    """A draft model's runner that computes its passes, but proposes what a simulation says.
-
-    Args:
-        runner: computes the passes.
-        script: knows how sequences continue; for other sequences the model's own logits stay.
-    """
-
-    def __init__(self, runner: ModelRunner, script: SimulatedDrafter) -> None:
-        self._runner = runner
-        self._script = script
-        self._tokens: dict[int, list[int]] = {}  # by slot
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def forward(self, batch: Batch) -> Floats:
-        """Logits [num_logits, V]; see `ModelRunner.forward`."""
-        logits = self._runner.forward(batch)
-        row = 0
-        for span in batch.spans:
-            held = self._tokens.setdefault(span.slot, [])
-            held[span.start :] = span.tokens
-            if span.num_logits and (draft := self._script.look_up(span.slot, held, 1)).tokens:
-                logits[row] = 0
-                logits[row, draft.tokens[0]] = 1
-            row += span.num_logits
-        return logits

@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.scale.traffic import Talk
-from bench.scale.traffic import key as simulated
 from specops.http.app import _GENERATING
 from specops.http.routes import embeddings, ollama
 from tests.gateway.running import Row, row
@@ -127,13 +125,6 @@ def test_every_request_that_generates_has_a_key(one: Row) -> None:
     fields = {**said("a"), "input": "a", "prompt": "a"}
     for path in _GENERATING - {embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH}:
         assert one.key(fields, path)
-
-
-@pytest.mark.parametrize("talk", [Talk("7.3", "", ("a",)), Talk(None, 'a "quote"\n' * 60, ("b",))])
-def test_the_simulations_key_is_the_gateways(one: Row, talk: Talk) -> None:
-    headers = {} if talk.session is None else {"X-Session-ID": talk.session}
-    body = {"prompt": talk.preamble + talk.questions[0]}
-    assert one.key(body, headers=headers) == simulated(talk)
 
 
 @pytest.mark.parametrize(

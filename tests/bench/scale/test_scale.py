@@ -1,25 +1,16 @@
-"""Tables say what was measured, and nothing is extrapolated from what disagrees with it."""
+"""Tables say what was measured, and targets are judged by it."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from bench.models import configured
-from bench.scale import simulated
 from bench.scale.clients import Cost
-from bench.scale.envoy import Maglev
 from bench.scale.fleet import cores
-from bench.scale.model import Simulation
 from bench.scale.scale import QUICK, Measured, Run, outcome
-from bench.scale.traffic import talks
 from bench.tools.report import Summary
-from specops.config import ConfigError
-from specops.text.tokenizer import Tokenizer
 
 ONE = Run(["127.0.0.1:1"], 10.0, [60], 100.0, 0.8, 0.1, 0.2, 0, 0.01)
 TWO = replace(ONE, addresses=["127.0.0.1:1", "127.0.0.1:2"], requests=[40, 20], cached=0.76)
@@ -61,36 +52,3 @@ def test_replicas_have_equal_parts_or_one_together(monkeypatch: pytest.MonkeyPat
     assert not found.shared
     assert found.replicas == (frozenset({1, 2}), frozenset({3, 4}), frozenset({5, 6}))
     assert found.clients == frozenset({0})
-
-
-def documents(folder: Path, **changed: float) -> Path:
-    """Results of `scale` as the simulation finds them, but for what is changed."""
-    model = configured()
-    encode = Tokenizer.load(model.folder().path).encode
-    plan = talks(QUICK.clients, QUICK.rounds)
-    told = Simulation(Maglev(TWO.addresses), plan, lambda text: len(encode(text))).told()
-    found = replace(TWO, requests=told.requests, cached=told.cached, at_home=told.at_home)
-    run = replace(found, **changed)
-    measured = Measured(QUICK, True, [run], run, {})
-    (folder / "scale.json").write_text(json.dumps(asdict(measured)))
-    return folder
-
-
-def test_what_agrees_is_extrapolated(tmp_path: Path) -> None:
-    found = simulated.run(configured(), documents(tmp_path), simulated.Plan((4,), 1))
-    assert found.sound
-    assert [row[-1] for row in found.tables[0].rows] == ["yes"]
-    assert len(found.tables[1].rows) == 2
-
-
-def test_what_disagrees_is_not(tmp_path: Path) -> None:
-    folder = documents(tmp_path, cached=0.5)
-    found = simulated.run(configured(), folder, simulated.Plan((4,), 1))
-    assert not found.sound
-    (check,) = found.tables
-    assert [row[-1] for row in check.rows] == ["NO"]
-
-
-def test_without_a_measurement_it_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="measure first"):
-        simulated.run(configured(), tmp_path, simulated.QUICK)

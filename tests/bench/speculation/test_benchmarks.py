@@ -31,22 +31,6 @@ def fits_json(outcome: Outcome) -> dict[str, Any]:
     return result
 
 
-def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchModel) -> None:
-    plan = simulated.DraftedPlan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,), own=3)
-    outcome = simulated.run_drafted({"int8-128": tiny}, {"fp32": tiny}, PROMPTS, plan)
-    found = fits_json(outcome)
-    levels = found["levels"]
-    for acceptance, (plain, fixed, adaptive) in zip(plan.levels, levels.values(), strict=True):
-        assert plain["acceptance"] == 0
-        assert all(way["equal"] == way["greedy"] == 2 for way in (fixed, adaptive))
-        # The draft says what the script says, and nothing of its own.
-        assert fixed["acceptance"] == pytest.approx(acceptance, abs=0.1)
-    assert [row[0] for row in outcome.tables[0].rows] == ["int8-128"]
-    plain, own = found["pairs"]["fp32"]
-    assert (plain["sources"], own["k"], own["equal"]) == ({}, 1, own["greedy"])
-    assert list(own["sources"]) == ["draft"]
-
-
 def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> None:
     found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES)))
     ways = [(row["drafter"], row["adaptive"]) for row in found["categories"][CODE]]
