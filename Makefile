@@ -1,5 +1,5 @@
 # One line a target; the work is in scripts/. ARGS is passed on: make load SHAPE=ramp ARGS="--drafter none"
-.PHONY: up down test lint load bench check fuzz files clients train clean
+.PHONY: up down test lint load bench check presets soak fuzz files clients train clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -10,6 +10,8 @@ lint: ; @scripts/lint
 load: ; @scripts/load $(if $(SHAPE),--shape $(SHAPE)) $(ARGS)
 bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
+presets: ; @scripts/e2e --release
+soak: ; @scripts/venv dev && .venv/bin/python -m tests.soak $(ARGS)
 fuzz: ; @scripts/venv dev && .venv/bin/python -m tests.fuzz $(ARGS)
 files: ; @scripts/venv dev && .venv/bin/python -m tests.files $(ARGS)
 clients: ; @scripts/venv dev && .venv/bin/python -m tests.clients $(ARGS)

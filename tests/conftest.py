@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only if it is used
 
     # By default, files with few tests come last. The stack's tests all take long: there it fits.
-    config.option.loadscopereorder = config.option.markexpr == "e2e"
+    config.option.loadscopereorder = config.option.markexpr != "not e2e"
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

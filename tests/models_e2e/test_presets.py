@@ -3,6 +3,8 @@
 Weights are random. TinyLlama and Llama 160M are whole. The other models have two layers, and the
 rest of their configuration is the published one. `WHOLE_PRESETS=phi3-hf` takes all layers of the
 presets that it names: Phi-3's 3.8 billion parameters need 30 GB of disk and some minutes.
+
+`make check` runs the smallest preset of each kind, `make presets` the others.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ LAYERS = 2
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
+# The smallest for each form of files (a graph, torch's own, safetensors in one and in several files)
+# and each way to draw a layer; pairs and presets without a draft.
+SMALLEST = ("phi3", "opt-350m", "gpt2", "smollm2-hf", "qwen3-0.6b", "gemma-3-270m")
 STATES = ("downloading", "converting", "loading")
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
 PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: draft all the same
@@ -123,7 +128,13 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
     return f"{name}: {', '.join(f'{kind} {value}' for kind, value in figures.items())}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SMALLEST else pytest.mark.release)
+        for name in NAMES
+    ],
+)
 def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: Tell) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
     preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"

@@ -15,20 +15,8 @@ from scripts import native
 from tests.stack.support import ROOT, run
 
 TARGETS = (
-    *(
-        "up",
-        "down",
-        "test",
-        "lint",
-        "load",
-        "bench",
-        "check",
-        "fuzz",
-        "files",
-        "clients",
-        "train",
-        "clean",
-    ),
+    *("up", "down", "test", "lint", "load", "bench", "check", "presets", "soak"),
+    *("fuzz", "files", "clients", "train", "clean"),
 )
 
 
