@@ -3,11 +3,14 @@
 The Python image becomes Debian bookworm, whose Python is 3.11 as well; Prometheus' image becomes
 Debian's Prometheus, with BusyBox for `wget` as in the original. Grafana has no stand-in, since
 Debian does not package it. Downloads stay in .cache/e2e.
+
+    python -m tests.e2e.stand_ins     downloads only: two minutes, which mostly wait for the disk
 """
 
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import shutil
 import ssl
@@ -75,15 +78,23 @@ def _build(engine: Engine, tag: str, text: str, context: Path) -> None:
 
 
 def _import_debian(engine: Engine) -> None:
-    archive = _CACHE / "bookworm.tar"
-    if not archive.exists():
-        _bootstrap(archive)
+    archive = download()
     if engine.docker("image", "inspect", _DEBIAN, check=False).returncode:
         engine.docker("import", archive, _DEBIAN)
 
 
+def download() -> Path:
+    """Download the content of both images, unless it is here: Debian, beside it both programs."""
+    archive = _CACHE / "bookworm.tar"
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with (_CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # .ci/run has begun to download it
+        if not archive.exists():
+            _bootstrap(archive)
+    return archive
+
+
 def _bootstrap(archive: Path) -> None:
-    """Download the content of both images: `archive`, and beside it Prometheus and BusyBox."""
     if os.geteuid() != 0 or tool("apt-get") is None:
         pytest.skip("NO CONTAINER WAS TESTED: images cannot be pulled; stand-ins need root and apt")
 
@@ -93,7 +104,6 @@ def _bootstrap(archive: Path) -> None:
     if tool("debootstrap") is None:
         command("apt-get", "update", "-qq")
         command("apt-get", "install", "-qq", "-y", "--no-install-recommends", "debootstrap")
-    _CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
         root, extracted = Path(folder) / "root", Path(folder) / "extracted"
         options = ("--variant=minbase", "--include=ca-certificates,python3,python3-venv")
@@ -136,3 +146,7 @@ def _pip_settings() -> tuple[str, str]:
         if kept := [value for value in values if not value.startswith(("/", "file:", "~", "."))]:
             lines.append(f"{name} = {' '.join(kept)}")
     return "\n".join(lines) + "\n", bundle[0]
+
+
+if __name__ == "__main__":
+    download()

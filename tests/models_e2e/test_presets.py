@@ -33,8 +33,8 @@ LAYERS = 2
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
-# The smallest for each form of files (a graph, torch's own, safetensors in one and in several files)
-# and each way to draw a layer; pairs and presets without a draft.
+# The smallest of each form of files (a graph, torch's own, safetensors in one file and in several)
+# and of each way to draw a layer; pairs, and presets without a draft.
 SMALLEST = ("phi3", "opt-350m", "gpt2", "smollm2-hf", "qwen3-0.6b", "gemma-3-270m")
 STATES = ("downloading", "converting", "loading")
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
