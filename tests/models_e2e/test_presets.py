@@ -130,10 +130,7 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in SMALLEST else pytest.mark.release)
-        for name in NAMES
-    ],
+    [pytest.param(name, marks=() if name in SMALLEST else pytest.mark.release) for name in NAMES],
 )
 def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: Tell) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
