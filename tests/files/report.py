@@ -1,4 +1,4 @@
-"""How many documents were tried, equal and refused, and where the figures stand in docs/gguf.md."""
+"""How many documents were tried, equal and refused, and the pages that have the figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gguf.md"
+RESULTS = Path(__file__).with_name("results.md")
+KEYS = Path(__file__).resolve().parents[2] / "docs" / "gguf.md"
 
 
 class Row(NamedTuple):
@@ -41,7 +42,7 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_section(name: str, text: str, page: Path = PAGE) -> None:
+def write_section(name: str, text: str, page: Path = RESULTS) -> None:
     """Replace what stands between the marks of a section in the page.
 
     Raises:
