@@ -67,12 +67,15 @@ def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET
 
 
 class _Script(asyncio.Queue[Output]):
-    """A queue that raises the exceptions in it."""
+    """A queue that raises the exceptions in it, and counts the last outputs that it gave."""
+
+    finished = 0
 
     async def get(self) -> Output:
         item = await super().get()
         if isinstance(item, Exception):
             raise item
+        self.finished += item.finish is not None
         return item
 
 
@@ -83,7 +86,7 @@ class FakeHandle(RequestHandle):
         self, requests: Sequence[GenerationRequest], queue_position: QueuePosition
     ) -> None:
         super().__init__(requests, queue_position, self._leave, self._end)
-        self._outputs = _Script()
+        self._outputs: _Script = _Script()
         self.cancelled = asyncio.Event()
         self.ended: set[str] = set()
 
@@ -103,7 +106,7 @@ class FakeHandle(RequestHandle):
             self.push(output(finish=FinishReason.STOP), to=index)
 
     def _leave(self) -> None:
-        if self._open and not self.cancelled.is_set():
+        if self._outputs.finished < len(self.requests) and not self.cancelled.is_set():
             self.cancelled.set()
             for index in range(len(self.requests)):
                 self.push(output(finish=FinishReason.CANCELLED), to=index)

@@ -28,7 +28,7 @@ from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
 from specops.request import DRAFTERS, FinishReason, GenerationRequest, StepResult
 from specops.serving.async_engine import AsyncEngine
-from specops.serving.engine_thread import EngineThread
+from specops.serving.request_handle import RequestHandle
 from specops.text.chat_template import ChatTemplate
 from specops.tracing import tracing_from_env
 from tests.asgi import AsgiClient
@@ -301,14 +301,17 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
     tiny_settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(tiny_settings, slots=1, queue_size=0)
-    cancelled, cancel = threading.Event(), EngineThread.cancel
-
-    def observed(thread: EngineThread, request_id: str) -> None:
-        cancel(thread, request_id)
-        cancelled.set()
-
-    monkeypatch.setattr(EngineThread, "cancel", observed)
+    cancelled = threading.Event()
     async with serving(settings) as here:
+        submit = here.service.submit
+
+        def observed(*requests: GenerationRequest) -> RequestHandle:
+            handle = submit(*requests)
+            cancel = handle.cancel
+            handle.cancel = lambda: (cancel(), cancelled.set())
+            return handle
+
+        monkeypatch.setattr(here.service, "submit", observed)
         step, steps = here.service.engine.scheduler.step, itertools.count()
 
         def halting() -> StepResult:

@@ -27,8 +27,8 @@ from specops.request import (
     SamplingParams,
     StepResult,
 )
-from specops.serving import async_engine, engine_thread
-from specops.serving.admission import QueueFull
+from specops.serving import async_engine
+from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
 
@@ -62,6 +62,10 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Metric
         yield service, metrics
     finally:
         await service.stop()
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "engine"]
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:
@@ -229,19 +233,16 @@ async def test_a_request_that_waits_too_long_for_a_slot_times_out(tiny_settings:
         assert sample(metrics, "requests_total", outcome="timeout") == 1
 
 
-async def test_a_reserved_place_is_kept_until_it_is_released(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
-        kept = [service.admission.reserve() for _ in range(tiny_settings.slots)]
-        with pytest.raises(QueueFull):
-            service.admission.reserve()
-        with pytest.raises(QueueFull):
-            service.submit(request())
-        kept[0]()
-        kept[0]()
-        await collect(service.submit(request()))
-        service.admission.reserve()
-        with pytest.raises(QueueFull):
-            service.admission.reserve()
+async def test_the_tokens_of_the_queue_are_bounded_by_the_kv_cache(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, queue_size=1000)) as (service, metrics):
+        most = CACHES_AHEAD * service.info.kv_tokens // 128
+        handles = [service.submit(request(max_new_tokens=125)) for _ in range(most)]
+        with pytest.raises(QueueFull, match="KV cache"):
+            service.submit(request(max_new_tokens=125))
+        assert sample(metrics, "requests_rejected_total", reason="kv_tokens") == 1
+        for handle in handles:
+            handle.cancel()
+        await asyncio.gather(*(collect(handle) for handle in handles))
 
 
 async def test_a_handle_reports_pauses() -> None:
@@ -334,7 +335,7 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = asyncio.Event()
-    monkeypatch.setattr(async_engine, "_REST_SECONDS", 0.0)
+    monkeypatch.setattr(async_engine, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(async_engine, "give_back", given_back.set)
     async with serving(tiny_settings) as (service, _):
         await collect(service.submit(request()))
@@ -345,31 +346,27 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
 async def test_the_engine_has_a_lower_priority_than_the_event_loop(
     tiny_settings: Settings,
 ) -> None:
-    others = set(threading.enumerate())
     async with serving(tiny_settings):
-        (computing,) = (one for one in {*threading.enumerate()} - others if one.name == "engine")
+        (computing,) = engine_threads()
         assert computing.native_id is not None
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         assert os.getpriority(os.PRIO_PROCESS, computing.native_id) > own
 
 
-@pytest.mark.parametrize("broken", ["_deliver_output", "deliver"])
 async def test_an_output_that_cannot_be_delivered_ends_its_request_alone(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, broken: str
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_settings) as (service, metrics):
         handles = [service.submit(request(max_new_tokens=20)) for _ in range(3)]
         bad = handles[1].requests[0].request_id
-        owner = service if broken == "_deliver_output" else RequestHandle
-        working = getattr(owner, broken)
+        deliver = RequestHandle.deliver
 
-        def fail(*arguments: object) -> None:
-            (output,) = (item for item in arguments if isinstance(item, Output))
+        def fail(handle: RequestHandle, output: Output) -> None:
             if output.request_id == bad and not output.finish:
                 raise RuntimeError("no way to the client")
-            working(*arguments)
+            deliver(handle, output)
 
-        monkeypatch.setattr(owner, broken, fail)
+        monkeypatch.setattr(RequestHandle, "deliver", fail)
         answers = await asyncio.gather(*(collect(handle) for handle in handles))
         ends = [outputs[-1].finish for outputs in answers]
         assert ends == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
@@ -438,7 +435,7 @@ async def test_an_end_that_cannot_wait_says_for_what(
         monkeypatch.setattr(engine.scheduler, "step", slow)
         return engine
 
-    monkeypatch.setattr(engine_thread, "_JOIN_SECONDS", 0.01)
+    monkeypatch.setattr(async_engine, "JOIN_SECONDS", 0.01)
     service = AsyncEngine(replace(tiny_settings, drain_timeout=0.0), Metrics(), load)
     service.start()
     if loads:
@@ -447,32 +444,26 @@ async def test_an_end_that_cannot_wait_says_for_what(
     await service.stop()
     assert f"{said}: leaving without waiting for it" in caplog.messages
     free.set()
-    await until(lambda: not service.alive or not service._thread.alive)
+    await until(lambda: not engine_threads())
 
 
-def test_an_engine_that_outlives_the_event_loop_reports_to_nobody() -> None:
-    reported: list[str] = []
+def test_an_engine_that_outlives_the_event_loop_reports_to_nobody(tiny_settings: Settings) -> None:
     entered, free = threading.Event(), threading.Event()
 
-    def load() -> Engine:
+    def load(settings: Settings, report: object) -> Engine:
         entered.set()
         free.wait()
         raise OSError("too late")
 
-    thread = engine_thread.EngineThread(
-        load,
-        loaded=lambda _: None,
-        stepped=lambda *_: None,
-        failed=reported.append,
-        failures=Metrics().failures,
-    )
+    service = AsyncEngine(tiny_settings, Metrics(), load)
 
     async def begin() -> None:
-        thread.start()
+        service.start()
         entered.wait()
 
     asyncio.run(begin())
+    (thread,) = engine_threads()
     free.set()
-    thread._thread.join(30)  # an exception of the thread would be a warning, and fail the test
-    assert not thread.alive
-    assert not reported
+    thread.join(30)  # an exception of the thread would be a warning, and fail the test
+    assert not thread.is_alive()
+    assert service.state is ModelState.STARTING

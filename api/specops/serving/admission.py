@@ -1,5 +1,9 @@
 """Admission control: a request is admitted, or refused with 429 before any work is done.
 
+The memory plan reserves the KV cache and the memory of the passes at the start. A request that
+finds no free block waits, or is preempted and computed again, so a full KV cache alone is no reason
+to refuse. What is refused is what a longer queue would only make worse; `RefusalReason` lists it.
+
 The cost of a call does not grow with the queue, so a refusal is as fast with a long queue as with a
 short one.
 """
@@ -7,28 +11,47 @@ short one.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 from specops.request import FinishReason, GenerationRequest, GenerationStats
-from specops.serving.memory_gate import MemoryGate, Shed
+from specops.runtime.memory_plan import spare_bytes
 from specops.serving.request_handle import QueuePosition
+from specops.system.memory import Pressure, page_cache_room, read_memory, read_pressure
 
+CACHES_AHEAD = 8  # admitted requests may take this many times the tokens of the KV cache
+_LOW_SHARE = 0.5  # of the memory that the plan spared; less is left only if something grew
+_STALLED_SHARE = 0.5  # share of the time in which every task waited for memory
+_ROOM_SECONDS = 0.1  # how long a reading of memory stays valid; a reading takes 0.1 ms
+_PRESSURE_SECONDS = 1.0  # the share of stalled time is a mean over at least this time
 _SMOOTHING = 0.1  # weight of the newest request in the mean time that a request holds its slot
-_FULL = {
-    None: "the queue is full",
-    Shed.KV_TOKENS: "the requests before this one will fill the KV cache many times over",
-    Shed.MEMORY: "memory is running out",
-    Shed.PRESSURE: "the machine waits for memory most of the time",
+
+
+class RefusalReason(StrEnum):
+    """Why a request is refused."""
+
+    QUEUE_FULL = "queue_full"
+    KV_TOKENS = "kv_tokens"
+    MEMORY = "memory"  # less is left than was planned: something else in the container grew
+    PRESSURE = "pressure"
+
+
+_MESSAGES = {
+    RefusalReason.QUEUE_FULL: "the queue is full",
+    RefusalReason.KV_TOKENS: "the requests before this one will fill the KV cache many times over",
+    RefusalReason.MEMORY: "memory is running out",
+    RefusalReason.PRESSURE: "the machine waits for memory most of the time",
 }
 
 
 class QueueFull(Exception):  # noqa: N818 - a state, not a fault
     """There is no room for the request. `retry_after` is the expected wait in seconds."""
 
-    def __init__(self, retry_after: int, shed: Shed | None = None) -> None:
-        super().__init__(f"{_FULL[shed]}; try again in {retry_after} s")
+    def __init__(self, retry_after: int, reason: RefusalReason = RefusalReason.QUEUE_FULL) -> None:
+        super().__init__(f"{_MESSAGES[reason]}; try again in {retry_after} s")
         self.retry_after = retry_after
-        self.reason = "queue_full" if shed is None else shed.value
+        self.reason = reason.value
 
 
 class AdmissionController:
@@ -37,21 +60,38 @@ class AdmissionController:
     Args:
         slots: number of requests that run at the same time.
         queue_size: number of requests that may wait.
-        gate: decides by memory.
+        kv_tokens: tokens of the KV cache, all requests together.
         refused: called with the reason of each refusal.
+        room: returns the bytes that can still be allocated below the memory limit.
+        pressure: returns the seconds lost to lack of memory; None if the kernel keeps no figures.
+        limit: the memory limit in bytes; None: that of this process.
+        clock: returns seconds.
     """
 
     def __init__(
-        self, slots: int, queue_size: int, gate: MemoryGate, refused: Callable[[str], None]
+        self,
+        slots: int,
+        queue_size: int,
+        kv_tokens: int,
+        refused: Callable[[str], None],
+        *,
+        room: Callable[[], int] = page_cache_room,
+        pressure: Callable[[], Pressure | None] = read_pressure,
+        limit: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = slots
         self._capacity = slots + queue_size
-        self._gate = gate
+        self._most_tokens = CACHES_AHEAD * kv_tokens
         self._refused = refused
-        self._reserved = 0  # places for requests that are being parsed and encoded
-        self._in_flight: dict[str, int] = {}  # request id -> tokens that the request may take
-        self._tokens = 0  # their sum
+        self._requests = 0  # in flight
+        self._tokens = 0  # that they may take, prompts and answers
+        self._reserved = 0  # requests that are being read and encoded
         self._held_seconds = 0.0  # mean time in a slot; 0 before the first request ends
+        self._least_room = _LOW_SHARE * spare_bytes(read_memory().limit if limit is None else limit)
+        self._read_room, self._read_pressure, self._clock = room, pressure, clock
+        self._room, self._room_at = room(), clock()
+        self._stalls, self._stalls_at, self._stalled = self._stall_seconds(), clock(), 0.0
 
     def check(self, count: int, tokens: int = 0) -> None:
         """Refuse requests if there is no room for them.
@@ -63,24 +103,18 @@ class AdmissionController:
         Raises:
             QueueFull: all slots and the whole queue are taken, or memory is short.
         """
-        shed, in_flight = None, len(self._in_flight)
-        full = in_flight + self._reserved + count > self._capacity
-        if not full:
-            shed = self._gate.refusal(
-                promised_tokens=self._tokens, tokens=tokens, in_flight=in_flight
-            )
-        if full or shed is not None:
+        reason = self._refusal(count, tokens)
+        if reason is not None:
+            self._refused(reason.value)
             # When half of the waiting requests have got a slot, there is room.
-            refusal = QueueFull(max(1, math.ceil(self._wait() / 2)), shed)
-            self._refused(refusal.reason)
-            raise refusal
+            raise QueueFull(max(1, math.ceil(self._wait() / 2)), reason)
 
     def reserve(self, count: int = 1) -> Callable[[], None]:
-        """Keep places for requests that have arrived but are not ready to enter.
+        """Keep room for requests that have arrived but are not ready to enter.
 
         Returns:
-            A function that releases the places. Call it before `enter`, or when the requests are
-            dropped; a second call does nothing.
+            A function that releases it. Call it before `enter`, or when the requests are dropped; a
+            second call does nothing.
 
         Raises:
             QueueFull: see `check`.
@@ -102,17 +136,19 @@ class AdmissionController:
         Raises:
             QueueFull: see `check`.
         """
-        self.check(len(requests), sum(request.tokens for request in requests))
-        position = max(0, len(self._in_flight) + 1 - self._slots)
-        wait = self._wait()
-        for request in requests:
-            self._in_flight[request.request_id] = request.tokens
-            self._tokens += request.tokens
-        return QueuePosition(position, wait)
+        tokens = sum(request.tokens for request in requests)
+        self.check(len(requests), tokens)
+        position = QueuePosition(max(0, self._requests + 1 - self._slots), self._wait())
+        self._requests += len(requests)
+        self._tokens += tokens
+        return position
 
-    def leave(self, request_id: str, reason: FinishReason, stats: GenerationStats | None) -> None:
-        """Remove a request that has ended. If it was completed, learn from its time in the slot."""
-        self._tokens -= self._in_flight.pop(request_id)
+    def leave(
+        self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
+    ) -> None:
+        """Release an admitted request. If it was completed, learn from its time in the slot."""
+        self._requests -= 1
+        self._tokens -= request.tokens
         if stats is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             held = stats.prefill_seconds + stats.decode_seconds
             weight = _SMOOTHING if self._held_seconds else 1.0
@@ -120,6 +156,35 @@ class AdmissionController:
 
     def _wait(self) -> float:
         """Seconds until a new request gets a slot, if the running requests are half done."""
-        if len(self._in_flight) < self._slots:
+        if self._requests < self._slots:
             return 0.0
-        return self._held_seconds * (len(self._in_flight) / self._slots - 0.5)
+        return self._held_seconds * (self._requests / self._slots - 0.5)
+
+    def _refusal(self, count: int, tokens: int) -> RefusalReason | None:
+        if self._requests + self._reserved + count > self._capacity:
+            return RefusalReason.QUEUE_FULL
+        if not self._requests:  # idle: a request that is refused now would never be served
+            return None
+        if self._tokens + tokens > self._most_tokens:
+            return RefusalReason.KV_TOKENS
+        self._read_memory()
+        if self._room < self._least_room:
+            return RefusalReason.MEMORY
+        # All slots share a pass over the weights, so one more request in a free slot costs little.
+        if self._stalled > _STALLED_SHARE and self._requests >= self._slots:
+            return RefusalReason.PRESSURE
+        return None
+
+    def _read_memory(self) -> None:
+        now = self._clock()
+        if now - self._room_at >= _ROOM_SECONDS:
+            self._room, self._room_at = self._read_room(), now
+        passed = now - self._stalls_at
+        if passed >= _PRESSURE_SECONDS:
+            stalls = self._stall_seconds()
+            self._stalled = (stalls - self._stalls) / passed
+            self._stalls, self._stalls_at = stalls, now
+
+    def _stall_seconds(self) -> float:
+        pressure = self._read_pressure()
+        return 0.0 if pressure is None else pressure.full

@@ -45,7 +45,6 @@ class RequestHandle:
         self.queue_position = queue_position
         self.cancel = cancel
         self.end = end
-        self._open = len(requests)
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
 
     def deliver(self, output: Output) -> None:
@@ -59,7 +58,8 @@ class RequestHandle:
 
     async def with_pauses(self, seconds: float | None) -> AsyncIterator[Output | None]:
         """Iterate over the outputs; yield None after every `seconds` without an output."""
-        while self._open:
+        unfinished = len(self.requests)
+        while unfinished:
             output = None
             try:
                 async with asyncio.timeout(seconds):
@@ -67,5 +67,5 @@ class RequestHandle:
             except TimeoutError:
                 pass
             else:
-                self._open -= output.finish is not None
+                unfinished -= output.finish is not None
             yield output
