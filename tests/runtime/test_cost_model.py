@@ -29,7 +29,7 @@ def test_costs_are_the_measured_ones_and_linear_between_and_beyond_them() -> Non
 
 def behaving(costs: CostModel, memory: float, arithmetic: float) -> CostModel:
     """The costs of a machine whose speed has changed since they were measured."""
-    costs.memory, costs.arithmetic = memory, arithmetic
+    costs.set_speed(memory, arithmetic)
     return costs
 
 
@@ -100,7 +100,9 @@ def test_both_factors_follow_the_machine(memory: float, arithmetic: float) -> No
     assert costs.memory == pytest.approx(memory, rel=0.02)
     assert costs.arithmetic == pytest.approx(arithmetic, rel=0.02)
     assert costs.cost(8, 500.0) == pytest.approx(machine.cost(8, 500.0), rel=0.02)
-    assert costs.pairs(1000.0) == pytest.approx(1000 * arithmetic * PAIR_SECONDS, rel=0.02)
+    assert costs.attention_seconds(1000.0) == pytest.approx(
+        1000 * arithmetic * PAIR_SECONDS, rel=0.02
+    )
 
 
 SLOW = {1: 13.6, 2: 13.9, 4: 14.0, 8: 14.7, 10: 16.9, 12: 18.6, 16: 23.5, 32: 44.5, 64: 86.5}

@@ -216,7 +216,7 @@ def test_lookups_of_requests_of_a_fixed_length_say_nothing_about_asking(fixed: i
 def test_where_wide_passes_have_become_dear_it_drafts_less(requests: int, rate: float) -> None:
     """A neighbour takes half of the arithmetic: seen within some tens of passes of many widths."""
     model, slow = tinyllama(), tinyllama()
-    slow.arithmetic = 2.0
+    slow.set_speed(1.0, 2.0)
 
     def drafted() -> int:
         return sum(choose(*(proposal(rate) for _ in range(requests)), costs=model))
@@ -226,7 +226,7 @@ def test_where_wide_passes_have_become_dear_it_drafts_less(requests: int, rate: 
         width = requests + (drafted() if step % 2 else 0) + (64 if step % 4 == 0 else 0)
         model.observe(width, 0.0, slow.cost(width))
     assert 0 < drafted() < 0.7 * before
-    model.memory, model.arithmetic = 2.0, 2.0  # as slow in all: the choice is that of before
+    model.set_speed(2.0, 2.0)  # as slow in all: the choice is that of before
     assert drafted() == before
 
 

@@ -22,6 +22,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
 
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
@@ -68,36 +71,42 @@ class CostModel:
         least = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1])[::-1]
         self.seconds = [float(item) for item in least]
         self.pair_seconds = pair_seconds
-        self.memory = self.arithmetic = 1.0
-        # By number of tokens, seconds of memory, which end where they stay the same, and seconds
-        # that tokens add to arithmetic.
+        self._widest = sizes[-1]
         self._reading, self._added, self._least = _split(self.sizes, self.seconds)
+        self.set_speed(1.0, 1.0)
+
+    def set_speed(self, memory: float, arithmetic: float) -> None:
+        """Set both factors; see the class's attributes."""
+        self.memory, self.arithmetic = memory, arithmetic
+        computing = memory * self._least + arithmetic * self._added
+        # What passes take now, by number of tokens up to the widest measured pass.
+        self._costs: list[float] = np.maximum(memory * self._reading, computing).tolist()
+        self._costs[0] = 0.0
 
     def cost(self, tokens: int, work: float = 0.0) -> float:
         """Seconds that a pass takes now.
+
+        Beyond the widest measured pass each token costs its share of that pass.
 
         Args:
             tokens: number of tokens; 0 costs nothing.
             work: pairs of tokens, see `Batch.attention_work`.
         """
-        return sum(self._parts(tokens, work))
+        if tokens <= self._widest:
+            return self._costs[tokens] + self.attention_seconds(work)
+        share = self.seconds[-1] / self._widest
+        beyond = self.arithmetic * share * (tokens - self._widest)
+        return self._costs[-1] + beyond + self.attention_seconds(work)
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now."""
-        arithmetic, last = self.arithmetic, tokens + more
-        added = self._added[tokens : last + 1]  # ends at the widest measured pass
-        added += map(self._added_by, range(tokens + len(added), last + 1))
-        least, most = self.memory * self._least, self._read_by(last)
-        found = [least + arithmetic * item for item in added]
-        for place, computing in enumerate(found):
-            if computing >= most:  # wider passes wait for arithmetic, too
-                break
-            found[place] = max(computing, self._read_by(tokens + place))
-        return found
+        last = tokens + more
+        measured = self._costs[tokens : last + 1]
+        return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
 
-    def pairs(self, count: float) -> float:
-        """Seconds that `count` pairs of tokens add to a pass."""
-        return self.arithmetic * self.pair_seconds * count
+    def attention_seconds(self, pairs: float) -> float:
+        """Seconds that so many pairs of tokens add to a pass."""
+        return self.arithmetic * self.pair_seconds * pairs
 
     def tokens_within(
         self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
@@ -115,18 +124,21 @@ class CostModel:
         def duration(more: int) -> float:
             return self.cost(tokens + more, work + more * (position + more / 2)) + more * each
 
-        most = len(self._added)  # costs ascend, so bisection finds the number
+        most = self._widest + 1  # costs ascend, so bisection finds the number
         return max(0, bisect_right(range(most + 1), seconds, key=duration) - 1)
 
     def observe(self, tokens: int, work: float, seconds: float) -> None:
         """Learn from the time that a pass took."""
-        memory, arithmetic = self._parts(tokens, work)
-        expected = memory + arithmetic
+        expected = self.cost(tokens, work)
+        # The part that goes with the memory's speed; the rest goes with arithmetic.
+        memory = self.memory * float(self._reading[min(tokens, self._widest)])
+        if memory < expected - self.attention_seconds(work):
+            memory = self.memory * self._least
+        arithmetic = expected - memory
         error = min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
         # Normalized least mean squares (Nagumo and Noda 1967), relative to the expected time.
         step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
-        self.memory *= 1 + step * memory
-        self.arithmetic *= 1 + step * arithmetic
+        self.set_speed(self.memory * (1 + step * memory), self.arithmetic * (1 + step * arithmetic))
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.
@@ -136,35 +148,10 @@ class CostModel:
         for size in self.sizes:
             yield kind, size, self.cost(size)
         if kind == "tokens":
-            yield "attention", 1, self.pairs(_SHOWN_PAIRS)
-
-    def _parts(self, tokens: int, work: float) -> tuple[float, float]:
-        """Seconds of a pass that go with the memory's speed, and those that go with arithmetic."""
-        if not tokens:
-            return 0.0, 0.0
-        memory = self._read_by(tokens)
-        least, added = self.memory * self._least, self.arithmetic * self._added_by(tokens)
-        attention = self.pairs(work)
-        return (memory, attention) if memory >= least + added else (least, added + attention)
-
-    def _read_by(self, tokens: int) -> float:
-        """Seconds that a pass waits for memory now, if it does."""
-        return self.memory * self._reading[min(tokens, len(self._reading) - 1)]
-
-    def _added_by(self, tokens: int) -> float:
-        """Seconds that tokens added to arithmetic when the costs were measured.
-
-        Beyond the widest measured pass each token costs its share of that pass.
-        """
-        widest = len(self._added) - 1
-        if tokens <= widest:
-            return self._added[tokens]
-        return self.seconds[-1] * tokens / widest - self._least
+            yield "attention", 1, self.attention_seconds(_SHOWN_PAIRS)
 
 
-def _split(
-    sizes: Sequence[int], seconds: Sequence[float]
-) -> tuple[list[float], list[float], float]:
+def _split(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[Seconds, Seconds, float]:
     """Tell from a measured curve how long passes wait for memory, and how long for arithmetic.
 
     Wide passes wait for arithmetic, so their slope is that of arithmetic. A line with this slope
@@ -176,8 +163,8 @@ def _split(
         seconds: ascending.
 
     Returns:
-        By number of tokens, the seconds of memory, as far as they rise, and those that arithmetic
-        adds; and the seconds of arithmetic without any token.
+        By number of tokens up to the widest pass, the seconds of memory, and those that tokens add
+        to arithmetic; and the seconds of arithmetic without any token.
     """
     tokens = np.arange(sizes[-1] + 1)
     curve = np.interp(tokens, sizes, seconds)
@@ -191,4 +178,4 @@ def _split(
     hidden = np.clip(curve[waits] - slope * (waits - tokens), 0, curve)
     arithmetic = np.where(tokens < waits, hidden, curve)
     added = arithmetic - arithmetic[0]
-    return curve[: waits + 1].tolist(), added.tolist(), float(arithmetic[0])
+    return curve[np.minimum(tokens, waits)], added, float(arithmetic[0])

@@ -170,7 +170,7 @@ class Controller:
         Beside a prompt a pass costs what it adds to the prompt's, and is worth its tokens less
         what that time would bring in a pass without a prompt.
         """
-        pair = self._target.pairs(1)
+        pair = self._target.attention_seconds(1)
         per_token = [item.position * pair + item.state.adjusting for item in proposals]
         tokens = len(proposals) + sum(item.most for item in proposals if item.fixed)
         drawing = [item.sampled * self._drawing for item in proposals]

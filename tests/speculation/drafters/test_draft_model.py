@@ -173,7 +173,7 @@ def test_its_passes_tell_its_cost_model_what_they_take(
 ) -> None:
     """Those for draft tokens, those that take a prompt in, and those of a long backlog."""
     machine = tinyllama(0.1)
-    machine.memory = machine.arithmetic = slowness
+    machine.set_speed(slowness, slowness)
     ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
         lambda drafter, tokens: propose(drafter, tokens[:3], 8),
         lambda drafter, tokens: drafter.prefill(0, tokens, 20),
