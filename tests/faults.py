@@ -89,11 +89,13 @@ def _fail_at(place: str, *named: str) -> None:
         raise FaultError(place)
 
 
-def _sampled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _sampled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`verify`, which chooses a token where there is no draft, or `logprob`."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         for item in (*args, *kwargs.values()):
             if isinstance(item, _Sampling):
-                _fail_at(name, f"fault {item.where}")
+                _fail_at("verify" if args[1] else "next_token", f"fault {item.where}")
             if isinstance(item, _Most):
                 raise FaultError("logprob")
         return function(*args, **kwargs)
@@ -107,11 +109,8 @@ def faults(engine: Engine) -> Iterator[None]:
     drafters: Any = engine.scheduler.drafters
     before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
-        for module, name in (
-            *((postprocessor, "verify"), (request_state, "next_token")),
-            (request_state, "logprob"),
-        ):
-            wrapped = _sampled(name, getattr(module, name))
+        for module, name in ((postprocessor, "verify"), (request_state, "logprob")):
+            wrapped = _sampled(getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
         patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))
         drafters.update({name: _FaultyDrafter(item, clients) for name, item in before.items()})

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.tools.machine import describe
 from specops.request import SamplingParams
-from specops.runtime.adjusting import Adjuster
+from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob, mask
 
 VOCAB = 262_144  # Gemma 3's, the largest of the presets
@@ -65,10 +65,10 @@ def costs(vocab: int, rows: int) -> dict[str, float]:
     calls["seed"] = lambda: [draw_seeded(row, 1, 7) for row in probs]
     for name, params in ADJUSTED.items():
         prompt = rng.choice(vocab, min(PROMPT, vocab), replace=False).tolist()
-        adjuster = Adjuster(params, prompt, end_tokens=(), min_tokens=0)
+        processor = LogitsProcessor(params, prompt, end_tokens=(), min_tokens=0)
         for token in _WORD:
-            adjuster.take(token)
-        calls[name] = _adjusting(adjuster, logits.copy(), draft)
+            processor.append(token)
+        calls[name] = _adjusting(processor, logits.copy(), draft)
     calls["grammar's masks"] = lambda: mask(logits.copy(), masks)
     calls["20 probabilities"] = lambda: [logprob(row, 5, 20) for row in logits]
     return {name: min(_seconds(call) for _ in range(ROUNDS)) for name, call in calls.items()}
@@ -78,8 +78,10 @@ def _filtering(logits: Floats, params: SamplingParams) -> Callable[[], object]:
     return lambda: filtered_probs(logits, params)
 
 
-def _adjusting(adjuster: Adjuster, logits: Floats, draft: tuple[int, ...]) -> Callable[[], object]:
-    return lambda: adjuster.adjust(logits, draft)
+def _adjusting(
+    processor: LogitsProcessor, logits: Floats, draft: tuple[int, ...]
+) -> Callable[[], object]:
+    return lambda: processor.apply(logits, draft)
 
 
 def _seconds(call: Callable[[], object]) -> float:

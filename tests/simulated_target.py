@@ -33,9 +33,10 @@ from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
-from specops.runtime.sampling import Floats, next_token
+from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
+from specops.speculation.verifier import verify
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
@@ -102,7 +103,10 @@ class Text:
         found: list[int] = []
         rng = np.random.default_rng(0)
         while len(found) < most:
-            token = next_token(self.logits([state], [token])[0], sampling, rng, place + 1)
+            logits = self.logits([state], [token])
+            token = verify(
+                logits, (), None, sampling=sampling, rng=rng, position=place + 1
+            ).next_token
             found.append(token)
             place += 1
             state = self.grow(state, place, self.key(state, token))

@@ -11,7 +11,7 @@ from scipy.stats import chi2_contingency
 
 from specops.engine.scheduler import Scheduler
 from specops.request import FinishReason, GenerationRequest, SamplingParams
-from specops.runtime.adjusting import Adjuster
+from specops.runtime.logits_processor import LogitsProcessor
 from specops.speculation.drafters.suffix import SuffixDrafter
 from specops.speculation.verifier import verify
 from tests.simulated_target import (
@@ -95,15 +95,15 @@ def pairs(rule: str) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     params, found = SamplingParams(1.0, presence_penalty=2.0), np.zeros((5, 5), np.int64)
     rng = np.random.default_rng(len(rule))
     for _ in range(6000):
-        adjuster = Adjuster(params, (), end_tokens=(), min_tokens=0)
+        processor = LogitsProcessor(params, (), end_tokens=(), min_tokens=0)
         answer: list[int] = []
         while len(answer) < 2:
             draft = [] if rule == "plain" or answer else [int(rng.integers(5))]
             rows = logits[: len(draft) + 1].copy()
-            adjuster.adjust(rows, draft)
+            processor.apply(rows, draft)
             verdict = verify(rows, draft, None, sampling=params, rng=rng, position=0)
             for token in [*draft[: verdict.accepted], verdict.next_token]:
-                adjuster.take(token)
+                processor.append(token)
                 answer.append(token)
         found[answer[0], answer[1]] += 1
     return found

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from specops.request import SamplingParams
 from specops.runtime import kernels
-from specops.runtime.sampling import draw, draw_seeded, filtered_probs, logprob, mask, next_token
+from specops.runtime.sampling import draw, draw_seeded, filtered_probs, logprob, mask
 from tests.option_costs import DRAWN, costs
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
@@ -96,23 +96,6 @@ def test_arrays_of_another_order_or_type_are_read_right() -> None:
     turned: Any = np.asfortranarray(LOGITS.astype(np.float64))
     assert np.array_equal(filtered_probs(turned, SamplingParams(1.0)), expected)
     assert draw_seeded(expected[0], 1, 1) == draw_seeded(np.repeat(expected, 2, 1)[0, ::2], 1, 1)
-
-
-def test_greedy_decoding_takes_the_largest_logit_and_no_random_number() -> None:
-    rng = np.random.default_rng(0)
-    state = rng.bit_generator.state
-    assert next_token(LOGITS[1], SamplingParams(0.0), rng, 7) == int(LOGITS[1].argmax())
-    assert rng.bit_generator.state == state
-
-
-def test_a_token_with_a_seed_is_drawn_by_seed_and_position_alone() -> None:
-    def tokens(seed: int, first: int, numbers: int) -> list[int]:
-        params, rng = SamplingParams(1.0, seed=seed), np.random.default_rng(numbers)
-        return [next_token(LOGITS[0], params, rng, first + index) for index in range(50)]
-
-    assert tokens(1, 0, 0) == tokens(1, 0, 9)
-    assert tokens(1, 0, 0)[20:] == tokens(1, 20, 0)[:30]
-    assert tokens(1, 0, 0) != tokens(2, 0, 0)
 
 
 @pytest.mark.parametrize(

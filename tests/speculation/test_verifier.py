@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from specops.request import SamplingParams
-from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs, next_token
+from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
+from specops.speculation import verifier
 from specops.speculation.verifier import (
     Verdict,
     compare,
@@ -101,13 +103,7 @@ def seeded(
     rng: np.random.Generator,
     trial: int,
 ) -> Verdict:
-    return verify_seeded(as_logits(target), drafted, SamplingParams(1.0), trial, 0)
-
-
-def as_logits(probs: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        logits: Floats = np.log(probs)
-    return logits
+    return verify_seeded(target.__getitem__, drafted, trial, 0)
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn drafts", "certain drafts"])
@@ -122,14 +118,13 @@ def test_seeded_output_follows_the_target(shared: bool) -> None:
 
 def test_seeded_verdicts_are_the_targets_own_draws() -> None:
     """Whatever was drafted: what comes out is what the target draws at each position, alone."""
-    logits = as_logits(distributions(2)[0])
+    target, _ = distributions(2)
     for seed in range(300):
-        sampling = SamplingParams(1.0, seed=seed)
         rng = np.random.default_rng(seed)
-        own = [next_token(item, sampling, rng, 40 + index) for index, item in enumerate(logits)]
+        own = [draw_seeded(item, seed, 40 + index) for index, item in enumerate(target)]
         drafted = rng.integers(0, VOCAB, 2).tolist()
         for draft in ([], drafted[:1], drafted, own[:1], own[:2], [own[0], drafted[1]]):
-            verdict = verify_seeded(logits[: len(draft) + 1], draft, sampling, seed, 40)
+            verdict = verify_seeded(target.__getitem__, draft, seed, 40)
             tokens = [*draft[: verdict.accepted], verdict.next_token]
             assert tokens == own[: len(tokens)]
             assert len(tokens) == len(draft) + 1 or draft[verdict.accepted] != tokens[-1]
@@ -151,53 +146,51 @@ def test_a_token_that_the_target_excludes_is_never_accepted() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(), SamplingParams(1.0, top_k=3, seed=4), SamplingParams(1.0, top_k=3)],
-    ids=["greedy", "seeded", "sampled"],
-)
-def test_the_rule_follows_from_how_a_request_samples(sampling: SamplingParams) -> None:
-    """Without a draft it is the token that plain decoding chooses from the same random numbers."""
-    logits = as_logits(distributions(3)[0])
-    for trial in range(40):
-        rng, other = np.random.default_rng(trial), np.random.default_rng(trial)
-        verdict = verify(logits[:1], [], None, sampling=sampling, rng=rng, position=9 + trial)
-        assert verdict == Verdict(0, next_token(logits[0], sampling, other, 9 + trial))
-        drafted = [verdict.next_token, 2]
-        verdict = verify(logits, drafted, None, sampling=sampling, rng=rng, position=9 + trial)
-        assert sampling == SamplingParams(1.0, top_k=3) or verdict.accepted >= 1
+ROWS = np.random.default_rng(3).standard_normal((4, 500)).astype(np.float32) * 3
+FILTERED = SamplingParams(0.8, top_k=40, top_p=0.9, min_p=0.01)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_no_row_behind_the_first_rejected_token_is_filtered(drawn: bool) -> None:
-    """To filter a row of 49,000 logits takes 90 microseconds, to judge its token none."""
-    asked: list[int] = []
-    target, draft = distributions(3)
+def test_without_a_draft_a_request_is_decoded_plainly() -> None:
+    """Greedy without a random number, with a seed by seed and position, else by one number."""
+    rng, other = np.random.default_rng(1), np.random.default_rng(1)
+    for position in range(40):
+        for row in ROWS:
+            probs = filtered_probs(row[None], FILTERED)[0]
+            for sampling, expected in (
+                (SamplingParams(), int(row.argmax())),
+                (replace(FILTERED, seed=4), draw_seeded(probs, 4, position)),
+                (FILTERED, draw(probs, other)),
+            ):
+                found = verify(row[None], [], None, sampling=sampling, rng=rng, position=position)
+                assert found == Verdict(0, expected)
+    assert rng.random() == other.random()
 
-    def probs(row: int) -> Floats:
-        asked.append(row)
-        return target[row]
 
-    rng, counted = np.random.default_rng(1), 0
-    for _ in range(200):
+@pytest.mark.parametrize(("seed", "drawn"), [(7, False), (None, False), (None, True)])
+def test_rows_are_filtered_as_far_as_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch, seed: int | None, drawn: bool
+) -> None:
+    """The verdict is that over all rows; to filter one of 49,000 logits takes 90 microseconds."""
+    rng, cut = np.random.default_rng(1), 0
+    draft = rng.dirichlet(np.ones(500), 3).astype(np.float32) if drawn else None
+    sampling, whole = replace(FILTERED, seed=seed), filtered_probs(ROWS, FILTERED)
+    asked: list[Floats] = []
+
+    def filtered(logits: Floats, params: SamplingParams) -> Floats:
+        asked.append(logits)
+        return filtered_probs(logits, params)
+
+    monkeypatch.setattr(verifier, "filtered_probs", filtered)
+    for trial in range(60):
+        one, other = np.random.default_rng(trial), np.random.default_rng(trial)
+        tokens = [draw(row, rng) for row in (whole[:3] if draft is None else draft)]
         asked.clear()
-        tokens = [draw(draft[0], rng), draw(draft[1], rng)]
-        verdict = verify_sampled(probs, tokens, draft if drawn else None, rng)
-        assert asked == list(range(verdict.accepted + 1))
-        counted += len(asked) < 3
-    assert counted > 20
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_row_by_row_it_is_what_all_rows_at_once_were(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((4, 500)).astype(np.float32) * 3
-    sampling = SamplingParams(0.8, top_k=40, top_p=0.9, min_p=0.01)
-    draft = rng.dirichlet(np.ones(500), 3).astype(np.float32)
-    tokens = [int(item) for item in logits[:3].argmax(axis=-1)]
-    whole = filtered_probs(logits, sampling)
-    for probs in (None, draft):
-        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
-        found = verify(logits, tokens, probs, sampling=sampling, rng=one, position=0)
-        assert found == verify_sampled(whole.__getitem__, tokens, probs, other)
+        found = verify(ROWS, tokens, draft, sampling=sampling, rng=one, position=trial)
+        if seed is None:
+            assert found == verify_sampled(whole.__getitem__, tokens, draft, other)
+        else:
+            assert found == verify_seeded(whole.__getitem__, tokens, seed, trial)
+        assert np.array_equal(np.concatenate(asked), ROWS[: found.accepted + 1])
         assert one.random() == other.random()
+        cut += len(asked) < 4
+    assert cut > 10

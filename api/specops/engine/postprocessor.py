@@ -12,7 +12,8 @@ from specops.request import GRAMMAR, DraftStats
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.verifier import compare, verify
+from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.verifier import Verdict, compare, verify
 
 
 @dataclass(slots=True)
@@ -106,14 +107,7 @@ class Postprocessor:
             if sequence.adjusts:
                 begun, start = start, self._clock()
                 self.controller.adjusted(proposal.state, drafted + 1, start - begun)
-            verdict = verify(
-                adjusted,
-                draft.tokens,
-                draft.probs,
-                sampling=sequence.request.sampling,
-                rng=sequence.rng,
-                position=len(sequence.tokens) + len(forced),
-            )
+            verdict = _verify(sequence, adjusted, draft, len(forced))
             if proposal.sampled:
                 self.controller.drawn(verdict.accepted + 1, self._clock() - start)
         accepted = verdict.accepted
@@ -156,7 +150,7 @@ class Postprocessor:
                 cache.release(sequence.slot)
                 cache.begin(sequence.slot, sequence.tokens, share=False)
         elif chunk.last:
-            token = sequence.next_token(logits[-1:])
+            token = _verify(sequence, sequence.adjusted(logits[-1:], ())).next_token
             row += chunk.rows - 1
             self._target.keep_hidden_state(sequence.slot, row, sequence.num_computed, token)
             sequence.append([token], 0, None, logits[-1:])
@@ -165,3 +159,17 @@ class Postprocessor:
     def _computed(self, sequence: RequestState, tokens: int) -> None:
         sequence.num_computed += tokens
         self._target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)
+
+
+def _verify(
+    sequence: RequestState, logits: Floats, draft: Draft = NO_DRAFT, forced: int = 0
+) -> Verdict:
+    """Verify a draft behind so many forced tokens; without a draft, choose the next token."""
+    return verify(
+        logits,
+        draft.tokens,
+        draft.probs,
+        sampling=sequence.request.sampling,
+        rng=sequence.rng,
+        position=len(sequence.tokens) + forced,
+    )

@@ -22,9 +22,9 @@ from specops.request import (
     Piece,
     SourceStats,
 )
-from specops.runtime.adjusting import Adjuster
 from specops.runtime.cost_model import mean_with
-from specops.runtime.sampling import Floats, logprob, mask, next_token
+from specops.runtime.logits_processor import LogitsProcessor
+from specops.runtime.sampling import Floats, logprob, mask
 from specops.speculation.acceptance import SpeculationState
 from specops.text.grammar import GrammarError, Grammars, Matcher
 from specops.text.text_stream import TextStream
@@ -93,9 +93,9 @@ class RequestState:
         self._end_tokens = frozenset() if goes_on else end_tokens
         if request.stop_token_ids:
             self._end_tokens |= set(request.stop_token_ids)
-        self._adjuster: Adjuster | None = None
+        self._processor: LogitsProcessor | None = None
         if request.sampling.adjusts or request.min_tokens:
-            self._adjuster = Adjuster(
+            self._processor = LogitsProcessor(
                 request.sampling,
                 request.prompt_tokens,
                 end_tokens=self._end_tokens,
@@ -152,7 +152,7 @@ class RequestState:
     @property
     def adjusts(self) -> bool:
         """Whether tokens are chosen from other logits than the target's."""
-        return self.matcher is not None or self._adjuster is not None
+        return self.matcher is not None or self._processor is not None
 
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
@@ -186,14 +186,9 @@ class RequestState:
         adjusted = logits if self.request.logprobs is None else logits.copy()
         if self.matcher is not None:
             mask(adjusted, self.matcher.masks(draft, forced))
-        if self._adjuster is not None:
-            self._adjuster.adjust(adjusted, forced + draft)
+        if self._processor is not None:
+            self._processor.apply(adjusted, forced + draft)
         return adjusted
-
-    def next_token(self, logits: Floats) -> int:
-        """Choose the token that follows from logits [1, V]."""
-        (adjusted,) = self.adjusted(logits, ())
-        return next_token(adjusted, self.request.sampling, self.rng, len(self.tokens))
 
     def append(
         self,
@@ -225,8 +220,8 @@ class RequestState:
             if position < forced:
                 origin = GRAMMAR
             self.tokens.append(token)
-            if self._adjuster is not None:
-                self._adjuster.take(token)
+            if self._processor is not None:
+                self._processor.append(token)
             told = None if most is None else logprob(logits[position], token, most)
             self._pieces += text.push(token, origin, told)
             if token in self._end_tokens or text.stopped is not None:

@@ -88,25 +88,6 @@ def draw_seeded(probs: Floats, seed: int, position: int) -> int:
     return index
 
 
-def next_token(
-    logits: Floats, params: SamplingParams, rng: np.random.Generator, position: int
-) -> int:
-    """Choose the token after one position.
-
-    Args:
-        logits: [V] of the position.
-        params: sampling parameters of the request.
-        rng: the request's random numbers, used without a seed.
-        position: of the token in its sequence, used with a seed.
-    """
-    if params.temperature == 0:
-        return int(logits.argmax())
-    probs = filtered_probs(logits[None], params)[0]
-    if params.seed is not None:
-        return draw_seeded(probs, params.seed, position)
-    return draw(probs, rng)
-
-
 def logprob(logits: Floats, token: int, top: int) -> Logprob:
     """The model's log probability of a token, before any filter.
 

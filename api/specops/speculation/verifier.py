@@ -56,9 +56,12 @@ def verify(
 ) -> Verdict:
     """Accept draft tokens by the rule of how the request samples.
 
+    Without draft tokens this is plain decoding. Rows are filtered as far as they are needed: that
+    takes far longer than anything else here.
+
     Args:
         target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k].
+        draft_tokens: [k], from any source.
         draft_probs: see `verify_sampled`.
         sampling: how the target draws its tokens.
         rng: the request's random numbers, for sampling without a seed.
@@ -66,13 +69,13 @@ def verify(
     """
     if sampling.temperature == 0:
         return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
-    if sampling.seed is not None:
-        return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
 
-    def probs(row: int) -> Floats:  # a row behind the first rejected token is not needed
+    def probs(row: int) -> Floats:
         found: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
         return found
 
+    if sampling.seed is not None:
+        return verify_seeded(probs, draft_tokens, sampling.seed, position)
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
@@ -94,8 +97,7 @@ def verify_sampled(
 
     Args:
         target_probs: returns the distribution [V] of one of the k + 1 rows, filtered by the
-            request's sampling parameters. The rows are asked for in their order, each once, as far
-            as they are needed; to filter one takes far longer than anything else here.
+            request's sampling parameters. It is called for one row after another.
         draft_tokens: [k], drawn from `draft_probs`.
         draft_probs: [k, V], filtered the same way; None where they were certain (a
             looked-up token's distribution has all its mass on one token).
@@ -118,25 +120,19 @@ def verify_sampled(
 
 
 def verify_seeded(
-    target_logits: Floats,
-    draft_tokens: Sequence[int],
-    sampling: SamplingParams,
-    seed: int,
-    position: int,
+    target_probs: Callable[[int], Floats], draft_tokens: Sequence[int], seed: int, position: int
 ) -> Verdict:
     """Accept the draft tokens that equal the tokens that the target draws at their positions.
 
     Args:
-        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k], from any source.
-        sampling: its filters and temperature.
+        target_probs: see `verify_sampled`.
+        draft_tokens: [k].
         seed: the request's.
         position: position of the first draft token in its sequence.
     """
     index = 0
     while True:
-        probs = filtered_probs(target_logits[index : index + 1], sampling)[0]
-        token = draw_seeded(probs, seed, position + index)
+        token = draw_seeded(target_probs(index), seed, position + index)
         if index == len(draft_tokens) or token != draft_tokens[index]:
             return Verdict(index, token)
         index += 1

@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 64  # different tokens
 _TOKEN_BYTES = array("i").itemsize
 
 
-class Adjuster:
+class LogitsProcessor:
     """Counts the tokens of one answer and adjusts its next logits.
 
     Args:
@@ -64,14 +64,14 @@ class Adjuster:
             self._by.biased, self._by.biases = address(self._biased), address(self._biases)
         self._point()
 
-    def take(self, token: int) -> None:
+    def append(self, token: int) -> None:
         """Append a token to the answer."""
         self._answer += token.to_bytes(_TOKEN_BYTES, sys.byteorder)
         if self._counts_tokens:
             place = self._place(token)  # first, since it may replace the arrays
             self._counts[place] += 1
 
-    def adjust(self, logits: Floats, tokens: Sequence[int]) -> None:
+    def apply(self, logits: Floats, tokens: Sequence[int]) -> None:
         """Change logits in place.
 
         Args:
@@ -83,7 +83,7 @@ class Adjuster:
         first = len(tokens) + 1 - rows
         length = len(self._answer)
         for token in tokens[:first]:
-            self.take(token)
+            self.append(token)
         banned, ends, places = array("i"), array("q"), array("q")
         for row in range(rows):
             if row:

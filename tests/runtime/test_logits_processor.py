@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specops.request import SamplingParams
-from specops.runtime.adjusting import Adjuster
+from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats
 
 VOCAB = 12
@@ -54,9 +54,9 @@ def plainly(logits: Floats, params: SamplingParams, answer: Sequence[int], least
 @pytest.mark.parametrize("name", KNOBS)
 @pytest.mark.parametrize("least", [0, 5])
 def test_every_position_is_adjusted_by_the_tokens_before_it(name: str, least: int) -> None:
-    """Draft tokens count as well; `adjust` leaves the answer as it was."""
+    """Draft tokens count as well; `apply` leaves the answer as it was."""
     params, rng = KNOBS[name], np.random.default_rng(3)
-    adjuster = Adjuster(params, PROMPT, end_tokens={END}, min_tokens=least)
+    processor = LogitsProcessor(params, PROMPT, end_tokens={END}, min_tokens=least)
     answer: list[int] = []
     for step in range(30):
         forced, draft = rng.integers(0, 11, step % 3), rng.integers(0, 11, step % 4)
@@ -66,18 +66,20 @@ def test_every_position_is_adjusted_by_the_tokens_before_it(name: str, least: in
             plainly(row, params, answer + tokens[: len(forced) + index], least)
             for index, row in enumerate(logits)
         ]
-        adjuster.adjust(logits, tokens)
+        processor.apply(logits, tokens)
         assert np.array_equal(logits, np.stack(expected))
         for token in tokens[: 1 + step % 2]:
-            adjuster.take(token)
+            processor.append(token)
             answer.append(token)
 
 
 def test_many_different_tokens_are_counted() -> None:
-    adjuster = Adjuster(SamplingParams(presence_penalty=1.0), (), end_tokens=(), min_tokens=0)
+    processor = LogitsProcessor(
+        SamplingParams(presence_penalty=1.0), (), end_tokens=(), min_tokens=0
+    )
     for token in range(500):
-        adjuster.take(token)
+        processor.append(token)
     logits = np.zeros((1, 600), np.float32)
-    adjuster.adjust(logits, ())
+    processor.apply(logits, ())
     assert (logits[0, :500] == -1).all()
     assert not logits[0, 500:].any()
