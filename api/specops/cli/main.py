@@ -233,7 +233,6 @@ def _progress(done: int, total: int) -> None:
 def _info(options: argparse.Namespace) -> int:
     from specops.models.head_folder import is_head  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
-    from specops.system import numa  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
     settings = settings_of(options)
@@ -263,7 +262,6 @@ def _info(options: argparse.Namespace) -> int:
         else info.system or "empty",
         "threads": str(info.threads),
         "kernels": engine.computes_with,
-        "NUMA nodes": numa.described(),
         "batch invariant": "yes"
         if info.batch_invariant
         else f"no: products that are not ours in {', '.join(info.ort_matmuls)}",

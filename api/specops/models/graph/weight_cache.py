@@ -28,7 +28,6 @@ from specops.system.checksums import checksums
 from specops.system.folders import clear_leftovers, folder_at_once, locked
 from specops.system.generations import outdated, remove, sweep, use
 from specops.system.memory import page_cache_room
-from specops.system.numa import interleaved
 from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
@@ -140,8 +139,7 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
             report(f"reading {folder}: {100 * done // max(total, 1)} %")
 
     try:
-        with interleaved():
-            return bool(expected) and checksums(_files(folder), min(room, used), tell) == expected
+        return bool(expected) and checksums(_files(folder), min(room, used), tell) == expected
     except OSError:  # another process removed it, or the disk is failing
         return False
 
@@ -171,8 +169,7 @@ def _make(graph: Path, folder: Path, lock: int) -> Path:
         for path in _files(temporary):
             forget(path)  # the checksums read it again from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
-        with interleaved():
-            manifest = json.dumps(checksums(_files(temporary), kept), indent=2)
+        manifest = json.dumps(checksums(_files(temporary), kept), indent=2)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
     return folder / _GRAPH
 
