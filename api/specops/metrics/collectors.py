@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -16,32 +18,17 @@ from specops.text import template_process
 
 NAMESPACE = "specops"
 
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_Values = float | Mapping[str, float]
+_Figure = tuple[_Family, str, str, Callable[[], _Values]]
 # Kind, size and seconds of each pass cost.
 PassCosts = Iterable[tuple[str, int, float]]
 # Until a model is loaded, these series exist with 0.
 _UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("tokens", "draft_tokens", "attention"))
 
 
-class AloneCollector(Collector):
-    """Another collector, whose figures are missing from the page if it fails."""
-
-    def __init__(self, collector: Collector, failures: Failures) -> None:
-        self._collector = collector
-        self._failures = failures
-
-    def describe(self) -> Iterable[Metric]:
-        """Name the series."""
-        return self.collect()
-
-    def collect(self) -> Iterable[Metric]:
-        """Read the figures now."""
-        with self._failures.contained("scrape"):
-            return list(self._collector.collect())
-        return []
-
-
 class MachineCollector(Collector):
-    """Reads the figures of the machine and of the cost model, each by itself.
+    """Reads the figures of the machine, the process and the cost model, each by itself.
 
     Args:
         volume: a folder on the volume that holds the models.
@@ -54,6 +41,7 @@ class MachineCollector(Collector):
     def __init__(self, volume: Path, failures: Failures) -> None:
         self._volume = volume
         self._failures = failures
+        self._process = ProcessCollector(registry=None)
         self.pass_costs: Callable[[], PassCosts] = lambda: _UNKNOWN_COSTS
 
     def describe(self) -> Iterable[Metric]:
@@ -62,25 +50,19 @@ class MachineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the figures now."""
-        families = (
-            _memory,
-            _pressure,
-            _throttling,
-            _oom_kills,
-            _template_processes,
-            _faults,
-            _cpus,
-        )
-        for read in (*families, self._disk, self._costs):
+        for family, name, text, read in (*_FIGURES, self._disk()):
             with self._failures.contained("scrape"):
-                yield from read()
+                yield _filled(family, name, text, read())
+        for collect in (self._costs, self._process.collect):
+            with self._failures.contained("scrape"):
+                yield from collect()
 
-    def _disk(self) -> Iterable[Metric]:
-        disk = resources.read_disk(self._volume)
-        yield _gauge(
+    def _disk(self) -> _Figure:
+        return (
+            GaugeMetricFamily,
             "disk_bytes",
             "Size and free space of the volume that holds the models.",
-            {"total": disk.total, "free": disk.free},
+            lambda: asdict(resources.read_disk(self._volume)),
         )
 
     def _costs(self) -> Iterable[Metric]:
@@ -97,100 +79,78 @@ class MachineCollector(Collector):
         yield costs
 
 
-def _memory() -> Iterable[Metric]:
+def _memory() -> Mapping[str, float]:
     memory = read_memory()
-    kinds = ("anon", "file", "swap", "limit", "swap_limit")
-    yield _gauge(
+    return {kind: getattr(memory, kind) for kind in ("anon", "file", "swap", "limit", "swap_limit")}
+
+
+# Type, name, meaning, and what reads it: a value, or one for each `kind`.
+_FIGURES: tuple[_Figure, ...] = (
+    (
+        GaugeMetricFamily,
         "memory_bytes",
         "Memory held and allowed: of the cgroup if one limits the process, else of the process "
         "with the machine's memory as limit. `file` is page cache that the kernel can drop; "
         "`swap_limit` is 0 on a machine without swap.",
-        {kind: getattr(memory, kind) for kind in kinds},
-    )
-
-
-def _pressure() -> Iterable[Metric]:
-    pressure = read_pressure() or Pressure(0.0, 0.0)
-    yield _counter(
+        _memory,
+    ),
+    (
+        CounterMetricFamily,
         "memory_pressure_seconds",
         "Seconds in which some or all tasks waited for memory (PSI); 0 if the kernel keeps no "
         "pressure figures.",
-        {"some": pressure.some, "full": pressure.full},
-    )
-
-
-def _throttling() -> Iterable[Metric]:
-    throttling = resources.read_throttling()
-    yield _counter(
+        lambda: asdict(read_pressure() or Pressure(0.0, 0.0)),
+    ),
+    (
+        CounterMetricFamily,
         "cpu_periods",
         "Accounting periods of the processor quota; 0 without one.",
-        throttling.periods,
-    )
-    yield _counter(
+        lambda: resources.read_throttling().periods,
+    ),
+    (
+        CounterMetricFamily,
         "cpu_throttled_periods",
         "Periods in which the quota stopped the service.",
-        throttling.throttled_periods,
-    )
-    yield _counter(
+        lambda: resources.read_throttling().throttled_periods,
+    ),
+    (
+        CounterMetricFamily,
         "cpu_throttled_seconds",
         "Seconds for which the quota stopped the service.",
-        throttling.throttled_seconds,
-    )
-
-
-def _oom_kills() -> Iterable[Metric]:
-    yield _counter(
+        lambda: resources.read_throttling().throttled_seconds,
+    ),
+    (
+        CounterMetricFamily,
         "oom_kills",
         "Processes that the kernel killed for lack of memory.",
-        resources.read_oom_kills(),
-    )
-
-
-def _template_processes() -> Iterable[Metric]:
-    yield _counter(
+        resources.read_oom_kills,
+    ),
+    (
+        CounterMetricFamily,
         "template_processes_ended",
         "Processes for chat templates that were ended: `limit`, by a rendering that took too "
         "much time or memory; `crash`, by anything else. Each costs one request an error.",
-        template_process.SHARED.ended,
-    )
-
-
-def _faults() -> Iterable[Metric]:
-    faults = resources.read_faults()
-    yield _counter(
+        lambda: template_process.SHARED.ended,
+    ),
+    (
+        CounterMetricFamily,
         "page_faults",
         "Page faults of the process; `major` faults read from disk.",
-        {"minor": faults.minor, "major": faults.major},
-    )
-
-
-def _cpus() -> Iterable[Metric]:
-    yield _gauge(
+        lambda: asdict(resources.read_faults()),
+    ),
+    (
+        GaugeMetricFamily,
         "cpus",
         "Processors that the service may use, by affinity and quota.",
-        available_cpus(),
-    )
+        available_cpus,
+    ),
+)
 
 
-def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
-    return _filled(GaugeMetricFamily(f"{NAMESPACE}_{name}", text, labels=_labels(values)), values)
-
-
-def _counter(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
-    return _filled(CounterMetricFamily(f"{NAMESPACE}_{name}", text, labels=_labels(values)), values)
-
-
-def _labels(values: float | Mapping[str, float]) -> list[str]:
-    return ["kind"] if isinstance(values, Mapping) else []
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: float | Mapping[str, float]
-) -> Metric:
-    """Add one value, or a value for each kind."""
-    if isinstance(values, Mapping):
-        for kind, value in values.items():
-            family.add_metric([kind], value)
-    else:
-        family.add_metric([], values)
-    return family
+def _filled(family: _Family, name: str, text: str, values: _Values) -> Metric:
+    """Make a metric of one value, or of a value for each kind."""
+    kinds = isinstance(values, Mapping)
+    metric = family(f"{NAMESPACE}_{name}", text, labels=["kind"] if kinds else [])
+    for kind, value in values.items() if isinstance(values, Mapping) else ((None, values),):
+        metric.add_metric([kind] if kind else [], value)
+    return metric

@@ -16,8 +16,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 
-from specops.metrics.collectors import NAMESPACE, AloneCollector, MachineCollector, PassCosts
-from specops.metrics.jump_window import JumpWindow
+from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
+from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, MODELS, STATES, Series
 from specops.request import (
     DraftStats,
@@ -33,8 +33,8 @@ from specops.system.failures import Failures
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
-    """All series of one service, in a registry of its own.
+class Metrics(Series):
+    """All series of one service, in a registry of its own, with a method for each event.
 
     Args:
         registry: registry of the series; a new one by default.
@@ -55,16 +55,14 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry or CollectorRegistry()
-        self._series = Series(self.registry, max_k_draft)
-        self.failures = Failures(lambda where: self._series.callback_failures[where].inc())
-        self._window = JumpWindow(clock)
-        self._read_when_asked(self._series.avg_jump, self._window.average_jump)
-        self._read_when_asked(self._series.draft_length, self._window.draft_length)
+        super().__init__(self.registry, max_k_draft)
+        self.failures = Failures(lambda where: self.callback_failures[where].inc())
+        self._last_minute = LastMinute(clock)
+        self._read_when_asked(self.avg_jump, self._last_minute.tokens_per_pass)
+        self._read_when_asked(self.draft_length, self._last_minute.draft_length)
         self._blocks = 0
         self._machine = MachineCollector(volume, self.failures)
         self.registry.register(self._machine)
-        process = prometheus_client.ProcessCollector(registry=None)
-        self.registry.register(AloneCollector(process, self.failures))
         for model in MODELS:
             self.set_download(model, 0, 0)
         self.set_state(STATES[0])
@@ -103,70 +101,67 @@ class Metrics:
 
     def observe_step(self, step: StepStats) -> None:
         """Count one forward pass of the target."""
-        series = self._series
-        series.target_steps[step.kind].inc()
-        series.target_step_seconds[step.kind].observe(step.seconds)
-        series.generated_tokens.inc(step.emitted_tokens)
+        self.target_steps[step.kind].inc()
+        self.target_step_seconds[step.kind].observe(step.seconds)
+        self.generated_tokens.inc(step.emitted_tokens)
         if step.prompt_tokens or step.budget_tokens or step.cached_tokens:
             self._observe_prompts(step)
         if step.decoding:
             self._observe_decoding(step)
-        series.draft_seconds.inc(step.draft_seconds)
-        series.preemptions.inc(step.preempted)
+        self.draft_seconds.inc(step.draft_seconds)
+        self.preemptions.inc(step.preempted)
 
     def _observe_prompts(self, step: StepStats) -> None:
-        series = self._series
-        series.pass_tokens["prompt"].inc(step.prompt_tokens)
-        series.prompt_budget_tokens.inc(step.budget_tokens)
-        series.prompt_tokens.inc(step.prompt_tokens)
-        series.prefix_hits.inc(step.prefix_hits)
-        series.cached_prompt_tokens.inc(step.cached_tokens)
+        self.pass_tokens["prompt"].inc(step.prompt_tokens)
+        self.prompt_budget_tokens.inc(step.budget_tokens)
+        self.prompt_tokens.inc(step.prompt_tokens)
+        self.prefix_hits.inc(step.prefix_hits)
+        self.cached_prompt_tokens.inc(step.cached_tokens)
 
     def _observe_decoding(self, step: StepStats) -> None:
-        series, draft_tokens = self._series, step.draft_tokens
+        draft_tokens = step.draft_tokens
         decoded = step.emitted_tokens - step.first_tokens
-        series.pass_tokens["decoded"].inc(step.decoding)
-        series.pass_tokens["verified"].inc(draft_tokens)
-        series.decode_tokens.inc(decoded)
-        series.sequence_steps.inc(step.decoding)
-        self._window.add(decoded, step.decoding, draft_tokens)
+        self.pass_tokens["decoded"].inc(step.decoding)
+        self.pass_tokens["verified"].inc(draft_tokens)
+        self.decode_tokens.inc(decoded)
+        self.sequence_steps.inc(step.decoding)
+        self._last_minute.add(decoded, step.decoding, draft_tokens)
         for drafter in step.missed_drafters:
-            series.draft_misses[drafter].inc()
+            self.draft_misses[drafter].inc()
         for drafter in step.declined_drafters:
-            series.chosen_draft_tokens[drafter].observe(0)
+            self.chosen_draft_tokens[drafter].observe(0)
         for draft in step.drafts:
             self._observe_draft(draft)
 
     def _observe_draft(self, draft: DraftStats) -> None:
-        series, drafter = self._series, draft.drafter
-        series.drafts[drafter].inc()
+        drafter = draft.drafter
+        self.drafts[drafter].inc()
         if draft.chosen:
-            series.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
-        series.draft_tokens[drafter].inc(draft.draft_tokens)
-        series.accepted_tokens[drafter].inc(draft.accepted)
+            self.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
+        self.draft_tokens[drafter].inc(draft.draft_tokens)
+        self.accepted_tokens[drafter].inc(draft.accepted)
         for position, promised in enumerate(draft.promised):
             tenth = min(int(10 * promised), 9)
-            series.draft_promises[drafter][tenth].inc()
-            series.draft_promised[drafter][tenth].inc(promised)
-            series.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
+            self.draft_promises[drafter][tenth].inc()
+            self.draft_promised[drafter][tenth].inc(promised)
+            self.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
         # Drafts of a grammar may be longer than the counted positions.
-        for verified in series.verified_per_position[drafter][: draft.draft_tokens]:
+        for verified in self.verified_per_position[drafter][: draft.draft_tokens]:
             verified.inc()
-        for accepted in series.accepted_per_position[drafter][: draft.accepted]:
+        for accepted in self.accepted_per_position[drafter][: draft.accepted]:
             accepted.inc()
 
     def observe_step_result(self, result: StepResult) -> None:
         """Set the gauges of the scheduler's load."""
-        self._series.requests_running.set(result.running)
-        self._series.requests_waiting.set(result.waiting)
-        series = self._series
-        series.kv_tokens.set(result.kv_tokens)
-        series.kv_kept_tokens.set(result.kept_tokens)
-        series.kv_blocks["used"].set(result.used_blocks)
-        series.kv_blocks["shared"].set(result.shared_blocks)
-        series.kv_blocks["kept"].set(result.kept_blocks)
-        series.kv_blocks["free"].set(self._blocks - result.used_blocks - result.kept_blocks)
-        series.kv_usage.set(result.used_blocks / self._blocks if self._blocks else 0.0)
+        self.requests_running.set(result.running)
+        self.requests_waiting.set(result.waiting)
+        self.kv_tokens.set(result.kv_tokens)
+        self.kv_kept_tokens.set(result.kept_tokens)
+        self.kv_blocks["used"].set(result.used_blocks)
+        self.kv_blocks["shared"].set(result.shared_blocks)
+        self.kv_blocks["kept"].set(result.kept_blocks)
+        self.kv_blocks["free"].set(self._blocks - result.used_blocks - result.kept_blocks)
+        self.kv_usage.set(result.used_blocks / self._blocks if self._blocks else 0.0)
 
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]
@@ -178,7 +173,7 @@ class Metrics:
             costs: returns kind, size and seconds of each pass cost.
         """
         self._read_when_asked(
-            self._series.estimated_speedup, lambda: math.nan if self._window.empty else speedup()
+            self.estimated_speedup, lambda: math.nan if self._last_minute.empty else speedup()
         )
         self._machine.pass_costs = costs
 
@@ -190,13 +185,13 @@ class Metrics:
         Raises:
             KeyError: the client has no key, see `set_clients`.
         """
-        requests, prompt_tokens, _ = self._series.clients[request.client or EVERYONE]
+        requests, prompt_tokens, _ = self.clients[request.client or EVERYONE]
         requests.inc()
         prompt_tokens.inc(request.num_prompt_tokens)
 
     def observe_generated(self, client: str, tokens: int) -> None:
         """Count tokens that a client's request got."""
-        *_, generated_tokens = self._series.clients[client or EVERYONE]
+        *_, generated_tokens = self.clients[client or EVERYONE]
         generated_tokens.inc(tokens)
 
     def observe_finish(
@@ -212,24 +207,24 @@ class Metrics:
         The latest request in each bucket of latency and time to first token is that bucket's
         exemplar, by the id of its trace, or without one by the id that its client and the log know.
         """
-        series, trace = self._series, request.trace
+        trace = request.trace
         exemplar = {"trace_id": trace.trace_id} if trace else {"request_id": request.client_id}
-        series.requests[reason].inc()
-        series.latency.observe(latency_seconds, exemplar)
-        series.request_prompt_tokens.observe(request.num_prompt_tokens)
+        self.requests[reason].inc()
+        self.latency.observe(latency_seconds, exemplar)
+        self.request_prompt_tokens.observe(request.num_prompt_tokens)
         if ttft_seconds is not None:
-            series.time_to_first_token.observe(ttft_seconds, exemplar)
+            self.time_to_first_token.observe(ttft_seconds, exemplar)
         if stats is not None:
-            series.queue_wait.observe(stats.queue_seconds)
+            self.queue_wait.observe(stats.queue_seconds)
             if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
-                series.wasted_tokens.inc(stats.generated_tokens)
+                self.wasted_tokens.inc(stats.generated_tokens)
             elif not request.embed:
-                series.request_generated_tokens.observe(stats.generated_tokens)
+                self.request_generated_tokens.observe(stats.generated_tokens)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Count the time between two steps of a request, spread over the second step's tokens."""
         for _ in range(tokens):
-            self._series.inter_token_latency.observe(seconds / tokens)
+            self.inter_token_latency.observe(seconds / tokens)
 
     def observe_rejected(self, reason: str) -> None:
         """Count a refused request; `reason` is one of `series.REJECTIONS`.
@@ -237,7 +232,7 @@ class Metrics:
         Raises:
             KeyError: another reason, which would make the label unbounded.
         """
-        self._series.requests_rejected[reason].inc()
+        self.requests_rejected[reason].inc()
 
     def observe_closing(self, reason: str) -> None:
         """Count a connection that the server closed; `reason` is one of `series.CLOSINGS`.
@@ -245,11 +240,11 @@ class Metrics:
         Raises:
             KeyError: another reason.
         """
-        self._series.connections_closed[reason].inc()
+        self.connections_closed[reason].inc()
 
     def observe_http(self, endpoint: str, status: int) -> None:
         """Count an answered HTTP request; a value of `endpoint` for each route, not each path."""
-        self._series.http_requests.labels(endpoint, status).inc()
+        self.http_requests.labels(endpoint, status).inc()
 
     def observe_spans(self, result: str, spans: int) -> None:
         """Count spans of traces; `result` is one of `tracing.RESULTS`. Any thread.
@@ -257,23 +252,19 @@ class Metrics:
         Raises:
             KeyError: another result.
         """
-        self._series.trace_spans[result].inc(spans)
+        self.trace_spans[result].inc(spans)
 
     def observe_load_test(self, shape: str) -> None:
         """Count a request of a load test; all unknown shapes count as one."""
-        shapes = self._series.load_test_requests
+        shapes = self.load_test_requests
         shapes.get(shape, shapes[LOAD_SHAPES[-1]]).inc()
 
     # -- what the service is -------------------------------------------------------------------
 
-    def set_clients(self, names: Iterable[str]) -> None:
-        """Name the clients that have keys; without any, all requests are of one client."""
-        self._series.set_clients(list(names) or [EVERYONE])
-
     def set_endpoint(self, endpoint: str, statuses: Iterable[int]) -> None:
         """Have series for the answers of an endpoint before it gives any."""
         for status in statuses:
-            self._series.http_requests.labels(endpoint, status)
+            self.http_requests.labels(endpoint, status)
 
     def set_state(self, state: str) -> None:
         """Show the state of the model, one of `series.STATES`.
@@ -284,9 +275,9 @@ class Metrics:
         if state not in STATES:
             raise ValueError(f"no state of the model: {state!r}")
         for name in STATES:
-            self._series.model_state.labels(name).set(name == state)
+            self.model_state.labels(name).set(name == state)
         if state == "ready":
-            self._series.model_ready_at.set_to_current_time()
+            self.model_ready_at.set_to_current_time()
 
     def set_download(self, model: str, done: int, total: int) -> None:
         """Show the progress of a download in bytes; `model` is one of `series.MODELS`.
@@ -296,19 +287,19 @@ class Metrics:
         """
         if model not in MODELS:
             raise ValueError(f"no such model: {model!r}")
-        self._series.download.labels(model).set(done)
-        self._series.download_total.labels(model).set(total)
+        self.download.labels(model).set(done)
+        self.download_total.labels(model).set(total)
 
     def set_model(
         self, labels: Mapping[str, str], slots: int, kv_tokens: int, kv_blocks: int
     ) -> None:
         """Show the model that is served, its slots, and the size of its KV cache."""
-        self._series.model.info(dict(labels))
-        self._series.slots.set(slots)
-        self._series.kv_capacity_tokens.set(kv_tokens)
+        self.model.info(dict(labels))
+        self.slots.set(slots)
+        self.kv_capacity_tokens.set(kv_tokens)
         self._blocks = kv_blocks
-        self._series.kv_blocks["free"].set(kv_blocks)
+        self.kv_blocks["free"].set(kv_blocks)
 
     def set_queue_size(self, requests: int) -> None:
         """Show how many requests may wait."""
-        self._series.queue_size.set(requests)
+        self.queue_size.set(requests)

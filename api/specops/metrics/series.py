@@ -309,14 +309,15 @@ class Series:
             ["endpoint", "status"],
         )
         self.http_requests.labels(OTHER, 404)
-        self.set_clients([EVERYONE])
+        self.set_clients([])
 
     def set_clients(self, names: Iterable[str]) -> None:
-        """Have series for these clients, and for no others."""
+        """Name the clients that have keys; without any, all requests are of one client."""
         for counter in self._clients:
             counter.clear()
         self.clients = {
-            name: tuple(counter.labels(name) for counter in self._clients) for name in names
+            name: tuple(counter.labels(name) for counter in self._clients)
+            for name in list(names) or [EVERYONE]
         }
 
     def _make_requests(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 WINDOW_SECONDS = 60
 
 
-class JumpWindow:
+class LastMinute:
     """Tokens, steps and draft tokens of the last minute, in buckets of a second. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class JumpWindow:
             bucket[2] += steps
             bucket[3] += draft_tokens
 
-    def average_jump(self) -> float:
+    def tokens_per_pass(self) -> float:
         """Return decoded tokens per sequence step; NaN without a step in the window."""
         return self._per_step(1)
 
