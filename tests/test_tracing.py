@@ -368,8 +368,12 @@ async def test_a_request_that_fails_says_so(
     *,
     stream: bool,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(f"after the first token of {WORD}")
+    verify, calls = postprocessor.verify, itertools.count()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if next(calls):
+            raise RuntimeError(f"after the first token of {WORD}")
+        return verify(*arguments, **options)
 
     async with serving(tiny_settings) as here:
         monkeypatch.setattr(postprocessor, "verify", fail)

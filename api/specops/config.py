@@ -1,7 +1,7 @@
 """All settings of the service, read once from the environment.
 
-A wrong value stops the start, and the message names the variable: a service that does not start is
-better than one that runs with other settings than the user asked for.
+A wrong value stops the start, and the message names the variable: better no service than one that
+runs with settings that nobody chose.
 """
 
 from __future__ import annotations
@@ -109,31 +109,31 @@ def _key(text: str) -> str:
 def client_keys(text: str) -> list[tuple[str, str]]:
     """Split the value of `SPECOPS_API_KEYS` into pairs of a client's name and its key.
 
-    What stands before the first colon is the name: `alice:KEY`. Keys without one are named by their
-    place, `key-1`. Keys of the same name belong to one client, which so can exchange its key.
+    The part before the first colon is the name: `alice:KEY`. Keys without one are numbered:
+    `key-1`. Keys of the same name belong to one client, which can replace its key that way.
 
     Raises:
-        ConfigError: a key or a name has characters that it cannot have, or a key has two names. The
-            message shows no key.
+        ConfigError: a key or a name has an invalid character, or a key has two names. The message
+            shows no key.
     """
     names: dict[str, str] = {}  # by key
-    for place, item in enumerate(text.split(",") if text else (), 1):
+    for number, item in enumerate(text.split(",") if text else (), 1):
         name, colon, key = item.strip().partition(":")
         if not colon:
-            name, key = f"key-{place}", name
+            name, key = f"key-{number}", name
         elif not _CLIENT_NAME.fullmatch(name) or _UNNAMED.fullmatch(name):
             raise ConfigError(
-                f"takes KEY or NAME:KEY, separated by commas; entry {place} has a colon, and what "
-                "stands before it is no name: letters, digits, `.`, `_` and `-`, at most 32, and "
-                "not `key-` with a number. A key that has a colon itself needs a name before it"
+                f"takes KEY or NAME:KEY, separated by commas; entry {number} has a colon, but the "
+                "part before it is not a valid name: up to 32 letters, digits, `.`, `_` and `-`, "
+                "and not `key-` with a number. A key that contains a colon needs a name, too"
             )
         if not (key.isascii() and key.isprintable() and " " not in key and key):
             raise ConfigError(
                 "takes KEY or NAME:KEY, separated by commas, with keys of printable ASCII without "
-                f"spaces; entry {place} has another one"
+                f"spaces; entry {number} is not one"
             )
         if names.setdefault(key, name) != name:
-            raise ConfigError(f"has the key of entry {place} twice, with two names")
+            raise ConfigError(f"has the key of entry {number} twice, with two names")
     return [(name, key) for key, name in names.items()]
 
 

@@ -1,4 +1,4 @@
-"""One request, followed: an OpenTelemetry trace of what it waited for. Off unless it is asked for.
+"""OpenTelemetry traces: what each request waited for. Off unless the environment turns it on.
 
 With `OTEL_EXPORTER_OTLP_ENDPOINT`, each request that generates is a span. Below it are a span each
 for its time in the queue, for its prompt and for decoding, with the times that the engine measured.
@@ -51,7 +51,7 @@ class RequestTrace:
         self._requests: list[GenerationRequest] = []
         self._open = 1  # the HTTP request itself, and its requests in the engine
         self._ends = 0
-        self._answer: dict[str, AttributeValue] = {}  # what the request's span is told at its end
+        self._answer: dict[str, AttributeValue] = {}  # attributes that the span gets at its end
         self._finishes: list[FinishReason] = []
         self._input_tokens = self._cached_tokens = self._output_tokens = 0
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
@@ -140,7 +140,7 @@ class RequestTrace:
             if reason not in _ENDED:  # an answer that began with 200 may have failed
                 self._fail(reason.value)
         if self._requests:
-            self._answer |= _asked(self._requests)
+            self._answer |= _request_attributes(self._requests)
             self._answer |= {
                 "gen_ai.usage.input_tokens": self._input_tokens,
                 "gen_ai.usage.cache_read.input_tokens": self._cached_tokens,
@@ -151,15 +151,15 @@ class RequestTrace:
         self._span.end(self._ends)
 
 
-def _asked(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
-    """What a client asked for, where it changes anything: an attribute takes time.
+def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
+    """The options of a request that change anything: an attribute takes time.
 
-    Its stop strings are text of its own: they are left out.
+    Stop strings are the client's own text and are left out.
     """
     request, sampling = requests[0], requests[0].sampling
     if request.embed:
         return {}
-    asked: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.request.max_tokens": request.max_new_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.stream": request.stream,
@@ -175,8 +175,8 @@ def _asked(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
     }
     for name, (value, usual) in seldom.items():
         if value is not None and value != usual:
-            asked[name] = value
-    return asked
+            attributes[name] = value
+    return attributes
 
 
 class Tracing:

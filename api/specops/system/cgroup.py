@@ -24,7 +24,7 @@ def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Pa
         lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     except OSError:
         lines = ["0::/"]
-    found = {}
+    by_version = {}
     for line in lines:
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0":
@@ -36,8 +36,8 @@ def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Pa
         own = mount if ".." in path else mount / path.lstrip("/")
         folders = [own, *own.parents]
         visible = folders[: folders.index(mount) + 1]
-        found[version] = [folder for folder in visible if folder == mount or folder.is_dir()]
-    return found
+        by_version[version] = [folder for folder in visible if folder == mount or folder.is_dir()]
+    return by_version
 
 
 def counters(path: Path) -> dict[str, int]:

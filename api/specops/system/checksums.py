@@ -24,8 +24,8 @@ def write_checksums(folder: Path) -> None:
     Raises:
         OSError: a file cannot be read, or the folder cannot be written.
     """
-    found = checksums(sorted(folder.iterdir()))
-    (folder / CHECKSUMS).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    digests = checksums(sorted(folder.iterdir()))
+    (folder / CHECKSUMS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
@@ -34,14 +34,14 @@ def read_checksums(folder: Path) -> dict[str, str]:
     Raises:
         OSError, ValueError: the file is missing or damaged.
     """
-    found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-    if not found or not isinstance(found, dict):
+    digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+    if not digests or not isinstance(digests, dict):
         raise ValueError(f"{folder / CHECKSUMS} lists no files")
-    return found
+    return digests
 
 
 def checksums(
-    paths: Iterable[Path], room: int = 0, tell: Callable[[int], None] = lambda done: None
+    paths: Iterable[Path], room: int = 0, progress: Callable[[int], None] = lambda done: None
 ) -> dict[str, str]:
     """Return the checksum of every file by its name; read the files in order.
 
@@ -49,12 +49,12 @@ def checksums(
         paths: the files.
         room: number of bytes that may stay in the page cache, read there by `read_ahead`; later
             bytes leave it again.
-        tell: called with the number of bytes read so far.
+        progress: called with the number of bytes read so far.
 
     Raises:
         OSError: a file cannot be read.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     done, buffer = 0, memoryview(bytearray(_PIECE))
     for path in paths:
         digest, start = xxhash.xxh3_128(), 0
@@ -64,11 +64,11 @@ def checksums(
                 read_ahead(file.fileno(), start, min(stays, _PIECE))
                 if not (size := file.readinto(buffer)):
                     break
-                tell(done)
+                progress(done)
                 digest.update(buffer[:size])
                 if stays < size:  # a length of 0 would mean the whole file
                     drop(file.fileno(), start + stays, size - stays)
                 done += size
                 start += size
-        found[path.name] = digest.hexdigest()
-    return found
+        digests[path.name] = digest.hexdigest()
+    return digests

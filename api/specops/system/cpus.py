@@ -41,14 +41,14 @@ def cores(cpus: set[int], system: Path = _SYSTEM) -> int:
 
     Each CPU counts as a core if the system does not say.
     """
-    found = set()
+    siblings = set()
     for cpu in cpus:
         try:
             core = (system / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text("utf-8")
         except OSError:
             core = str(cpu)
-        found.add(core.strip())
-    return len(found)
+        siblings.add(core.strip())
+    return len(siblings)
 
 
 def available_cpus() -> float:
@@ -56,9 +56,9 @@ def available_cpus() -> float:
     return min(float(len(allowed_cpus())), cpu_quota())
 
 
-def compute_threads(asked: int) -> int:
-    """Return the number of threads that compute: as many as asked for; 0: `available_threads`."""
-    return asked or available_threads()
+def compute_threads(setting: int) -> int:
+    """Return the number of threads that compute: the setting, or where it is 0, one a core."""
+    return setting or available_threads()
 
 
 def available_threads(

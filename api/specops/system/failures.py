@@ -68,7 +68,7 @@ class Failures:
     """Counts and logs the exceptions of callbacks.
 
     Args:
-        count: called with the place of each failure, one of `metrics.series.CALLBACKS`.
+        count: called for each failure with one of `metrics.series.CALLBACKS`.
         clock: returns seconds.
     """
 

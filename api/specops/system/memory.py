@@ -220,5 +220,5 @@ def _least(limit: int | None, available: int) -> int:
 
 def _fields_kib(path: Path) -> dict[str, int]:
     """Read lines such as `Name: 5 kB`; return bytes."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text("utf-8"), re.MULTILINE)
-    return {name: int(value) * _KIB for name, value in found}
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text("utf-8"), re.MULTILINE)
+    return {name: int(value) * _KIB for name, value in lines}

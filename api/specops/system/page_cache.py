@@ -38,8 +38,8 @@ def read_ahead(file: int, start: int, size: int) -> None:
     ):
         ask_large_pages(mapped)
         # One small page of each: the kernel reads the large page around it.
-        for place in range(0, size, _LARGE_PAGE):
-            mapped.madvise(_POPULATE_READ, place, mmap.PAGESIZE)
+        for offset in range(0, size, _LARGE_PAGE):
+            mapped.madvise(_POPULATE_READ, offset, mmap.PAGESIZE)
 
 
 def ask_large_pages(mapped: mmap.mmap) -> None:

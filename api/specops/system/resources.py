@@ -84,19 +84,19 @@ def read_faults() -> Faults:
     return Faults(minor=usage.ru_minflt, major=usage.ru_majflt)
 
 
-def raise_open_files(wanted: int) -> int:
-    """Let this process open up to `wanted` files; return how many it may open now.
+def raise_open_files(count: int) -> int:
+    """Let this process open up to `count` files; return how many it may open now.
 
     Shells set a limit of 1,024 for programs that use `select`, which this one does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted and hard > soft:
+    if soft < count and hard > soft:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-            soft = min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+            soft = min(count, hard)
         except (OSError, ValueError) as error:  # macOS allows fewer than its hard limit says
             log.warning("at most %d open files are possible: %s", soft, error)
-    return min(soft, wanted)
+    return min(soft, count)
 
 
 def read_disk(folder: Path) -> Disk:

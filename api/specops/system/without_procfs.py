@@ -43,9 +43,9 @@ def own_memory(library: ctypes.CDLL | None = None) -> tuple[int, int]:
     Args:
         library: the system's library, which may have `proc_pid_rusage`.
     """
-    told = getattr(library or ctypes.CDLL(None), "proc_pid_rusage", None)
+    read = getattr(library or ctypes.CDLL(None), "proc_pid_rusage", None)
     usage = _Usage()
-    if told is not None and not told(os.getpid(), _RUSAGE_INFO_V0, ctypes.byref(usage)):
+    if read is not None and not read(os.getpid(), _RUSAGE_INFO_V0, ctypes.byref(usage)):
         return usage.footprint, max(0, usage.resident - usage.footprint)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024, 0
