@@ -67,17 +67,14 @@ class Passes:
         logits = self.runner.forward(batch).copy()
         found, start = {}, 0
         for span in batch.spans:
-            held = self._tokens[span.slot]
-            held.extend(span.tokens)
-            self.cache.commit(span.slot, held, len(held))
+            self._tokens[span.slot].extend(span.tokens)
             found[span.slot] = logits[start : start + span.num_logits]
             start += span.num_logits
         return found
 
     def rewind(self, slot: int, length: int) -> None:
-        """Keep only a slot's first `length` tokens."""
+        """Keep only a slot's first `length` tokens; none is ever committed to the cache."""
         del self._tokens[slot][length:]
-        self.cache.commit(slot, self._tokens[slot], length)
 
 
 def random_chunks(tokens: Sequence[int], seed: int, longest: int = 64) -> list[Sequence[int]]:
