@@ -79,7 +79,8 @@ def phi3(size: int = 32_000) -> Tokenizer:
         rstrip = content not in (END_OF_TEXT, "<|end|>", "<|placeholder1|>")
         tokenizer.add_special_tokens([AddedToken(content, rstrip=rstrip, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    return tokenizer
+    # Read as from a file: the library remembers that `</s>` was a special token before.
+    return Tokenizer.from_str(tokenizer.to_str())
 
 
 @cache
