@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
@@ -70,8 +70,22 @@ def make_phi3_checkpoint(path: Path, *, window: int | None = 255, **options: Any
 
 def make_relative_checkpoint(path: Path, *, kind: str, **options: Any) -> Path:
     """Writes a checkpoint of one of `RELATIVES`, named as in `model_type`."""
-    architecture, own = RELATIVES[kind]
-    return _make_gated(path, kind, architecture, relative_shapes, own, **options)
+    relative = RELATIVES[kind]
+    return _make_gated(
+        path, kind, relative.architecture, relative_shapes, relative.config, **options
+    )
+
+
+class Relative(NamedTuple):
+    """What sets a relative of Llama apart.
+
+    `architecture` is the class of transformers, `gguf` llama.cpp's name of the architecture, and
+    `config` the keys of config.json beside its sizes.
+    """
+
+    architecture: str
+    gguf: str
+    config: Config
 
 
 YARN: Config = {
@@ -87,21 +101,25 @@ _RELATED: Config = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-RELATIVES: dict[str, tuple[str, Config]] = {
-    "mistral": (
+RELATIVES: dict[str, Relative] = {
+    "mistral": Relative(
         "MistralForCausalLM",
+        "llama",
         {**_RELATED, "tie_word_embeddings": False, "sliding_window": 40},
     ),
-    "qwen3": (
+    "qwen3": Relative(
         "Qwen3ForCausalLM",
+        "qwen3",
         {**_RELATED, "head_dim": 32, "rope_theta": 1e6, "use_sliding_window": False},
     ),
-    "smollm3": (
+    "smollm3": Relative(
         "SmolLM3ForCausalLM",
+        "smollm3",
         {**_RELATED, "rope_theta": 5e6, "no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
     ),
-    "granite": (
+    "granite": Relative(
         "GraniteForCausalLM",
+        "granite",
         {
             **_RELATED,
             "embedding_multiplier": 12.0,
@@ -110,9 +128,10 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "logits_scaling": 8.0,
         },
     ),
-    "olmo2": ("Olmo2ForCausalLM", {**_RELATED, "tie_word_embeddings": False}),
-    "olmo3": (
+    "olmo2": Relative("Olmo2ForCausalLM", "olmo2", {**_RELATED, "tie_word_embeddings": False}),
+    "olmo3": Relative(
         "Olmo3ForCausalLM",
+        "olmo2",
         {
             **_RELATED,
             "tie_word_embeddings": False,
@@ -122,8 +141,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
-    "exaone4": (
+    "exaone4": Relative(
         "Exaone4ForCausalLM",
+        "exaone4",
         {
             **_RELATED,
             "head_dim": 24,
@@ -131,9 +151,12 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
-    "ernie4_5": ("Ernie4_5ForCausalLM", {**_RELATED, "head_dim": 24, "use_bias": False}),
-    "glm4": (
+    "ernie4_5": Relative(
+        "Ernie4_5ForCausalLM", "ernie4_5", {**_RELATED, "head_dim": 24, "use_bias": False}
+    ),
+    "glm4": Relative(
         "Glm4ForCausalLM",
+        "glm4",
         {
             **_RELATED,
             "tie_word_embeddings": False,
@@ -142,8 +165,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "partial_rotary_factor": 0.5,
         },
     ),
-    "ministral3": (
+    "ministral3": Relative(
         "Ministral3ForCausalLM",
+        "mistral3",
         {
             **_RELATED,
             "head_dim": 32,
@@ -157,8 +181,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             },
         },
     ),
-    "cohere2": (
+    "cohere2": Relative(
         "Cohere2ForCausalLM",
+        "cohere2",
         {
             "pad_token_id": 0,
             "layer_norm_eps": 1e-5,
@@ -169,8 +194,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "starcoder2": (
+    "starcoder2": Relative(
         "Starcoder2ForCausalLM",
+        "starcoder2",
         {
             "norm_epsilon": 1e-5,
             "hidden_act": "gelu_pytorch_tanh",
@@ -180,8 +206,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "phi": (
+    "phi": Relative(
         "PhiForCausalLM",
+        "phi2",
         {
             "layer_norm_eps": 1e-5,
             "hidden_act": "gelu_new",
@@ -190,8 +217,9 @@ RELATIVES: dict[str, tuple[str, Config]] = {
             "tie_word_embeddings": False,
         },
     ),
-    "gemma3_text": (
+    "gemma3_text": Relative(
         "Gemma3ForCausalLM",
+        "gemma3",
         {
             **_RELATED,
             "head_dim": 24,
@@ -204,7 +232,7 @@ RELATIVES: dict[str, tuple[str, Config]] = {
         },
     ),
 }
-"""Architecture and keys of Llama's relatives that have a table of their own."""
+"""Llama's relatives that need no maker of their own, by their `model_type`."""
 
 
 def make_opt_checkpoint(

@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from specops.models.convert import ExportedModel, Quantization, export_checkpoint
 from specops.runtime.kernels import NORM
 from tests.checkpoints import (
+    RELATIVES,
     YARN,
     make_gpt2_checkpoint,
     make_llama_checkpoint,
@@ -70,6 +71,7 @@ def long_rope(pairs: int) -> dict[str, Any]:
 
 
 CASES = {
+    **{kind: Case(make_relative_checkpoint, {"kind": kind}) for kind in RELATIVES},
     "llama attention biases": Case(make_llama_checkpoint, {"config": {"attention_bias": True}}),
     "llama all biases": Case(
         make_llama_checkpoint,
@@ -105,10 +107,7 @@ CASES = {
             "config": {**long_rope(24), "partial_rotary_factor": 0.75, "tie_word_embeddings": True},
         },
     ),
-    "mistral": Case(make_relative_checkpoint, {"kind": "mistral"}),
     "qwen3": Case(make_relative_checkpoint, {"kind": "qwen3", "dtype": "bfloat16"}),
-    "smollm3": Case(make_relative_checkpoint, {"kind": "smollm3"}),
-    "granite": Case(make_relative_checkpoint, {"kind": "granite"}),
     "olmo2": Case(make_relative_checkpoint, {"kind": "olmo2"}, 1.8, {NORM: 8}),
     "olmo3": Case(make_relative_checkpoint, {"kind": "olmo3"}, 1.8, {NORM: 8}),
     "exaone4": Case(make_relative_checkpoint, {"kind": "exaone4"}, 1.8, {NORM: 4}),
@@ -121,13 +120,11 @@ CASES = {
         1.8,
         {NORM: 4},
     ),
-    "ernie4.5": Case(make_relative_checkpoint, {"kind": "ernie4_5"}),
     "glm4": Case(make_relative_checkpoint, {"kind": "glm4"}, 1.8, {NORM: 4}),
-    "ministral3": Case(make_relative_checkpoint, {"kind": "ministral3"}),
-    "cohere2": Case(make_relative_checkpoint, {"kind": "cohere2"}),
-    "starcoder2": Case(make_relative_checkpoint, {"kind": "starcoder2"}),
-    "phi2": Case(make_relative_checkpoint, {"kind": "phi", "kv_heads": 4}),
-    "gemma3": Case(make_relative_checkpoint, {"kind": "gemma3_text", "layers": 3}, 1.8, {NORM: 6}),
+    "phi": Case(make_relative_checkpoint, {"kind": "phi", "kv_heads": 4}),
+    "gemma3_text": Case(
+        make_relative_checkpoint, {"kind": "gemma3_text", "layers": 3}, 1.8, {NORM: 6}
+    ),
     "gemma3 heads of 256": Case(
         make_relative_checkpoint,
         {

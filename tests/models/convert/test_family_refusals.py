@@ -35,9 +35,9 @@ SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_facto
 CHUNKED = {"layer_types": ["full_attention", "chunked"]}
 WITH_PICTURES = {"architectures": ["Gemma3ForConditionalGeneration"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"architectures": ["MambaForCausalLM"]}, "'architectures' names MambaForCausalLM"),
+    ("llama", {"architectures": ["MambaForCausalLM"]}, "'architectures' is MambaForCausalLM"),
     ("llama", {"architectures": None, "model_type": None}, "'model_type' is missing"),
-    ("llama", {"architectures": None, "model_type": "mamba"}, "'model_type' names mamba, which"),
+    ("llama", {"architectures": None, "model_type": "mamba"}, "'model_type' is mamba, which"),
     ("llama", {"architectures": [7]}, "'architectures' must be a list of names"),
     ("llama", {"hidden_size": None}, "'hidden_size' is missing"),
     ("llama", {"num_hidden_layers": "two"}, "must be a positive integer, is 'two'"),

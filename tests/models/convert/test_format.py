@@ -144,14 +144,17 @@ def test_the_recorded_digests_are_of_this_format() -> None:
         "FORMAT_VERSION has gone up: record what it writes with "
         "`python -m tests.models.convert.test_format`"
     )
-    assert known["conversions"].keys() == ALL.keys()
+    assert known["conversions"].keys() == ALL.keys(), (
+        "cases were added or removed: run `python -m tests.models.convert.test_format`"
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_another_content_has_another_format_version(name: str, tmp_path: Path) -> None:
     known = recorded()
-    found = ALL[name](tmp_path)
-    assert same(found, known["conversions"][name]) or known["format_version"] != FORMAT_VERSION, (
+    found, before = ALL[name](tmp_path), known["conversions"].get(name)
+    assert before is not None, "a new case: run `python -m tests.models.convert.test_format`"
+    assert same(found, before) or known["format_version"] != FORMAT_VERSION, (
         f"a conversion ({name}) has another content than before: add 1 to FORMAT_VERSION in "
         "specops/models/contract.py, then run `python -m tests.models.convert.test_format`"
     )

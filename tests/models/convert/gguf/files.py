@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
 from specops.models.convert.checkpoint import Checkpoint
+from tests.checkpoints import RELATIVES
 from tests.random_weights import write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -27,31 +28,11 @@ DRAWN = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
 EXACT = (*WRITTEN[:5], Kind.Q4_K, Kind.Q5_K, Kind.IQ4_NL, Kind.IQ4_XS)
 _STEPS = {Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5, Kind.IQ4_NL: 1e-3}
 _STEPS[Kind.IQ4_XS] = 5e-5
-_ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen2vl": gguf.MODEL_ARCH.QWEN2VL,
-    "qwen3vl": gguf.MODEL_ARCH.QWEN3VL,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
-    "granite": gguf.MODEL_ARCH.GRANITE,
-    "olmo2": gguf.MODEL_ARCH.OLMO2,
-    "olmo3": gguf.MODEL_ARCH.OLMO2,
-    "exaone4": gguf.MODEL_ARCH.EXAONE4,
-    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
-    "glm4": gguf.MODEL_ARCH.GLM4,
-    "cohere2": gguf.MODEL_ARCH.COHERE2,
-    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
-    "phi": gguf.MODEL_ARCH.PHI2,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-    "gpt2": gguf.MODEL_ARCH.GPT2,
+_ARCHITECTURES = {  # llama.cpp's names, by `model_type`
+    **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2")},
+    **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
-
-
-_WINDOWED = (*("phi3", "mistral", "gemma3_text", "olmo3", "exaone4", "cohere2", "starcoder2"),)
+_PERMUTED = ("llama", "mistral3", "smollm3", "granite")  # by llama.cpp's converter
 
 
 def stored_tensors(folder: Path) -> dict[str, Array]:
@@ -95,7 +76,7 @@ def straight(weights: Array, heads: int) -> Array:
 
 def heads_of(config: dict[str, Any], name: str) -> int:
     """The number of heads whose rows a file interleaves; 0 if it does not."""
-    if config["model_type"] not in ("llama", "mistral", "ministral3", "smollm3", "granite"):
+    if _ARCHITECTURES[config["model_type"]] not in _PERMUTED:
         return 0
     part = name.split(".")[-2]
     return {
@@ -119,11 +100,12 @@ def write_gguf(
     The folder `dequantized` becomes the same checkpoint with the weights of the file.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = _ARCHITECTURES[config.get("gguf") or config["model_type"]]
+    called = config.get("gguf") or _ARCHITECTURES[config["model_type"]]
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
     tensors = stored_tensors(folder)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(architecture, layers)
-    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
+    writer = GGUFWriter(file, called, split_max_tensors=split)
     _write_sizes(writer, config)
     write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
     if change is not None:
@@ -188,7 +170,7 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
     writer.add_key_length(head)
     writer.add_value_length(head)
-    if config.get("sliding_window") and config["model_type"] in _WINDOWED:
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
         writer.add_sliding_window(config["sliding_window"])
     if config["model_type"] in ("olmo3", "exaone4", "cohere2"):
         local = [kind == "sliding_attention" for kind in config["layer_types"]]

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.runtime import kernels
 from tests.checkpoints import (
+    RELATIVES,
     make_gpt2_checkpoint,
     make_llama_checkpoint,
     make_phi3_checkpoint,
@@ -45,12 +46,15 @@ HALF = {"q_proj": Kind.Q5_0, "k_proj": Kind.Q4_0, "v_proj": Kind.Q8_0, "embed_to
 
 
 # Files do not hold the kinds of layers; these configs have the architecture's usual ones.
-SMOLLM3 = {"layers": 4, "config": {"no_rope_layers": [1, 1, 1, 0]}}
-GEMMA3 = {
-    "layers": 6,
-    "config": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window_pattern": 6},
-}
 HEADS: dict[str, Any] = {"config": {"head_dim": 64}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "smollm3": {"layers": 4, "config": {"no_rope_layers": [1, 1, 1, 0]}},
+    "gemma3_text": {
+        "layers": 6,
+        "config": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window_pattern": 6},
+    },
+    "phi": {"kv_heads": 4},
+}
 # The language models of models that see images, which have architectures of their own in files.
 MROPE_2 = {"gguf": "qwen2vl", "mrope_section": [16, 24, 24]}
 MROPE_3 = {"gguf": "qwen3vl", "mrope_section": [24, 20, 20], "head_dim": 64}
@@ -62,6 +66,10 @@ LONG_ROPE = {
         "long_factor": np.linspace(1.1, 6.0, 32).tolist(),
     },
 }
+
+
+def of_relative(kind: str) -> Callable[..., Path]:
+    return partial(make_relative_checkpoint, kind=kind, **OPTIONS.get(kind, HEADS))
 
 
 def by_part(parts: dict[str, Kind], other: Kind) -> KindOf:
@@ -134,20 +142,10 @@ def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
         (make_qwen2_checkpoint, by_part(MIXED, Kind.Q4_K)),
         (partial(make_phi3_checkpoint, kv_heads=4), by_part({}, Kind.Q4_1)),
         (partial(make_phi3_checkpoint, kv_heads=4, config=LONG_ROPE), by_part({}, Kind.Q8_0)),
+        *((of_relative(kind), by_part(HALF, Kind.Q8_0)) for kind in RELATIVES),
         (partial(make_relative_checkpoint, kind="mistral"), by_part(HALF, Kind.Q4_1)),
         (partial(make_relative_checkpoint, kind="qwen3"), by_part(HALF, Kind.Q5_1)),
-        (partial(make_relative_checkpoint, kind="smollm3", **SMOLLM3), by_part({}, Kind.Q5_K)),
-        (partial(make_relative_checkpoint, kind="granite"), by_part(HALF, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="olmo2"), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="gemma3_text", **GEMMA3), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="olmo3", **HEADS), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="exaone4", **HEADS), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="ernie4_5", **HEADS), by_part(HALF, Kind.Q4_1)),
-        (partial(make_relative_checkpoint, kind="glm4", **HEADS), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="ministral3", **HEADS), by_part(HALF, Kind.Q5_1)),
-        (partial(make_relative_checkpoint, kind="cohere2"), by_part(HALF, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="starcoder2"), by_part(HALF, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="phi", kv_heads=4), by_part(HALF, Kind.Q8_0)),
+        (of_relative("smollm3"), by_part({}, Kind.Q5_K)),
         (partial(make_qwen2_checkpoint, config=MROPE_2), by_part({}, Kind.Q8_0)),
         (partial(make_relative_checkpoint, kind="qwen3", config=MROPE_3), by_part({}, Kind.Q8_0)),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),

@@ -12,11 +12,19 @@ from specops.models.convert.model_config import ModelConfig, ModelShape
 Shapes = dict[str, tuple[int, ...]]
 
 
+BY_ARCHITECTURE: dict[str, type[Family]] = {}
+BY_MODEL_TYPE: dict[str, type[Family]] = {}  # for a config.json without an architecture
+
+
 class Family(ABC):
     """A kind of decoder, read from one config.json.
 
     The constructor raises ExportError for every setting that the family does not draw. The export
     must never make a graph that computes something else than the checkpoint.
+
+    A subclass names the architectures and model types of config.json that it draws, separated by
+    spaces: `class Llama(GatedDecoder, architectures="LlamaForCausalLM")`. The model type is by
+    default the family's `name`.
     """
 
     name: ClassVar[str]
@@ -24,6 +32,11 @@ class Family(ABC):
     shape: ModelShape
     graph: DecoderGraph
     checkpoint: Checkpoint
+
+    def __init_subclass__(cls, *, architectures: str = "", model_types: str = "") -> None:
+        if architectures:
+            BY_ARCHITECTURE.update(dict.fromkeys(architectures.split(), cls))
+            BY_MODEL_TYPE.update(dict.fromkeys((model_types or cls.name).split(), cls))
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None: ...

@@ -26,7 +26,7 @@ from specops.models.convert.rope import Rotary, plain_rotary, rotary
 _LOCAL_TABLE = "local_"
 
 
-class Gemma3(GatedDecoder):
+class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma3_text"):
     """Gemma 3 of 270M and 1B, and the language models of 4B to 27B."""
 
     name = "gemma3"
@@ -81,7 +81,7 @@ class Gemma3(GatedDecoder):
         return super().norm(stored) + np.float32(1)
 
 
-class Gemma3Multimodal(Gemma3):
+class Gemma3Multimodal(Gemma3, architectures="Gemma3ForConditionalGeneration"):
     """The language model of Gemma3ForConditionalGeneration."""
 
     stem = "language_model.model"

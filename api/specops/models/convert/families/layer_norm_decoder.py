@@ -161,7 +161,7 @@ class LayerNormDecoder(Family):
         return self.graph.linear(name, x, weight, bias)
 
 
-class GPT2(LayerNormDecoder):
+class GPT2(LayerNormDecoder, architectures="GPT2LMHeadModel"):
     """GPT-2 in all sizes, DistilGPT-2 and every other GPT2LMHeadModel."""
 
     name = "gpt2"
@@ -195,7 +195,7 @@ class GPT2(LayerNormDecoder):
         )
 
 
-class OPT(LayerNormDecoder):
+class OPT(LayerNormDecoder, architectures="OPTForCausalLM"):
     """OPT from 125m to 66b.
 
     The 350m has its norms after the sums. Its embedding and head are narrower than its layers,

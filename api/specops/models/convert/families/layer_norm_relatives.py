@@ -16,7 +16,7 @@ from specops.models.convert.families.gated_decoder import (
 from specops.models.convert.model_config import ModelConfig
 
 
-class Cohere2(GatedDecoder):
+class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM"):
     """Command R7B and Command A: attention and feed-forward beside each other, norms without bias.
 
     Layers with a window rotate pairs of neighbours; the others do not rotate.
@@ -44,7 +44,7 @@ class Cohere2(GatedDecoder):
         self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
 
 
-class Starcoder2(GatedDecoder):
+class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
     """StarCoder2 from 3B to 15B: layer norms, biases, a feed-forward without a gate."""
 
     name = "starcoder2"
@@ -67,7 +67,7 @@ class Starcoder2(GatedDecoder):
             self.biased = [*attention, *self.up, self.down]
 
 
-class Phi(GatedDecoder):
+class Phi(GatedDecoder, architectures="PhiForCausalLM"):
     """Phi-1, 1.5 and 2: attention and feed-forward beside each other, biases, also of the head."""
 
     name = "phi"

@@ -26,14 +26,14 @@ _VISION = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
 _LOCAL = "local_"  # the table of layers with a window
 
 
-class Llama(GatedDecoder):
+class Llama(GatedDecoder, architectures="LlamaForCausalLM"):
     """Llama 1 to 3, TinyLlama, SmolLM 1 and 2, and every other LlamaForCausalLM."""
 
     name = "llama"
     defaults: ClassVar = {"max_position_embeddings": 2048}
 
 
-class Mistral(GatedDecoder):
+class Mistral(GatedDecoder, architectures="MistralForCausalLM"):
     """Mistral 7B, Nemo, Small: Llama, some of them with attention over a sliding window."""
 
     name = "mistral"
@@ -42,7 +42,7 @@ class Mistral(GatedDecoder):
     windowed = True
 
 
-class Ministral3(Mistral):
+class Ministral3(Mistral, architectures="Ministral3ForCausalLM"):
     """Ministral 3: Mistral with YaRN; far queries are scaled up, as in Llama 4."""
 
     name = "ministral3"
@@ -66,7 +66,7 @@ class Ministral3(Mistral):
             self.query_factors = (1 + beta * np.log1p(times)).astype(np.float32)
 
 
-class Mistral3(Ministral3):
+class Mistral3(Ministral3, architectures="Mistral3ForConditionalGeneration"):
     """The language model of Mistral Small 3.1 and 3.2 and of Ministral 3, which see images."""
 
     name = "mistral3"
@@ -80,7 +80,7 @@ class Mistral3(Ministral3):
         self.ignored_tensors += _VISION
 
 
-class Qwen2(GatedDecoder):
+class Qwen2(GatedDecoder, architectures="Qwen2ForCausalLM"):
     """Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections."""
 
     name = "qwen2"
@@ -93,7 +93,7 @@ class Qwen2(GatedDecoder):
         self.biased = [f"self_attn.{part}_proj" for part in "qkv"]
 
 
-class Qwen3(GatedDecoder):
+class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM"):
     """Qwen3 from 0.6B to 32B, without experts: Llama with a norm of every query and key head."""
 
     name = "qwen3"
@@ -106,7 +106,11 @@ class Qwen3(GatedDecoder):
         super().__init__(config)
 
 
-class Qwen2VL(Qwen2):
+class Qwen2VL(
+    Qwen2,
+    architectures="Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
+    model_types="qwen2_vl qwen2_5_vl",
+):
     """The language model of Qwen2-VL and Qwen2.5-VL; published configs do not set it apart."""
 
     name = "qwen2_vl"
@@ -117,7 +121,7 @@ class Qwen2VL(Qwen2):
         self.ignored_tensors += _VISION
 
 
-class Qwen3VL(Qwen3):
+class Qwen3VL(Qwen3, architectures="Qwen3VLForConditionalGeneration"):
     """The language model of Qwen3-VL, without experts."""
 
     name = "qwen3_vl"
@@ -132,7 +136,7 @@ class Qwen3VL(Qwen3):
         self.ignored_tensors += _VISION
 
 
-class SmolLM3(GatedDecoder):
+class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM"):
     """SmolLM3: Llama, but some layers do not rotate queries and keys."""
 
     name = "smollm3"
@@ -154,7 +158,7 @@ class SmolLM3(GatedDecoder):
         self.layers = [LayerAttention("" if turns else None) for turns in rotates]
 
 
-class Granite(GatedDecoder):
+class Granite(GatedDecoder, architectures="GraniteForCausalLM"):
     """Granite 3.0 to 3.3, without experts: Llama with four multipliers."""
 
     name = "granite"
@@ -168,7 +172,7 @@ class Granite(GatedDecoder):
         self.logit_scale = 1 / config.number("logits_scaling", 1.0)
 
 
-class OLMo2(GatedDecoder):
+class OLMo2(GatedDecoder, architectures="Olmo2ForCausalLM"):
     """OLMo 2 from 1B to 32B: norms of the outputs of attention and feed-forward, not of the inputs.
 
     All query heads share one norm, and all key heads.
@@ -182,7 +186,7 @@ class OLMo2(GatedDecoder):
     width_norms = True
 
 
-class OLMo3(OLMo2):
+class OLMo3(OLMo2, architectures="Olmo3ForCausalLM"):
     """OLMo 3: OLMo 2 with a window in three layers of four; only the others scale the rotation."""
 
     name = "olmo3"
@@ -209,7 +213,7 @@ class OLMo3(OLMo2):
         }
 
 
-class Exaone4(GatedDecoder):
+class Exaone4(GatedDecoder, architectures="Exaone4ForCausalLM"):
     """EXAONE 4: norms of outputs and of heads; with a window, full layers do not rotate."""
 
     name = "exaone4"
@@ -227,7 +231,7 @@ class Exaone4(GatedDecoder):
             self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
 
 
-class Ernie45(GatedDecoder):
+class Ernie45(GatedDecoder, architectures="Ernie4_5ForCausalLM Ernie4_5_ForCausalLM"):
     """ERNIE 4.5 without experts: Llama that rotates pairs of neighbours."""
 
     name = "ernie4_5"
@@ -246,7 +250,7 @@ class Ernie45(GatedDecoder):
         super().__init__(config.with_defaults({"attention_bias": biased, "mlp_bias": biased}))
 
 
-class GLM4(GatedDecoder):
+class GLM4(GatedDecoder, architectures="Glm4ForCausalLM"):
     """GLM-4-0414: norms around each part; pairs of neighbours in half of each head are rotated."""
 
     name = "glm4"
@@ -279,7 +283,7 @@ class GLM4(GatedDecoder):
         return self.halves(index, x)
 
 
-class Phi3(GatedDecoder):
+class Phi3(GatedDecoder, architectures="Phi3ForCausalLM"):
     """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and attention over a sliding window.
 
     Dropout is not drawn: it does nothing after training.

@@ -3,117 +3,173 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple
 
 from specops.models.convert.gguf.header import GgufTensor, Metadata
 
-_GATED = {
+_LLAMA = {  # Llama's; names with a dot in front belong to a layer
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
     "attn_norm": ".input_layernorm",
-    "ffn_norm": ".post_attention_layernorm",
-    "attn_output": ".self_attn.o_proj",
-    "ffn_down": ".mlp.down_proj",
-}
-_SPLIT = {
-    **_GATED,
     "attn_q": ".self_attn.q_proj",
     "attn_k": ".self_attn.k_proj",
     "attn_v": ".self_attn.v_proj",
+    "attn_output": ".self_attn.o_proj",
+    "ffn_norm": ".post_attention_layernorm",
     "ffn_gate": ".mlp.gate_proj",
     "ffn_up": ".mlp.up_proj",
+    "ffn_down": ".mlp.down_proj",
 }
 _HEAD_NORMS = {"attn_q_norm": ".self_attn.q_norm", "attn_k_norm": ".self_attn.k_norm"}
 _NORMS_AFTER = {
     "post_attention_norm": ".post_attention_layernorm",
     "post_ffw_norm": ".post_feedforward_layernorm",
 }
-_ONLY_AFTER = {
-    **{part: name for part, name in _SPLIT.items() if part not in ("attn_norm", "ffn_norm")},
-    **_HEAD_NORMS,
-    **_NORMS_AFTER,
+_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": ".ln_1",
+    "attn_qkv": ".attn.c_attn",
+    "attn_output": ".attn.c_proj",
+    "ffn_norm": ".ln_2",
+    "ffn_up": ".mlp.c_fc",
+    "ffn_down": ".mlp.c_proj",
 }
-_NAMES = {  # names with a dot in front belong to a layer
-    **dict.fromkeys(
-        ("llama", "mistral3", "qwen2", "qwen2vl", "smollm3", "granite", "ernie4_5"), _SPLIT
+_BIASES = {
+    "attention_bias": "attn_q",
+    "attention_output_bias": "attn_output",
+    "mlp_bias": "ffn_up",
+}
+_GRANITE = {
+    "{arch}.logit_scale": "logits_scaling",
+    "{arch}.embedding_scale": "embedding_multiplier",
+    "{arch}.residual_scale": "residual_multiplier",
+    "{arch}.attention.scale": "attention_multiplier",
+}
+
+
+def _without(*parts: str) -> dict[str, str]:
+    return {part: name for part, name in _LLAMA.items() if part not in parts}
+
+
+class _Architecture(NamedTuple):
+    """One of llama.cpp's architectures, and how its files differ from transformers' checkpoints.
+
+    Attributes:
+        transformers: the class of transformers that reads the same weights.
+        windowed: the class that reads them if the file has a window; empty: the same class.
+        names: tensors' names in transformers; one with a dot in front belongs to a layer.
+        layers: what the names of a layer's tensors begin with in transformers.
+        permuted: whether only the file interleaves the two halves of each head in q and k.
+        interleaved: whether transformers rotates pairs of neighbours, too.
+        biases: the keys of config.json that are true where these tensors have a bias.
+        epsilon: the key of config.json for layer norms; empty: the norms are RMS norms.
+        windows: which layers may have a window: `all`, or a `pattern` of them.
+        partial_rotary: whether config.json always says which part of a head is rotated.
+        drawn: keys of `_NEUTRAL` that may have any value.
+    """
+
+    transformers: str
+    names: Mapping[str, str] = _LLAMA
+    windowed: str = ""
+    layers: str = "model.layers"
+    permuted: bool = False
+    interleaved: bool = False
+    biases: Mapping[str, str] = {}
+    epsilon: str = ""
+    windows: Literal["", "all", "pattern"] = ""
+    partial_rotary: bool = False
+    drawn: Collection[str] = ()
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture(
+        "LlamaForCausalLM",
+        permuted=True,
+        biases=_BIASES,
+        windows="all",
+        windowed="MistralForCausalLM",
     ),
-    **dict.fromkeys(("qwen3", "qwen3vl"), _SPLIT | _HEAD_NORMS),
-    "gemma3": {
-        **_SPLIT,
-        **_HEAD_NORMS,
-        **_NORMS_AFTER,
-        "ffn_norm": ".pre_feedforward_layernorm",
-    },
-    **dict.fromkeys(("olmo2", "exaone4"), _ONLY_AFTER),
-    "glm4": {
-        **{part: name for part, name in _SPLIT.items() if part != "ffn_gate"},
-        "ffn_up": ".mlp.gate_up_proj",
-        "post_attention_norm": ".post_self_attn_layernorm",
-        "post_ffw_norm": ".post_mlp_layernorm",
-    },
-    "cohere2": {part: name for part, name in _SPLIT.items() if part != "ffn_norm"},
-    "starcoder2": {
-        **{part: name for part, name in _SPLIT.items() if part != "ffn_gate"},
-        "ffn_up": ".mlp.c_fc",
-        "ffn_down": ".mlp.c_proj",
-    },
-    "phi2": {
-        **{part: name for part, name in _SPLIT.items() if part not in ("ffn_norm", "ffn_gate")},
-        "output_norm": "model.final_layernorm",
-        "attn_output": ".self_attn.dense",
-        "ffn_up": ".mlp.fc1",
-        "ffn_down": ".mlp.fc2",
-    },
-    "phi3": {**_GATED, "attn_qkv": ".self_attn.qkv_proj", "ffn_up": ".mlp.gate_up_proj"},
-    "gpt2": {
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-        "output": "lm_head",
-        "attn_norm": ".ln_1",
-        "attn_qkv": ".attn.c_attn",
-        "attn_output": ".attn.c_proj",
-        "ffn_norm": ".ln_2",
-        "ffn_up": ".mlp.c_fc",
-        "ffn_down": ".mlp.c_proj",
-    },
+    "mistral3": _Architecture("Ministral3ForCausalLM", permuted=True, biases=_BIASES),
+    "qwen2": _Architecture("Qwen2ForCausalLM"),
+    "qwen2vl": _Architecture("Qwen2ForCausalLM"),  # images are in a file of their own
+    "smollm3": _Architecture("SmolLM3ForCausalLM", permuted=True, biases=_BIASES),
+    "granite": _Architecture("GraniteForCausalLM", permuted=True, biases=_BIASES, drawn=_GRANITE),
+    "ernie4_5": _Architecture("Ernie4_5ForCausalLM", interleaved=True, biases=_BIASES),
+    "qwen3": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
+    "qwen3vl": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
+    "gemma3": _Architecture(
+        "Gemma3ForCausalLM",
+        {**_LLAMA, **_HEAD_NORMS, **_NORMS_AFTER, "ffn_norm": ".pre_feedforward_layernorm"},
+        windows="pattern",
+    ),
+    "olmo2": _Architecture(
+        "Olmo2ForCausalLM",
+        _without("attn_norm", "ffn_norm") | _HEAD_NORMS | _NORMS_AFTER,
+        biases=_BIASES,
+        windows="pattern",
+        windowed="Olmo3ForCausalLM",
+    ),
+    "exaone4": _Architecture(
+        "Exaone4ForCausalLM",
+        _without("attn_norm", "ffn_norm") | _HEAD_NORMS | _NORMS_AFTER,
+        windows="pattern",
+    ),
+    "glm4": _Architecture(
+        "Glm4ForCausalLM",
+        {
+            **_without("ffn_gate"),
+            "ffn_up": ".mlp.gate_up_proj",
+            "post_attention_norm": ".post_self_attn_layernorm",
+            "post_ffw_norm": ".post_mlp_layernorm",
+        },
+        interleaved=True,
+        biases=_BIASES,
+        partial_rotary=True,
+    ),
+    "cohere2": _Architecture(
+        "Cohere2ForCausalLM",
+        _without("ffn_norm"),
+        interleaved=True,
+        epsilon="layer_norm_eps",
+        windows="pattern",
+        drawn=["{arch}.logit_scale"],
+    ),
+    "starcoder2": _Architecture(
+        "Starcoder2ForCausalLM",
+        {**_without("ffn_gate"), "ffn_up": ".mlp.c_fc", "ffn_down": ".mlp.c_proj"},
+        biases={"use_bias": "attn_q"},
+        epsilon="norm_epsilon",
+        windows="all",
+    ),
+    "phi2": _Architecture(
+        "PhiForCausalLM",
+        {
+            **_without("ffn_norm", "ffn_gate"),
+            "output_norm": "model.final_layernorm",
+            "attn_output": ".self_attn.dense",
+            "ffn_up": ".mlp.fc1",
+            "ffn_down": ".mlp.fc2",
+        },
+        epsilon="layer_norm_eps",
+        partial_rotary=True,
+    ),
+    "phi3": _Architecture(
+        "Phi3ForCausalLM",
+        {
+            **_without("attn_q", "attn_k", "attn_v", "ffn_gate"),
+            "attn_qkv": ".self_attn.qkv_proj",
+            "ffn_up": ".mlp.gate_up_proj",
+        },
+        windows="all",
+        partial_rotary=True,
+    ),
+    "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral3": "Ministral3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2vl": "Qwen2ForCausalLM",  # images are in a file of their own
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3vl": "Qwen3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "phi2": "PhiForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-# Rows of q and k are interleaved in a file, and not in transformers.
-_INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
-_INTERLEAVED_IN_BOTH = ("glm4", "ernie4_5", "cohere2")
-_LAYER_NORMS = {  # the key of a config.json with the epsilon
-    "cohere2": "layer_norm_eps",
-    "phi2": "layer_norm_eps",
-    "starcoder2": "norm_epsilon",
-}
-_OPTIONAL_BIASES = (
-    *("llama", "granite", "smollm3", "qwen3", "qwen3vl", "olmo2", "ernie4_5", "glm4", "mistral3"),
-)
-_PARTIAL_ROTARY = ("phi3", "phi2", "glm4")
-_WINDOWS = ("olmo2", "exaone4", "cohere2")  # of some layers
-_LAYERS = {"gpt2": "transformer.h"}
 _NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 # Keys of settings that no family draws, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -138,13 +194,6 @@ _REPEATED = {
     "{arch}.attention.value_length_swa": "{arch}.attention.value_length",
     "{arch}.rope.dimension_count_swa": "{arch}.rope.dimension_count",
 }
-_GRANITE = {
-    "{arch}.logit_scale": "logits_scaling",
-    "{arch}.embedding_scale": "embedding_multiplier",
-    "{arch}.residual_scale": "residual_multiplier",
-    "{arch}.attention.scale": "attention_multiplier",
-}
-_DRAWN = {"granite": _GRANITE, "cohere2": ("{arch}.logit_scale",)}
 _SECTIONS = "{arch}.rope.dimension_sections"
 _GEMMA3_27B = 62  # layers of the one model with another scale of scores
 _MOST_LAYERS = 1 << 12
@@ -163,19 +212,21 @@ Factors = Mapping[str, list[float]]  # by the names in a config.json
 
 def check_architecture(metadata: Metadata) -> None:
     """Raises ExportError for an architecture or a setting that no family draws."""
-    if metadata.architecture not in _NAMES:
+    architecture = _ARCHITECTURES.get(metadata.architecture)
+    if architecture is None:
         raise metadata.error(
             "general.architecture",
-            f"is {metadata.architecture}, which cannot be exported; known are {', '.join(_NAMES)}",
+            f"is {metadata.architecture}, which is not supported; supported are "
+            f"{', '.join(_ARCHITECTURES)}",
         )
     for key, allowed in _NEUTRAL.items():
-        if key not in _DRAWN.get(metadata.architecture, ()):
+        if key not in architecture.drawn:
             _neutral(metadata, key, allowed)
     for key, other in _REPEATED.items():
         if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
             raise metadata.error(key, f"must be the same as {other}, or absent")
     sections = _SECTIONS in metadata and any(metadata.listed(_SECTIONS, int))
-    if sections and metadata.architecture in _INTERLEAVED_IN_BOTH:  # those of GLM-4V are not
+    if sections and architecture.interleaved:  # those of GLM-4V are not
         raise metadata.error(_SECTIONS, "must be 0 or absent")
     if metadata.architecture == "granite":  # its switch for rotation; it tells nothing elsewhere
         _neutral(metadata, "{arch}.rope.scaling.finetuned", (True,))
@@ -189,20 +240,19 @@ def _neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
 
 def transformers_name(architecture: str, name: str) -> str | None:
     """The name of a tensor in transformers; None if the architecture has no such tensor."""
-    found = _NAME.fullmatch(name)
-    if found is None or found["part"] not in _NAMES[architecture]:
+    row, found = _ARCHITECTURES[architecture], _NAME.fullmatch(name)
+    if found is None or found["part"] not in row.names:
         return None
-    part, layer = _NAMES[architecture][found["part"]], found["layer"]
+    part, layer = row.names[found["part"]], found["layer"]
     if part.startswith(".") != (layer is not None):
         return None
-    layers = _LAYERS.get(architecture, "model.layers")
-    where = "" if layer is None else f"{layers}.{int(layer)}"
+    where = "" if layer is None else f"{row.layers}.{int(layer)}"
     return f"{where}{part}.{found['kind']}"
 
 
 def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
     """The number of heads of a tensor whose rows the file interleaves; 0 for all other tensors."""
-    if architecture not in _INTERLEAVED or part not in ("attn_q", "attn_k"):
+    if not _ARCHITECTURES[architecture].permuted or part not in ("attn_q", "attn_k"):
         return 0
     heads = metadata.integer("{arch}.attention.head_count")
     if part == "attn_q":
@@ -232,7 +282,7 @@ def config_of(
     if table is None or len(table.shape) != 2:
         raise metadata.error("general.architecture", "comes without a table token_embd.weight")
     config: dict[str, Any] = {
-        "architectures": [_CLASSES[metadata.architecture]],
+        "architectures": [_ARCHITECTURES[metadata.architecture].transformers],
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -259,6 +309,7 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
 def _gated(
     metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: Factors
 ) -> dict[str, Any]:
+    architecture = _ARCHITECTURES[metadata.architecture]
     hidden = metadata.integer("{arch}.embedding_length")
     heads = metadata.integer("{arch}.attention.head_count")
     if not heads:
@@ -281,13 +332,9 @@ def _gated(
         "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
         "rope_scaling": _scaling(metadata, factors),
     }
-    if metadata.architecture in _OPTIONAL_BIASES:
-        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-        config["attention_output_bias"] = "blk.0.attn_output.bias" in tensors
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    for key, part in architecture.biases.items():
+        config[key] = f"blk.0.{part}.bias" in tensors
     config |= _windows(metadata, config)
-    if metadata.architecture == "starcoder2":
-        config["use_bias"] = "blk.0.attn_q.bias" in tensors
     if metadata.architecture == "granite":
         usual = {"attention_multiplier": head_dim**-0.5 if head_dim else 1}
         for key, name in _GRANITE.items():  # 0 means the same as an absent key
@@ -296,26 +343,31 @@ def _gated(
     if metadata.architecture == "cohere2":
         config["logit_scale"] = metadata.number("{arch}.logit_scale")
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
-    if rotated != head_dim or metadata.architecture in _PARTIAL_ROTARY:
+    if rotated != head_dim or architecture.partial_rotary:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
     return config
 
 
 def _windows(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """The windows of attention, and what else differs between layers."""
-    key, architecture = "{arch}.attention.sliding_window", metadata.architecture
-    window = metadata.optional_integer(key)
-    if architecture in ("phi3", "starcoder2"):
-        return {"sliding_window": window or None}
-    if architecture == "gemma3":
+    key, architecture = "{arch}.attention.sliding_window", _ARCHITECTURES[metadata.architecture]
+    if metadata.architecture == "gemma3":
         return _gemma3(metadata, config)
+    window = metadata.optional_integer(key)
     if not window:
         return {}
-    if architecture in _WINDOWS:
-        return _window(metadata, window, 4)
-    if architecture == "llama":
-        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-    raise metadata.error(key, f"is {window}; it must be absent")
+    if not architecture.windows:
+        raise metadata.error(key, f"is {window}; it must be absent")
+    found: dict[str, Any] = {"sliding_window": window}
+    if architecture.windowed:
+        found["architectures"] = [architecture.windowed]
+    if architecture.windows == "all":
+        return found
+    base = "{arch}.rope.freq_base_swa"  # llama.cpp could rotate layers with a window by another one
+    usual = metadata.number("{arch}.rope.freq_base", 10_000.0)
+    if metadata.number(base, usual) != usual:
+        raise metadata.error(base, "must be the same as {arch}.rope.freq_base, or absent")
+    return found | _pattern(metadata, 4)
 
 
 def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -330,32 +382,22 @@ def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     window = metadata.integer("{arch}.attention.sliding_window", 0)
     if not window:  # all layers are global
         return found | {"sliding_window_pattern": 1}
-    return found | _window(metadata, window, 6)
+    return found | {"sliding_window": window} | _pattern(metadata, 6)
 
 
-def _window(metadata: Metadata, window: int, usual: int) -> dict[str, Any]:
-    """The window and the layers that have one; without a pattern all but each `usual`th."""
-    found: dict[str, Any] = {"sliding_window": window}
-    if metadata.architecture == "olmo2":
-        found["architectures"] = ["Olmo3ForCausalLM"]
-    if metadata.architecture != "gemma3":  # llama.cpp could rotate these layers by another base
-        base = "{arch}.rope.freq_base_swa"
-        usual_base = metadata.number("{arch}.rope.freq_base", 10_000.0)
-        if metadata.number(base, usual_base) != usual_base:
-            raise metadata.error(base, "must be the same as {arch}.rope.freq_base, or absent")
+def _pattern(metadata: Metadata, usual: int) -> dict[str, Any]:
+    """Which layers have the window; if the file does not say it, all but each `usual`th."""
     pattern = "{arch}.attention.sliding_window_pattern"
     if pattern in metadata and isinstance(metadata.raw(pattern), list):
         kinds = {True: "sliding_attention", False: "full_attention"}
-        return found | {"layer_types": [kinds[local] for local in metadata.listed(pattern, bool)]}
-    return found | {"sliding_window_pattern": metadata.integer(pattern, usual)}
+        return {"layer_types": [kinds[local] for local in metadata.listed(pattern, bool)]}
+    return {"sliding_window_pattern": metadata.integer(pattern, usual)}
 
 
 def _epsilon(metadata: Metadata) -> dict[str, float]:
-    kind = "layer_norm_rms_epsilon"
-    key = _LAYER_NORMS.get(metadata.architecture)
-    if key is not None:
-        kind = "layer_norm_epsilon"
-    return {key or "rms_norm_eps": metadata.number(f"{{arch}}.attention.{kind}")}
+    if key := _ARCHITECTURES[metadata.architecture].epsilon:
+        return {key: metadata.number("{arch}.attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon")}
 
 
 def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
