@@ -10,7 +10,7 @@
 //
 // The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head:
 //   keys    [size][64], so that 16 scores are computed at once and keys are read in order
-//   values  [64][size, filled up to a multiple of 16]
+//   values  [64][size, padded to a multiple of 16]
 //   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
 // Nothing in it needs to be initialized: what lies behind a slot's positions enters no sum.
 
@@ -78,14 +78,14 @@ static inline int64_t element_bytes(int type) {
     return type == FLOAT32 ? 4 : type == FLOAT16 ? 2 : 1;
 }
 
-static inline int64_t filled_up(int64_t size) { return (size + 15) / 16 * 16; }
+static inline int64_t padded_size(int64_t size) { return (size + 15) / 16 * 16; }
 
 static inline int64_t key_bytes(int64_t size, int type) {
     return BLOCK * size * element_bytes(type);
 }
 
 static inline int64_t value_bytes(int64_t size, int type) {
-    return BLOCK * filled_up(size) * element_bytes(type);
+    return BLOCK * padded_size(size) * element_bytes(type);
 }
 
 static inline int64_t part_bytes(int64_t size, int type) {

@@ -8,56 +8,56 @@
 
 #define TINY 1e-30f  // 127 / x may overflow below it, so a head of smaller numbers is zeros
 
-INLINE void turn(float *one, float *two, float cos, float sin) {
+INLINE void rotate(float *one, float *two, float cos, float sin) {
     const float x = *one, y = *two;
     *one = x * cos - y * sin;
     *two = y * cos + x * sin;
 }
 
-// A function of its own: told that nothing overlaps, the compiler turns 16 pairs at once.
-static void turn_halves(float *restrict one, float *restrict two, const float *restrict cos,
+// A function of its own, so that `restrict` lets the compiler rotate 16 pairs at once.
+static void rotate_halves(float *restrict one, float *restrict two, const float *restrict cos,
                         const float *restrict sin, int64_t pairs) {
-    for (int64_t i = 0; i < pairs; i++) turn(one + i, two + i, cos[i], sin[i]);
+    for (int64_t i = 0; i < pairs; i++) rotate(one + i, two + i, cos[i], sin[i]);
 }
 
-// Norms and rotates a head of a query or key; fills it up to whole vectors with zeros.
+// Norms and rotates a head of a query or key; pads it to whole vectors with zeros.
 static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
                     float *head) {
-    const int64_t size = pass->layer.size, filled = filled_up(size), pairs = pass->pairs;
+    const int64_t size = pass->layer.size, padded = padded_size(size), pairs = pass->pairs;
     memcpy(head, from, size * sizeof(float));
-    for (int64_t i = size; i < filled; i++) head[i] = 0;
+    for (int64_t i = size; i < padded; i++) head[i] = 0;
     if (norm) {
         Floats squares = {0};
-        for (int64_t i = 0; i < filled; i += LANES) squares += load(head + i) * load(head + i);
+        for (int64_t i = 0; i < padded; i += LANES) squares += load(head + i) * load(head + i);
         const float inverse = inverse_rms(squares, size, pass->layer.epsilon);
         for (int64_t i = 0; i < size; i++) head[i] = head[i] * inverse * norm[i];
     }
     if (!pass->cos) return;
     const float *cos = pass->cos + position * pairs, *sin = pass->sin + position * pairs;
     if (pass->layer.interleaved)
-        for (int64_t i = 0; i < pairs; i++) turn(head + 2 * i, head + 2 * i + 1, cos[i], sin[i]);
+        for (int64_t i = 0; i < pairs; i++) rotate(head + 2 * i, head + 2 * i + 1, cos[i], sin[i]);
     else
-        turn_halves(head, head + pairs, cos, sin, pairs);
+        rotate_halves(head, head + pairs, cos, sin, pairs);
 }
 
 // Rounds a head to codes of 8 bits; returns their scale, NaN if a number is infinite or NaN.
-static float to_int8(const float *head, int64_t filled, int8_t *codes) {
-    Floats most = {0}, odd = {0};
-    for (int64_t i = 0; i < filled; i += LANES) {
+static float to_int8(const float *head, int64_t padded, int8_t *codes) {
+    Floats most = {0}, not_finite = {0};
+    for (int64_t i = 0; i < padded; i += LANES) {
         most = larger(magnitude(load(head + i)), most);
-        odd += load(head + i) * 0.0f;
+        not_finite += load(head + i) * 0.0f;
     }
-    const float highest = largest(most) + total(odd);
+    const float highest = largest(most) + total(not_finite);
     const float inverse = highest > TINY ? 127.0f / highest : 0.0f;
-    for (int64_t i = 0; i < filled; i += LANES) to_codes(codes + i, load(head + i) * inverse);
+    for (int64_t i = 0; i < padded; i += LANES) to_codes(codes + i, load(head + i) * inverse);
     return highest > TINY || highest != highest ? highest / 127.0f : 0.0f;
 }
 
 // Converts a head to the cache's type; returns its scale.
-static float convert(int type, const float *head, int64_t filled, void *to) {
-    if (type == INT8) return to_int8(head, filled, to);
-    if (type == FLOAT32) memcpy(to, head, filled * sizeof(float));
-    else for (int64_t i = 0; i < filled; i += LANES) to_halves((uint16_t *)to + i, load(head + i));
+static float convert(int type, const float *head, int64_t padded, void *to) {
+    if (type == INT8) return to_int8(head, padded, to);
+    if (type == FLOAT32) memcpy(to, head, padded * sizeof(float));
+    else for (int64_t i = 0; i < padded; i += LANES) to_halves((uint16_t *)to + i, load(head + i));
     return 1;
 }
 
@@ -71,7 +71,7 @@ static void scatter_key(int type, const void *key, int64_t size, char *keys, int
 }
 
 static void write_span(const Pass *pass, const Span *span, int64_t head) {
-    const int64_t size = pass->layer.size, filled = filled_up(size);
+    const int64_t size = pass->layer.size, padded = padded_size(size);
     const int type = pass->type;
     float row[MOST_SIZE], converted[MOST_SIZE];
     for (int64_t token = 0; token < span->tokens; token++) {
@@ -79,14 +79,14 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
         const int64_t from = (span->first + token) * pass->key_stride + head * size;
         char *keys = part_of(pass, span, head, position / BLOCK);
         char *values = keys + key_bytes(size, type);
-        char *value = values + place * filled * element_bytes(type);
+        char *value = values + place * padded * element_bytes(type);
         float *scales = (float *)(values + value_bytes(size, type));
         prepare(pass, pass->key + from, pass->key_norm, position, row);
-        const float key_scale = convert(type, row, filled, converted);
+        const float key_scale = convert(type, row, padded, converted);
         scatter_key(type, converted, size, keys, place);
         memcpy(row, pass->value + from, size * sizeof(float));
-        for (int64_t i = size; i < filled; i++) row[i] = 0;
-        const float value_scale = convert(type, row, filled, value);
+        for (int64_t i = size; i < padded; i++) row[i] = 0;
+        const float value_scale = convert(type, row, padded, value);
         if (type == INT8) {
             scales[place] = key_scale;
             scales[BLOCK + place] = value_scale;
@@ -99,14 +99,14 @@ enum { MOST_FLOATS = MOST_ROWS * 128 };
 
 // The state of a tile's rows from one block to the next.
 typedef struct {
-    int64_t rows, filled;
-    int64_t ask;  // bytes of the cache to prefetch for each multiplied vector
+    int64_t rows, padded;
+    int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
     float queries[MOST_FLOATS];
     float sums[MOST_FLOATS];              // of probabilities times values
     float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
     Floats weights[MOST_ROWS];            // sums of probabilities, by lane
-    float found[MOST_ROWS];               // the highest score of the block
-    float most[MOST_ROWS];                // the highest so far
+    float block_max[MOST_ROWS];           // the highest score of the block
+    float row_max[MOST_ROWS];             // the highest so far
     float factors[MOST_ROWS];             // of the sums, after a higher score
     int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
     int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block, counted from its first
@@ -136,14 +136,14 @@ INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const fl
 }
 
 // Turns the block's scores into probabilities, relative to the highest score so far.
-static void weigh(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, const float *scales) {
-    for (int64_t row = 0; row < MOST_ROWS; row++) rows->found[row] = -INFINITY;
+static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, const float *scales) {
+    for (int64_t row = 0; row < MOST_ROWS; row++) rows->block_max[row] = -INFINITY;
     for (int64_t row = top; row < bottom; row++)
-        rows->found[row] = complete_scores(pass, rows, row, scales);
+        rows->block_max[row] = complete_scores(pass, rows, row, scales);
     for (int64_t row = 0; row < rows->rows; row += LANES) {
-        const Floats before = load(rows->most + row);
-        const Floats most = larger(load(rows->found + row), before);
-        store(rows->most + row, most);
+        const Floats before = load(rows->row_max + row);
+        const Floats most = larger(load(rows->block_max + row), before);
+        store(rows->row_max + row, most);
         store(rows->factors + row, exponential(before - most));
     }
     for (int64_t row = top; row < bottom; row++) {
@@ -151,7 +151,7 @@ static void weigh(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, con
         float *scores = rows->scores + row * BLOCK;
         Floats weights = rows->weights[row] * rows->factors[row];
         for (int64_t i = first; i < last; i += LANES) {
-            Floats values = exponential(load(scores + i) - rows->most[row]);
+            Floats values = exponential(load(scores + i) - rows->row_max[row]);
             weights += values;
             if (scales) values *= load(scales + BLOCK + i);
             store(scores + i, values);
@@ -165,11 +165,11 @@ static void weigh(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, con
 INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values, const void *next,
                        int64_t row, int64_t count, int64_t first, int64_t last) {
     const Product product = {
-        .out = (float *)rows->sums + row * rows->filled, .out_stride = rows->filled,
+        .out = (float *)rows->sums + row * rows->padded, .out_stride = rows->padded,
         .factors = rows->factors + row, .a = rows->scores + row * BLOCK, .a_stride = BLOCK,
-        .b = values, .ahead = next, .ask = rows->ask, .step = rows->filled,
+        .b = values, .ahead = next, .prefetched = rows->prefetched, .step = rows->padded,
         .first = first, .last = last};
-    multiply(&product, count, rows->filled / LANES);
+    multiply(&product, count, rows->padded / LANES);
 }
 
 // The same for rows that see different parts of the block, each in the order of positions: first what
@@ -202,8 +202,8 @@ static void add_parts(Rows *rows, Multiply *multiply, const void *values, const 
 }
 
 // Sets the positions that each row sees in the block from `base` on, counted from there.
-static void look_at(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t *least,
-                    int64_t *most) {
+static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t *least,
+                          int64_t *most) {
     *least = BLOCK, *most = 0;
     for (int64_t row = top; row < bottom; row++) {
         const int64_t first = rows->from[row] > base ? rows->from[row] - base : 0;
@@ -223,11 +223,11 @@ static const void *expand(int type, const void *elements, int64_t first, int64_t
 
 static void see_block(const Pass *pass, Rows *rows, const char *keys, const char *next,
                       int64_t base) {
-    const int64_t size = pass->layer.size, filled = rows->filled;
+    const int64_t size = pass->layer.size, padded = rows->padded;
     int64_t top = 0, bottom = rows->rows, least, most;
     while (rows->to[top] <= base) top++;
     while (rows->from[bottom - 1] >= base + BLOCK) bottom--;
-    look_at(rows, top, bottom, base, &least, &most);
+    visible_range(rows, top, bottom, base, &least, &most);
     const int64_t start = least / LANES, stop = (most + LANES - 1) / LANES;
     const void *values = keys + key_bytes(size, pass->type), *elements = keys;
     const char *behind = keys + key_bytes(size, pass->type) + value_bytes(size, pass->type);
@@ -240,13 +240,13 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     }
     const Product product = {
         .out = rows->scores + top * BLOCK + start * LANES, .out_stride = BLOCK,
-        .a = rows->queries + top * filled, .a_stride = filled,
+        .a = rows->queries + top * padded, .a_stride = padded,
         .b = (const char *)elements + start * LANES * element_bytes(type),
-        .ahead = values, .ask = rows->ask, .step = BLOCK, .first = 0, .last = size};
+        .ahead = values, .prefetched = rows->prefetched, .step = BLOCK, .first = 0, .last = size};
     SCORES[type](&product, bottom - top, stop - start);
-    weigh(pass, rows, top, bottom, scales);
+    softmax_block(pass, rows, top, bottom, scales);
     if (many)
-        values = expand(pass->type, values, least * filled, most * filled, rows->expanded);
+        values = expand(pass->type, values, least * padded, most * padded, rows->expanded);
     for (int64_t row = top, count; row < bottom; row += count) {
         count = height_of_tile(bottom - row);
         add_parts(rows, VALUES[type], values, row == top ? next : values, row, count);
@@ -258,19 +258,19 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
     Rows rows;
-    rows.rows = count, rows.filled = filled_up(size), rows.from[0] = 0;
+    rows.rows = count, rows.padded = padded_size(size), rows.from[0] = 0;
     // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
     // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
-    rows.ask = pass->type == FLOAT32 ? 0 : LANES * element_bytes(pass->type);
-    for (int64_t row = 0; row < MOST_ROWS; row++) rows.most[row] = -INFINITY;
+    rows.prefetched = pass->type == FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    for (int64_t row = 0; row < MOST_ROWS; row++) rows.row_max[row] = -INFINITY;
     for (int64_t row = 0; row < count; row++) {
         const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
         const int64_t position = span->start + token;
-        float *query = rows.queries + row * rows.filled;
+        float *query = rows.queries + row * rows.padded;
         prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
                 pass->query_norm, position, query);
         for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
-        for (int64_t i = 0; i < rows.filled; i++) rows.sums[row * rows.filled + i] = 0;
+        for (int64_t i = 0; i < rows.padded; i++) rows.sums[row * rows.padded + i] = 0;
         rows.to[row] = position + 1;
         rows.from[row] = layer->window && layer->window < position + 1
                              ? position + 1 - layer->window : 0;
@@ -283,7 +283,7 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
                   block * BLOCK);
     for (int64_t row = 0; row < count; row++) {
         const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
-        float *sums = rows.sums + row * rows.filled;
+        float *sums = rows.sums + row * rows.padded;
         const float inverse = 1.0f / total(rows.weights[row]);
         for (int64_t i = 0; i < size; i++) sums[i] *= inverse;
         memcpy(pass->out + ((span->first + token) * layer->heads + number) * size, sums,

@@ -14,7 +14,7 @@ enum { FEW = 4 };
 // weights, it could compute READ_ROWS rows.
 static const int64_t LITTLE = 400000;
 enum { READ_ROWS = 4 };
-// Up to so many numbers, one thread makes or rounds them as fast as several that wait for each other.
+// Up to so many numbers, one thread activates or rounds them as fast as several that wait for each other.
 static const int64_t ROUNDED_ALONE = 8192;
 // Bytes of activations that stay in a core's own cache while it reads weights.
 static const int64_t PANEL = 384 << 10;
@@ -138,16 +138,16 @@ typedef struct {
     const MatmulKernel *kernel;
     const Input *input;
     int64_t depth;
-} Making;
+} Activation;
 
-static void make(void *argument, size_t row) {
-    const Making *making = argument;
-    making->kernel->make(making->input, (int64_t)row, making->depth);
+static void activate(void *argument, size_t row) {
+    const Activation *job = argument;
+    job->kernel->activate(job->input, (int64_t)row, job->depth);
 }
 
-void make_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
-               Threads threads) {
-    Making making = {kernel, input, depth};
-    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, make, rows, &making);
-    else for (int64_t row = 0; row < rows; row++) make(&making, row);
+void activate_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
+                   Threads threads) {
+    Activation job = {kernel, input, depth};
+    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, activate, rows, &job);
+    else for (int64_t row = 0; row < rows; row++) activate(&job, row);
 }

@@ -17,7 +17,7 @@
 //   each block, if zero points are fractions: 16 scales and 16 offsets in float16
 //   every second block, if not: 16 scales of that block and 16 of the next, in float16
 // Behind the last block come, if zero points are codes, the codes of all blocks: 16 uint8 a block,
-// filled up to whole lines. Columns and K beyond the matrix are zeros.
+// padded to whole lines. Columns and K beyond the matrix are zeros.
 //
 // Fractions come from formats that store scale * code + offset: zero point -offset / scale. With
 // fractions a block's product is (dot - zero_point * sum) * (scale[n] * scale[m]), each step rounded to
@@ -47,7 +47,7 @@ typedef struct {
     int half_scales;         // whether scales, and offsets instead of fractions, are float16
 } Shape;
 
-// The input of a product or a norm. `made` and `sum` have K numbers a row and may be NULL.
+// The input of a product or a norm. `activated` and `sum` have K numbers a row and may be NULL.
 //   AS_IT_IS   x [rows, K]
 //   NORM       s / sqrt(mean of s^2 + epsilon) * weight[k], with s = x, plus `residual` [rows, K]
 //              unless that is NULL; `sum` gets s
@@ -56,15 +56,15 @@ typedef struct {
 //   GELU       GELU of x, by its approximation with tanh
 //   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
 //   GELU_GATE  likewise, with GELU by its approximation with tanh
-// `made` gets the numbers to multiply, except for AS_IT_IS.
+// `activated` gets the numbers to multiply, except for AS_IT_IS.
 typedef struct {
     int kind;
     const float *x, *residual, *weight, *shift;
     float epsilon;
-    float *sum, *made;
+    float *sum, *activated;
 } Input;
 
-// Rows of activations in 8 bits; K is filled up to whole blocks with zeros. Rows come in groups, all as
+// Rows of activations in 8 bits; K is padded to whole blocks with zeros. Rows come in groups, all as
 // wide as the first one but the last, which has the rest. A group of n rows from row `first` on has
 //   codes   [K / 4][n][4] from first * K on, in the order in which a kernel reads them; see `by_row`
 //           and `bytes`
@@ -85,9 +85,9 @@ typedef struct MatmulKernel {
     // Bytes of a code of activations, for weights of 4 and of 8 bits: 1, or more if the kernel stores it
     // in another form.
     int bytes[2];
-    // Makes a row of the input and writes it to `made`; not for AS_IT_IS.
-    void (*make)(const Input *input, int64_t row, int64_t depth);
-    // Makes a row of the input and rounds it to codes, four of them every `stride` bytes. The scale of
+    // Computes a row of the input into `activated`; not for AS_IT_IS.
+    void (*activate)(const Input *input, int64_t row, int64_t depth);
+    // Computes a row of the input and rounds it to codes, four of them every `stride` bytes. The scale of
     // each block, and the sum of its codes, go into every `step`th place.
     void (*quantize)(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                      int64_t stride, float *scales, int32_t *sums, int64_t step);
@@ -157,8 +157,8 @@ extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
 
-// Makes `rows` rows of an input, of K numbers each, without a product.
-void make_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
-               Threads threads);
+// Computes `rows` rows of an input, of K numbers each, without a product.
+void activate_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
+                   Threads threads);
 
 #endif

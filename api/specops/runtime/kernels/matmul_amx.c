@@ -60,16 +60,16 @@ static void add_product(int out, int a, int b) {
 #endif
 
 static void configure_for(int count, int step) {
-    Config wanted = {.palette = FIRST_PALETTE};
+    Config needed = {.palette = FIRST_PALETTE};
     for (int part = 0; part * ROWS < count; part++) {
         const int rows = count - part * ROWS;
-        wanted.rows[part] = wanted.rows[PARTS + part] = (uint8_t)(rows < ROWS ? rows : ROWS);
-        wanted.bytes[part] = LINE;
-        wanted.bytes[PARTS + part] = (uint16_t)step;
+        needed.rows[part] = needed.rows[PARTS + part] = (uint8_t)(rows < ROWS ? rows : ROWS);
+        needed.bytes[part] = LINE;
+        needed.bytes[PARTS + part] = (uint16_t)step;
     }
-    wanted.rows[WEIGHTS] = (uint8_t)(step / 4);
-    wanted.bytes[WEIGHTS] = LINE;
-    configure(&wanted);
+    needed.rows[WEIGHTS] = (uint8_t)(step / 4);
+    needed.bytes[WEIGHTS] = LINE;
+    configure(&needed);
 }
 
 typedef uint8_t Line __attribute__((vector_size(LINE)));
@@ -92,7 +92,7 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
             const uint8_t *lines = weights;
             Line unpacked[MOST_STEP / 4];
             for (int line = 0; line < step * shape->bits / 32; line++, weights += LINE) {
-                ask_ahead(weights, end);
+                prefetch(weights, end);
                 if (shape->bits == 8) continue;
                 const Line both = *(const LineAt *)weights;
                 unpacked[2 * line] = both & 15;
@@ -120,4 +120,4 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, make_row, quantize_row, tile, &NARROW};
+const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, activate_row, quantize_row, tile, &NARROW};

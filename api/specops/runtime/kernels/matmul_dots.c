@@ -102,8 +102,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     after[part] = bits == 4 ? both >> 4 : (Codes8) * (const CodesOf8At *)(from + LINE);
                     if (bits == 8 && LOWERED) before[part] ^= LOWERED, after[part] ^= LOWERED;
                 }
-                ask_ahead(weights, end);
-                if (bits == 8) ask_ahead(weights + LINE, end);
+                prefetch(weights, end);
+                if (bits == 8) prefetch(weights + LINE, end);
                 weights += bits == 8 ? 2 * LINE : LINE;
                 const int one = 2 * step % chains, other = (2 * step + 1) % chains;
                 for (int row = 0; row < paired; row += 2)
@@ -139,4 +139,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, make_row, quantize_row, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, activate_row, quantize_row, tile, NULL};

@@ -11,7 +11,7 @@
 #include "matmul.h"
 #include "vectors.h"
 
-// Numbers that are made at a time.
+// Numbers that are computed at a time.
 enum { CHUNK = 4 * MOST_BLOCK };
 
 // The first `count` numbers, at most 16.
@@ -19,9 +19,9 @@ INLINE Floats some(const float *from, int64_t count) {
     return count >= LANES ? load(from) : load_first(from, (int)count);
 }
 
-INLINE Floats summed(const Input *input, int64_t place, int64_t count) {
-    const Floats x = some(input->x + place, count);
-    return input->residual ? x + some(input->residual + place, count) : x;
+INLINE Floats summed(const Input *input, int64_t at, int64_t count) {
+    const Floats x = some(input->x + at, count);
+    return input->residual ? x + some(input->residual + at, count) : x;
 }
 
 // A norm subtracts the mean from a row and multiplies it by the scale.
@@ -42,9 +42,9 @@ INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64
     Floats sums = {0}, squares = {0};
     float mean = 0;
     for (int64_t k = 0; k < depth; k += LANES) {
-        const int64_t place = row * depth + k, count = depth - k;
-        const Floats x = summed(input, place, count);
-        if (input->sum) store_first(input->sum + place, count < LANES ? (int)count : LANES, x);
+        const int64_t at = row * depth + k, count = depth - k;
+        const Floats x = summed(input, at, count);
+        if (input->sum) store_first(input->sum + at, count < LANES ? (int)count : LANES, x);
         if (kind == NORM) squares += x * x;
         else sums += x;
     }
@@ -66,8 +66,8 @@ static Moments moments(const Input *input, int64_t row, int64_t depth) {
 }
 
 // Up to 16 numbers of a row, from number k on.
-INLINE Floats made_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t k,
-                      int64_t count, Moments by) {
+INLINE Floats activated_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t k,
+                           int64_t count, Moments by) {
     if (kind == NORM)
         return summed(input, row * depth + k, count) * by.scale * some(input->weight + k, count);
     if (kind == LAYER_NORM) {
@@ -81,50 +81,50 @@ INLINE Floats made_of(const int kind, const Input *input, int64_t row, int64_t d
     return (kind == SILU_GATE ? silu(x) : gelu(x)) * some(gate + depth, count);
 }
 
-INLINE void make_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t start,
-                    int64_t size, Moments by, float *made) {
+INLINE void activate_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t start,
+                        int64_t size, Moments by, float *activated) {
     int64_t k = 0;
     for (; k + LANES <= size; k += LANES)
-        store(made + k, made_of(kind, input, row, depth, start + k, LANES, by));
+        store(activated + k, activated_of(kind, input, row, depth, start + k, LANES, by));
     if (k < size)
-        store_first(made + k, (int)(size - k),
-                    made_of(kind, input, row, depth, start + k, size - k, by));
+        store_first(activated + k, (int)(size - k),
+                    activated_of(kind, input, row, depth, start + k, size - k, by));
 }
 
-// Makes numbers `start` to `start + size` of a row; not for AS_IT_IS.
-static void make(const Input *input, int64_t row, int64_t depth, int64_t start, int64_t size,
-                 Moments by, float *made) {
+// Computes numbers `start` to `start + size` of a row; not for AS_IT_IS.
+static void activate(const Input *input, int64_t row, int64_t depth, int64_t start, int64_t size,
+                     Moments by, float *activated) {
     switch (input->kind) {
-        case NORM: make_of(NORM, input, row, depth, start, size, by, made); break;
-        case LAYER_NORM: make_of(LAYER_NORM, input, row, depth, start, size, by, made); break;
-        case GELU: make_of(GELU, input, row, depth, start, size, by, made); break;
-        case SILU_GATE: make_of(SILU_GATE, input, row, depth, start, size, by, made); break;
-        default: make_of(GELU_GATE, input, row, depth, start, size, by, made);
+        case NORM: activate_of(NORM, input, row, depth, start, size, by, activated); break;
+        case LAYER_NORM: activate_of(LAYER_NORM, input, row, depth, start, size, by, activated); break;
+        case GELU: activate_of(GELU, input, row, depth, start, size, by, activated); break;
+        case SILU_GATE: activate_of(SILU_GATE, input, row, depth, start, size, by, activated); break;
+        default: activate_of(GELU_GATE, input, row, depth, start, size, by, activated);
     }
 }
 
 // See MatmulKernel.
-static void make_row(const Input *input, int64_t row, int64_t depth) {
-    make(input, row, depth, 0, depth, moments(input, row, depth), input->made + row * depth);
+static void activate_row(const Input *input, int64_t row, int64_t depth) {
+    activate(input, row, depth, 0, depth, moments(input, row, depth), input->activated + row * depth);
 }
 
-// Rounds a block of `size` numbers, filled up with zeros, to codes, four of them every `stride` bytes.
+// Rounds a block of `size` numbers, padded with zeros, to codes, four of them every `stride` bytes.
 // Returns the scale; `sum` gets the sum of the codes.
 INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
                          int64_t stride, int32_t *sum) {
-    float filled[MOST_BLOCK];
+    float padded[MOST_BLOCK];
     if (size < block) {
-        memcpy(filled, x, size * sizeof(float));
-        for (int64_t k = size; k < block; k++) filled[k] = 0;
-        x = filled;
+        memcpy(padded, x, size * sizeof(float));
+        for (int64_t k = size; k < block; k++) padded[k] = 0;
+        x = padded;
     }
-    Floats most = {0}, odd = {0};
+    Floats most = {0}, not_finite = {0};
     for (int64_t k = 0; k < block; k += LANES) {
         most = larger(magnitude(load(x + k)), most);
         // 0, or NaN if a number is infinite or NaN: that must reach the result.
-        odd += load(x + k) * 0.0f;
+        not_finite += load(x + k) * 0.0f;
     }
-    const float highest = largest(most) + total(odd);
+    const float highest = largest(most) + total(not_finite);
     *sum = 0;
     if (!(highest > TINY)) return no_codes(codes, block, stride), highest / 127;
     Ints sums = {0};
@@ -149,9 +149,9 @@ static void quantize_row(const Input *input, int64_t row, const Shape *shape, in
         const int64_t size = depth - start < most ? depth - start : most;
         const float *x = input->x + row * depth;
         if (input->kind != AS_IT_IS) {
-            float *made = input->made ? input->made + row * depth + start : chunk;
-            make(input, row, depth, start, size, by, made);
-            x = made;
+            float *activated = input->activated ? input->activated + row * depth + start : chunk;
+            activate(input, row, depth, start, size, by, activated);
+            x = activated;
         }
         for (int64_t k = 0; k < size; k += block, scales += step, sums += step)
             *scales = round_block(x + k, size - k < block ? size - k : block, block,

@@ -1,12 +1,12 @@
 // The operator of products, for ONNX Runtime's graphs.
 //
-//   specops.QuantizedMatMul(x, weights, bias, norm, residual, shift) -> y [, sum, made]
+//   specops.QuantizedMatMul(x, weights, bias, norm, residual, shift) -> y [, sum, activated]
 //   x         float32 [..., K], or [..., 2 K] for a gate
 //   weights   uint8 [bytes]
 //   bias      float32 [N], optional
 //   norm, residual, shift  inputs of a norm: float32 [K], as x, [K]; the last two are optional
 //   y         float32 [..., N]
-//   sum, made  float32 [..., K], optional: the sum of x and residual; what is multiplied
+//   sum, activated  float32 [..., K], optional: the sum of x and residual; what is multiplied
 //   attributes: N, K, bits, block_size, zero_points (0 to 2), half_scales and bias (0 or 1), input (0
 //   to 5), epsilon; see matmul.h
 
@@ -15,7 +15,7 @@
 #include "processor.h"
 
 enum { X, WEIGHTS, BIAS, WEIGHT_OF_NORM, RESIDUAL, SHIFT, INPUTS };
-enum { Y, SUM, MADE };
+enum { Y, SUM, ACTIVATED };
 
 typedef struct {
     const MatmulKernel *kernel;
@@ -104,7 +104,7 @@ OrtStatus *compute_matmul(void *kernel, OrtKernelContext *context) {
         if (!status) status = output_of(context, SUM, x, shape->depth, &input.sum);
     }
     if (!status && input.kind != AS_IT_IS)
-        status = output_of(context, MADE, x, shape->depth, &input.made);
+        status = output_of(context, ACTIVATED, x, shape->depth, &input.activated);
     if (status || !rows) return status;
     Call call = {context, NULL};
     if (multiply(self->kernel, shape, tensors[WEIGHTS].data, self->bias ? tensors[BIAS].data : NULL,

@@ -47,7 +47,7 @@ INLINE Sums add_shorts(Sums sums, Shorts numbers, int32_t word) {
 // the first of these parts, and `codes` are the rows' activations.
 
 INLINE void add_4_bits(const int count, const int together, const uint8_t *weights,
-                       const uint8_t *end, int64_t block, const int8_t *codes, int prefetch,
+                       const uint8_t *end, int64_t block, const int8_t *codes, int first_part,
                        Sums (*sums)[PARTS]) {
     const int32_t ones = 0x00010001;
     for (int64_t k = 0; k < block; k += 8 * LINES) {
@@ -55,7 +55,7 @@ INLINE void add_4_bits(const int count, const int together, const uint8_t *weigh
         for (int row = 0; row < count; row++)
             for (int part = 0; part < together; part++) shorts[row][part] = (Shorts){0};
         for (int line = 0; line < LINES; line++, weights += LINE, codes += 8 * count) {
-            if (prefetch) ask_ahead(weights, end);
+            if (first_part) prefetch(weights, end);
             for (int part = 0; part < together; part++) {
                 const Bytes both = *(const BytesAt *)(weights + part * REGISTER);
                 const Bytes low = both & 15, high = both >> 4;
@@ -73,10 +73,10 @@ INLINE void add_4_bits(const int count, const int together, const uint8_t *weigh
 }
 
 INLINE void add_8_bits(const int count, const int together, const uint8_t *weights,
-                       const uint8_t *end, int64_t block, const int8_t *codes, int prefetch,
+                       const uint8_t *end, int64_t block, const int8_t *codes, int first_part,
                        Sums (*sums)[PARTS]) {
     for (int64_t k = 0; k < block; k += 4, weights += LINE, codes += 8 * count) {
-        if (prefetch) ask_ahead(weights, end);
+        if (first_part) prefetch(weights, end);
         for (int part = 0; part < together; part++) {
             const Lines both = *(const LinesAt *)(weights + part * REGISTER);
             const Shorts even = (Shorts)(both & 255), odd = (Shorts)(both >> 8);
@@ -132,4 +132,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 8, 0, {1, 2}, make_row, quantize_pairs, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 8, 0, {1, 2}, activate_row, quantize_pairs, tile, NULL};

@@ -89,8 +89,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
             const uint8_t *from = weights + start * REGISTER;
             const Word *word = words;
             for (int64_t k = 0; k < shape->block; k += 8, word += 2 * count) {
-                ask_ahead(from, end);
-                if (bits == 8) ask_ahead(from + LINE, end);
+                prefetch(from, end);
+                if (bits == 8) prefetch(from + LINE, end);
                 for (int part = 0; part < together; part++) {
                     const Lines codes = *(const LinesAt *)(from + part * REGISTER);
                     if (bits == 4) {
@@ -135,4 +135,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 0, {BYTES, BYTES}, make_row, quantize_words, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {BYTES, BYTES}, activate_row, quantize_words, tile, NULL};

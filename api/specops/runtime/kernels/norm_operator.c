@@ -1,11 +1,11 @@
 // The operator of norms that no product reads: norms of a part's output before the residual is added
 // (Gemma 3, OLMo 2), and norms over all queries or keys of a token (OLMo 2).
 //
-//   specops.Norm(x, norm, residual, shift) -> made [, sum]
+//   specops.Norm(x, norm, residual, shift) -> activated [, sum]
 //   x         float32 [..., K]
 //   norm      float32 [K]
 //   residual, shift  float32 as x and [K], optional; `shift` is a layer norm's
-//   made, sum  float32 [..., K]; `sum` is optional: the sum of x and residual
+//   activated, sum  float32 [..., K]; `sum` is optional: the sum of x and residual
 //   attributes: input (1 or 2), epsilon; see matmul.h
 
 #include "matmul.h"
@@ -13,7 +13,7 @@
 #include "processor.h"
 
 enum { X, WEIGHT, RESIDUAL, SHIFT, INPUTS };
-enum { MADE, SUM };
+enum { ACTIVATED, SUM };
 
 typedef struct {
     const MatmulKernel *kernel;
@@ -46,10 +46,10 @@ OrtStatus *compute_norm(void *kernel, OrtKernelContext *context) {
     Input input = {.kind = (int)self->input, .x = x->data, .residual = tensors[RESIDUAL].data,
                    .weight = tensors[WEIGHT].data, .shift = tensors[SHIFT].data,
                    .epsilon = self->epsilon};
-    status = output_of(context, MADE, x, depth, &input.made);
+    status = output_of(context, ACTIVATED, x, depth, &input.activated);
     if (!status) status = output_of(context, SUM, x, depth, &input.sum);
-    if (status || !input.made) return status;
+    if (status || !input.activated) return status;
     Call call = {context, NULL};
-    make_rows(self->kernel, &input, rows_of_tensor(x), depth, threads_of(&call));
+    activate_rows(self->kernel, &input, rows_of_tensor(x), depth, threads_of(&call));
     return call.status;
 }

@@ -34,7 +34,7 @@ const char *specops_amx_refusal(int named, int vnni, int kept, int permitted, in
     if (!vnni) return "there is no AVX512-VNNI for passes of few tokens";
     if (!kept) return "the system does not save its registers";
     if (!permitted) return "the system does not permit it (arch_prctl)";
-    if (!agrees) return "it computed something else than plain C when it was tested";
+    if (!agrees) return "its results differed from plain C's when it was tested";
     return NULL;
 }
 
@@ -89,7 +89,7 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     return same;
 }
 
-// HAS_AMX or 0; found out once. Each step needs the one before it.
+// HAS_AMX or 0; tested once. Each step needs the one before it.
 static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int known = UNKNOWN;
@@ -145,15 +145,15 @@ static unsigned features(void) {
 
 #include <sys/sysctl.h>
 
-static unsigned told(const char *name, unsigned feature) {
+static unsigned feature_if(const char *name, unsigned feature) {
     int value = 0;
     size_t size = sizeof value;
     return sysctlbyname(name, &value, &size, NULL, 0) || !value ? 0 : feature;
 }
 
 static unsigned features(void) {
-    return told("hw.optional.arm.FEAT_DotProd", HAS_DOTPROD) |
-           told("hw.optional.arm.FEAT_I8MM", HAS_I8MM);
+    return feature_if("hw.optional.arm.FEAT_DotProd", HAS_DOTPROD) |
+           feature_if("hw.optional.arm.FEAT_I8MM", HAS_I8MM);
 }
 
 #else

@@ -46,14 +46,14 @@ INLINE Floats times(const float *x, Floats values) {
 }
 
 // `out` and `a` have strides in floats from row to row; b[i] begins at element i * step. Without factors
-// the old `out` does not count. The product prefetches `ask` bytes from `ahead` on for each vector of
+// the old `out` does not count. The product prefetches `prefetched` bytes from `ahead` on for each vector of
 // `b`.
 typedef struct {
     float *out;
     const float *factors, *a;
     const void *b;
     const char *ahead;
-    int64_t out_stride, a_stride, step, first, last, ask;
+    int64_t out_stride, a_stride, step, first, last, prefetched;
 } Product;
 
 INLINE void tile(const int rows, const int vectors, const int type, const int anew,
@@ -66,9 +66,9 @@ INLINE void tile(const int rows, const int vectors, const int type, const int an
         for (int v = 0; v < vectors; v++)
             sums[r][v] = anew ? (Floats){0}
                               : load(out + r * p->out_stride + v * LANES) * p->factors[row + r];
-    const int64_t pair = row ? 0 : 2 * p->ask;  // the first rows prefetch for all
+    const int64_t pair = row ? 0 : 2 * p->prefetched;  // the first rows prefetch for all
     const int pairs = vectors > 1 ? vectors / 2 : 1;
-    const char *ahead = p->ahead + vector * p->ask * (p->last - p->first);
+    const char *ahead = p->ahead + vector * p->prefetched * (p->last - p->first);
     for (int64_t i = p->first; i < p->last; i++, ahead += pair * pairs) {
         for (int v = 0; v < pairs; v++) __builtin_prefetch(ahead + v * pair);
         Floats values[WIDE_VECTORS];

@@ -13,9 +13,9 @@ void specops_codes(const float *weights, int64_t blocks, int64_t block, int bits
     choose_processor()->quantize->codes(weights, blocks, block, bits, scales, zero_points, codes);
 }
 
-void specops_compensate(const float *weights, const float *wanted, int64_t columns, int64_t rows,
+void specops_compensate(const float *weights, const float *target, int64_t columns, int64_t rows,
                         const float *feedback, const float *scales, const float *zero_points,
                         float *errors, uint8_t *codes, int64_t pitch) {
-    choose_processor()->quantize->compensate(weights, wanted, columns, rows, feedback, scales,
+    choose_processor()->quantize->compensate(weights, target, columns, rows, feedback, scales,
                                              zero_points, errors, codes, pitch);
 }

@@ -22,12 +22,12 @@ typedef struct {
     // feedback[c][j] times the error of each column j before it was added.
     //
     //   weights: [columns, rows].
-    //   wanted: [columns, rows], the weights with all that earlier blocks add.
+    //   target: [columns, rows], the weights with all that earlier blocks add.
     //   feedback: [columns, columns].
     //   scales, zero_points: [rows].
     //   errors: [columns, rows], gets each weight minus its rounded value.
     //   codes: gets a byte for each weight: row r's begin at r * pitch.
-    void (*compensate)(const float *weights, const float *wanted, int64_t columns, int64_t rows,
+    void (*compensate)(const float *weights, const float *target, int64_t columns, int64_t rows,
                        const float *feedback, const float *scales, const float *zero_points,
                        float *errors, uint8_t *codes, int64_t pitch);
 } QuantizeKernel;

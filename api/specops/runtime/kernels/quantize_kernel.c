@@ -101,7 +101,7 @@ INLINE Floats some(const float *from, int64_t count) {
 }
 
 // A group of up to GROUP vectors of rows; the last one may have fewer lanes.
-INLINE void compensate_rows(const float *weights, const float *wanted, int64_t columns,
+INLINE void compensate_rows(const float *weights, const float *target, int64_t columns,
                             int64_t rows, int64_t count, const float *feedback, const float *scales,
                             const float *zero_points, float *errors, uint8_t *codes,
                             int64_t pitch, int vectors) {
@@ -116,7 +116,7 @@ INLINE void compensate_rows(const float *weights, const float *wanted, int64_t c
     for (int64_t column = 0; column < columns; column++, feedback += columns) {
         Floats sums[GROUP];
         for (int v = 0; v < vectors; v++)
-            sums[v] = some(wanted + column * rows + v * LANES, lanes[v]);
+            sums[v] = some(target + column * rows + v * LANES, lanes[v]);
         for (int64_t before = 0; before < column; before++)
             for (int v = 0; v < vectors; v++) sums[v] += done[before][v] * feedback[before];
         for (int v = 0; v < vectors; v++) {
@@ -131,16 +131,16 @@ INLINE void compensate_rows(const float *weights, const float *wanted, int64_t c
     }
 }
 
-static void compensate(const float *weights, const float *wanted, int64_t columns, int64_t rows,
+static void compensate(const float *weights, const float *target, int64_t columns, int64_t rows,
                        const float *feedback, const float *scales, const float *zero_points,
                        float *errors, uint8_t *codes, int64_t pitch) {
     int64_t row = 0;
     for (; rows - row >= GROUP * LANES; row += GROUP * LANES)
-        compensate_rows(weights + row, wanted + row, columns, rows, GROUP * LANES, feedback,
+        compensate_rows(weights + row, target + row, columns, rows, GROUP * LANES, feedback,
                         scales + row, zero_points + row, errors + row, codes + row * pitch, pitch,
                         GROUP);
     for (; row < rows; row += LANES)
-        compensate_rows(weights + row, wanted + row, columns, rows, rows - row, feedback,
+        compensate_rows(weights + row, target + row, columns, rows, rows - row, feedback,
                         scales + row, zero_points + row, errors + row, codes + row * pitch, pitch,
                         1);
 }

@@ -42,8 +42,8 @@ typedef struct {
     // The index that wins a race: index i arrives after an exponential time with rate weights[i], which
     // depends on `seed`, `position`, i and the weight alone.
     int64_t (*race)(const float *weights, int64_t count, uint64_t seed, uint64_t position);
-    // The logarithm of the sum of e^logit; NaN where that is none. Writes the `top` largest logits' indices, the largest first, of
-    // equal ones the first; `top` is at most `count`.
+    // The logarithm of the sum of e^logit; NaN if a logit is NaN or all are -INFINITY. Writes the indices of
+    // the `top` largest logits, the largest first, of equal ones the first; `top` is at most `count`.
     double (*top)(const float *logits, int64_t count, int64_t top, int64_t *indices);
 } SamplingKernel;
 

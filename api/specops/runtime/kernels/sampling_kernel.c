@@ -13,11 +13,11 @@ enum { RUN = 64 * LANES };  // number of weights that are summed in float32; the
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Up to sixteen numbers, filled up with `filling`.
-INLINE Floats some(const float *from, int64_t left, float filling) {
+// Up to sixteen numbers, padded with `padding`.
+INLINE Floats some(const float *from, int64_t left, float padding) {
     if (left >= LANES) return load(from);
     float lanes[LANES];
-    for (int64_t i = 0; i < LANES; i++) lanes[i] = i < left ? from[i] : filling;
+    for (int64_t i = 0; i < LANES; i++) lanes[i] = i < left ? from[i] : padding;
     return load(lanes);
 }
 
@@ -38,7 +38,7 @@ static double sum(const float *weights, int64_t count) {
 }
 
 // e^((logit - largest) / temperature). Returns the largest.
-static float weigh(const float *logits, int64_t count, float temperature, float *weights) {
+static float exponentials(const float *logits, int64_t count, float temperature, float *weights) {
     Floats most = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES)
         most = larger(some(logits + i, count - i, -INFINITY), most);
@@ -197,7 +197,7 @@ static void keep_typical(const float *logits, int64_t count, float highest, floa
 }
 
 static int filter(const float *logits, int64_t count, const Filter *by, float *probs) {
-    const float highest = weigh(logits, count, by->temperature, probs);
+    const float highest = exponentials(logits, count, by->temperature, probs);
     if (by->top_n_sigma > 0) keep_near_top(logits, count, by->top_n_sigma, probs);
     const int64_t top_k = by->top_k < count ? by->top_k : 0;
     const int typical = by->typical_p < 1, arrays = typical ? 3 : top_k > 0 || by->top_p < 1;
