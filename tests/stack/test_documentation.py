@@ -99,6 +99,12 @@ def test_the_picture_of_the_layers_is_the_code() -> None:
         assert re.search(rf"^\|[^|]*`{package}`", page, flags=re.MULTILINE), package
 
 
+def test_the_glossary_is_short() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    glossary = page.partition("## Glossary")[2].partition("\n## ")[0]
+    assert 15 <= len(re.findall(r"^\| (?!term|---)", glossary, re.MULTILINE)) <= 25
+
+
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     readme = (ROOT / "README.md").read_text()
     speculation = (ROOT / "bench" / "results" / "compare.md").read_text()
