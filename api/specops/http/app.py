@@ -164,8 +164,8 @@ def create_app(
         ),
     )
     app.add_middleware(CORSMiddleware, **cors(settings.allowed_origins))  # around the keys
-    for router in routers:
-        app.include_router(router)
+    for router in routers:  # `include_router` would build each route anew, for every application
+        app.router.routes += router.routes
     _answer_errors(app, metrics)
     return app
 
