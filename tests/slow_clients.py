@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import socket
@@ -20,17 +19,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from tests.overload import HOST, PROMPT, exchange, gauge, serving
+from bench.serving.load import HOST, Answer, Ask, Script, follow_all, metric, once
+from tests.overload import PROMPT, serving
 
 HONEST = 8
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
 BODY = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+ASK = Ask("/v1/completions", BODY, {"connection": "close"})
 # A stream that no buffer of the kernel holds, and pages that take no slot.
-STREAM = BODY | {"max_tokens": 400, "stream": True, "logprobs": 5}
+STREAM = Ask(ASK.path, BODY | {"max_tokens": 400, "stream": True, "logprobs": 5})
 PAGES = 16 * b"GET / HTTP/1.1\r\nhost: test\r\naccept: text/html\r\n\r\n"
 STREAMS = 50  # every so many readers begin with a stream, which takes a slot for a while
 RECEIVE_BYTES = 4096
@@ -43,7 +43,7 @@ class Tally:
 
     seconds: list[float] = field(default_factory=list)
     refused: int = 0  # refused with 429, and repeated
-    others: list[bytes] = field(default_factory=list)
+    others: list[Answer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,31 +79,21 @@ class Report:
         return median(self.beside.seconds) / median(self.without.seconds)
 
 
-def post(body: dict[str, object]) -> bytes:
-    content = json.dumps(body).encode()
-    return HEAD + b"content-length: %d\r\n\r\n" % len(content) + content
-
-
-async def honest(port: int, seconds: float) -> Tally:
+def honest(port: int, seconds: float) -> Tally:
     """Run clients that ask again and again, and wait as long as a refusal says."""
     tally, end = Tally(), time.monotonic() + seconds
-    content = json.dumps(BODY).encode()
-    head = HEAD + b"content-length: %d\r\n" % len(content)
 
-    async def one() -> None:
+    def client() -> Script:
         while time.monotonic() < end:
-            started = time.monotonic()
-            while True:
-                answer, _ = await exchange(port, head, content)
-                if not answer.startswith(b"HTTP/1.1 429"):
-                    break
+            started, pause = time.monotonic(), 0.0
+            while (answer := (yield replace(ASK, pause=pause))).status == 429:
                 tally.refused += 1
-                await asyncio.sleep(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
+                pause = answer.retry_after
             tally.seconds.append(time.monotonic() - started)
-            if not answer.startswith(b"HTTP/1.1 200"):
+            if not answer.complete:
                 tally.others.append(answer)
 
-    await asyncio.gather(*(one() for _ in range(HONEST)))
+    asyncio.run(follow_all(port, (client() for _ in range(HONEST))))
     return tally
 
 
@@ -136,11 +126,12 @@ async def attack(port: int, crowd: Crowd) -> None:
                     pass
             sent = then
 
-    half_head, half_body = HEAD, post(BODY)[:-20]
+    whole = Ask(ASK.path, BODY).content()
+    half_head, half_body = whole[: whole.index(b"\r\n\r\n")], whole[:-20]
     clients = [one(half_head, half_head, reads=True) for _ in range(crowd.headers)]
     clients += [one(half_body, half_body, reads=True) for _ in range(crowd.bodies)]
     clients += [
-        one(PAGES if index % STREAMS else post(STREAM), PAGES, reads=False)
+        one(PAGES if index % STREAMS else STREAM.content(), PAGES, reads=False)
         for index in range(crowd.readers)
     ]
     await asyncio.gather(*clients)
@@ -170,14 +161,14 @@ def descriptors(process: subprocess.Popen[bytes]) -> int:
 
 async def closings(port: int) -> dict[str, int]:
     """Return the number of connections that the server closed, by reason."""
-    _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: test\r\n")
+    page = (await once(port, Ask("/metrics"))).body
     found = re.findall(rb'specops_connections_closed_total{reason="(\w+)"} (\S+)', page)
     return {reason.decode(): int(float(number)) for reason, number in found if float(number)}
 
 
 async def left(port: int, process: subprocess.Popen[bytes], before: int) -> bool:
     """Return whether something of the slow clients is left."""
-    taken = [await gauge(port, f"requests_{name}") for name in ("running", "waiting")]
+    taken = [await metric(port, f"specops_requests_{name}") for name in ("running", "waiting")]
     return any(taken) or descriptors(process) > before
 
 
@@ -189,11 +180,11 @@ def run(
     seconds_without: float = 30.0,
 ) -> Report:
     """Run honest clients alone, then beside the slow ones; then wait until those are gone."""
-    asyncio.run(honest(port, 1))
-    without = asyncio.run(honest(port, seconds_without))
+    honest(port, 1)
+    without = honest(port, seconds_without)
     before = descriptors(process)
     with attacking(port, crowd) as crowded:
-        beside = asyncio.run(honest(port, seconds))
+        beside = honest(port, seconds)
         os.kill(crowded.pid, 19)  # SIGSTOP: nothing is sent, read or closed any more
         stopped = time.monotonic()
         after = None

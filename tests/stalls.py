@@ -24,8 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median, quantiles
 
-import httpx
-
+from bench.serving import load
 from bench.tools.machine import describe
 from specops.config import Settings
 from specops.http.app import create_app
@@ -37,7 +36,6 @@ ALLOWED = 0.025  # seconds
 PERIOD = 0.004
 SHOWN = 5
 CLIENTS = 2
-PATIENCE = 400.0  # seconds for an answer: longer than the service takes for any
 IDLE_SECONDS = 10.0
 FEW = 1000  # bodies by default
 
@@ -92,12 +90,14 @@ async def send(port: int, bodies: Sequence[Costly]) -> list[tuple[float, float, 
     left, sent = iter(bodies), []
 
     async def client() -> None:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=PATIENCE) as http:
-            for body in left:
-                start = time.monotonic()
-                headers = {"content-type": "application/json"}
-                answer = await http.post(body.path, content=body.content, headers=headers)
-                sent.append((start, time.monotonic(), body, answer.status_code))
+        connection = load.Connection(port)
+        for body in left:
+            start = time.monotonic()
+            answer = await connection.send(load.Ask(body.path, body.content))
+            if not answer.status:
+                raise ConnectionError(f"{body.path} {body.name}: {answer.problem}")
+            sent.append((start, time.monotonic(), body, answer.status))
+        await connection.close()
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return sent

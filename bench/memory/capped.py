@@ -8,6 +8,7 @@ volume that outlives containers.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -17,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
 from bench.models import LLAMA_160M, TINYLLAMA, shape
-from bench.serving.server import Client, RefusedError, ServerError, serving
+from bench.serving.load import Ask, Script, figure, follow, metric, once
+from bench.serving.server import ServerError, environment, serving
 from bench.tools.quiet import watched
 from bench.tools.report import progress
 from specops.config import Settings
@@ -35,8 +36,11 @@ SWAP_BYTES = 12 * GB
 _WATCH_SECONDS = 0.1
 _RETRY_SECONDS = 1.0  # what `Retry-After` says at least
 _FIRST_TOKENS = 8
-_GENERATED = "specops_generated_tokens_total"
-_TOLD: dict[int, str] = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
+_GENERATED, _PREEMPTIONS = "specops_generated_tokens_total", "specops_preemptions_total"
+_REFUSED: dict[int, str] = {
+    HTTPStatus.TOO_MANY_REQUESTS: "shed",
+    HTTPStatus.GATEWAY_TIMEOUT: "late",
+}
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
 # Without calibration, which finds nothing in random weights.
@@ -120,25 +124,25 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
     swap = SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
         with _watched(group, record):
-            begin, users = time.monotonic(), list[threading.Thread]()
+            begin = time.monotonic()
             try:
-                with serving(settings, group.enclosed) as (pid, client):
+                with serving(environment(settings), enclosed=group.enclosed) as server:
                     record.start_seconds = time.monotonic() - begin
-                    record.slots, record.context = _shape(client)
-                    record.kv_tokens = int(client.metric("specops_kv_capacity_tokens"))
+                    page = asyncio.run(once(server.port, Ask("/metrics"))).body.decode()
+                    record.slots, record.context = _shape(page)
+                    record.kv_tokens = int(figure(page, "specops_kv_capacity_tokens"))
                     first = {**load.body(random.Random("first")), "max_new_tokens": _FIRST_TOKENS}
-                    begin = time.monotonic()
-                    client.generate(first)  # alone and before all others
-                    record.first_seconds = time.monotonic() - begin
-                    with watched(os.getpid(), pid) as seen:
-                        users = _play(load, client, group, record)
+                    alone = asyncio.run(once(server.port, Ask("/generate", first)))
+                    if not alone.complete:
+                        raise ServerError(f"{alone.status} {alone.problem} {alone.body!r}")
+                    record.first_seconds = alone.seconds
+                    with watched(os.getpid(), server.pid) as seen:
+                        asyncio.run(_play(load, server.port, group, record))
                     record.strangers = seen.others
-            except (ServerError, OSError, HTTPException) as error:
+            except (ServerError, OSError) as error:
                 refused = " not fit: " in str(error)
-                told = f"{type(error).__name__}: {error}"
-                record.ending = "refused by the plan" if refused else told
-            for user in users:
-                user.join()
+                reason = f"{type(error).__name__}: {error}"
+                record.ending = "refused by the plan" if refused else reason
         record.oom_kills = group.oom_kills()
         if record.oom_kills:
             record.ending = "killed"
@@ -156,7 +160,7 @@ def prepared(case: Case, cache: Path) -> Settings:
         drain_timeout=0,  # the load ends with the server
     )
     progress("starting once without a cap, which makes what is made once")
-    with serving(settings):
+    with serving(environment(settings)):
         pass
     return settings
 
@@ -180,59 +184,43 @@ def _watched(group: Cgroup, record: Record) -> Iterator[None]:
         watcher.join()
 
 
-def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[threading.Thread]:
-    """Let the clients send requests for a while and count the tokens; returns their threads.
+async def _play(load: Load, port: int, group: Cgroup, record: Record) -> None:
+    """Let the clients send requests for a while and count the tokens.
 
-    Their last answers end with the server: under the tightest caps they would take minutes.
+    They leave before their last answers, which would take minutes under the tightest caps.
     """
-    stop, lock = threading.Event(), threading.Lock()
-
-    def ask(seed: int) -> None:
-        user, rng = Client(client.port), random.Random(seed)
-        while not stop.is_set():
-            told = _ask(user, load.body(rng))
-            with lock:
-                if told != "failed_requests" or not stop.is_set():
-                    setattr(record, told, getattr(record, told) + 1)
-            if told == "failed_requests":
-                break
-            if told == "shed":
-                stop.wait(_RETRY_SECONDS)
-        user.close()
-
-    users = [threading.Thread(target=ask, args=(seed,)) for seed in range(load.clients)]
-    faults, tokens = group.counters()["pgmajfault"], client.metric(_GENERATED)
-    preempted = client.metric("specops_preemptions_total")
+    faults, tokens = group.counters()["pgmajfault"], await metric(port, _GENERATED)
+    preempted = await metric(port, _PREEMPTIONS)
+    scripts = (_client(load, random.Random(seed), record) for seed in range(load.clients))
+    clients = [asyncio.create_task(follow(port, script)) for script in scripts]
     begin = time.monotonic()
-    for user in users:
-        user.start()
     try:
         while time.monotonic() - begin < load.seconds and not record.failed_requests:
-            running = int(client.metric("specops_requests_running"))
+            running = int(await metric(port, "specops_requests_running"))
             record.most_running = max(record.most_running, running)
-            time.sleep(_WATCH_SECONDS)
-        record.tokens = client.metric(_GENERATED) - tokens
+            await asyncio.sleep(_WATCH_SECONDS)
+        record.tokens = await metric(port, _GENERATED) - tokens
         record.seconds = time.monotonic() - begin
-        record.preempted = int(client.metric("specops_preemptions_total") - preempted)
+        record.preempted = int(await metric(port, _PREEMPTIONS) - preempted)
         record.major_faults = group.counters()["pgmajfault"] - faults
     finally:
-        stop.set()
-    return users
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
 
 
-def _ask(user: Client, body: dict[str, Any]) -> str:
-    """Send a request; returns the name of the field of `Record` that counts it."""
-    try:
-        user.generate(body)
-    except RefusedError as refused:
-        return _TOLD.get(refused.status, "failed_requests")
-    except (ServerError, OSError, HTTPException):
-        return "failed_requests"
-    return "answered"
+def _client(load: Load, rng: random.Random, record: Record) -> Script:
+    """A client, whose requests are counted by how they end; it goes away after a failure."""
+    pause = 0.0
+    while not record.failed_requests:
+        answer = yield Ask("/generate", load.body(rng), pause=pause)
+        ending = "answered" if answer.complete else _REFUSED.get(answer.status, "failed_requests")
+        setattr(record, ending, getattr(record, ending) + 1)
+        pause = _RETRY_SECONDS if ending == "shed" else 0.0
 
 
-def _shape(client: Client) -> tuple[int, int]:
-    """The planned slots and context."""
-    (labels,) = re.findall(r"^specops_model_info\{(.*)\}", client.get("/metrics"), re.MULTILINE)
+def _shape(page: str) -> tuple[int, int]:
+    """The planned slots and context, from a page of metrics."""
+    (labels,) = re.findall(r"^specops_model_info\{(.*)\}", page, re.MULTILINE)
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
     return int(found["slots"]), int(found["context"])

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
 
 from bench.scale.fleet import Fleet
 from bench.scale.traffic import Talk, body
-from bench.serving.server import Client, RefusedError, events
+from bench.serving.load import Ask, Connection, Script, follow_all
+from bench.serving.server import ServerError
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Summary
 
 _WARM = 20
 # `/tokenize` needs next to nothing; a prompt takes the way by its key.
-PROBES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "/tokenize": ("/tokenize", {"content": "def add(a, b):"}),
-    "/generate, one token": (
+PROBES: Mapping[str, Ask] = {
+    "/tokenize": Ask("/tokenize", {"content": "def add(a, b):"}),
+    "/generate, one token": Ask(
         "/generate",
         {"prompt": "def add(a, b):\n", "max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
     ),
@@ -44,7 +42,7 @@ class Seen:
 
 
 def send(port: int, plan: Sequence[Sequence[Talk]], seconds: float = 0.0) -> Seen:
-    """Send all requests; each client sends its own one after the other, in a thread.
+    """Send all requests; each client sends its own one after the other.
 
     Args:
         port: the port of the gateway.
@@ -54,42 +52,30 @@ def send(port: int, plan: Sequence[Sequence[Talk]], seconds: float = 0.0) -> See
     Raises:
         ServerError: an answer was neither complete nor a refusal.
     """
-    seen = Seen()
-
-    def run(talks: Sequence[Talk], odd: int) -> None:
-        with closing(Client(port)) as client:
-            for number, talk in enumerate(talks):
-                due = start + seconds * number / len(talks)
-                time.sleep(max(0.0, due - time.perf_counter()))
-                _converse(client, talk, seen, odd)
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(len(plan)) as threads:
-        running = [threads.submit(run, talks, n % 2) for n, talks in enumerate(plan)]
+    seen, start = Seen(), time.perf_counter()
+    scripts = (_talk(talks, seen, n % 2, start, seconds) for n, talks in enumerate(plan))
+    asyncio.run(follow_all(port, scripts))
     seen.wall = time.perf_counter() - start
-    for client in running:
-        client.result()
     return seen
 
 
-def _converse(client: Client, talk: Talk, seen: Seen, odd: int) -> None:
-    """Send a whole conversation; every second request streams."""
-    prompt = talk.preamble
-    headers = {} if talk.session is None else {"X-Session-ID": talk.session}
-    for number, question in enumerate(talk.questions):
-        prompt += question
-        stream = number % 2 == odd
-        start = time.perf_counter()
-        try:
-            response = client.post("/generate", body(prompt, stream), headers)
-        except RefusedError as refused:
-            if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
-                raise
-            seen.refused += 1
-            continue
-        answer = events(response)[-1] if stream else json.loads(response.read())
-        seen.seconds.append(time.perf_counter() - start)
-        prompt += answer["generated_text"] + "\n"  # the last event has the whole text
+def _talk(talks: Sequence[Talk], seen: Seen, odd: int, start: float, seconds: float) -> Script:
+    """A client's conversations; every second request streams."""
+    for turn, talk in enumerate(talks):
+        pause = max(0.0, start + seconds * turn / len(talks) - time.perf_counter())
+        prompt = talk.preamble
+        headers = {} if talk.session is None else {"X-Session-ID": talk.session}
+        for number, question in enumerate(talk.questions):
+            prompt += question
+            asked = body(prompt, number % 2 == odd)
+            answer = yield Ask("/generate", asked, headers, 0.0 if number else pause)
+            if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                seen.refused += 1
+                continue
+            if not answer.complete:
+                raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+            seen.seconds.append(answer.seconds)
+            prompt += answer.events[-1]["generated_text"] + "\n"  # the last event has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +97,23 @@ class Cost:
 
 def cost(running: Fleet, turns: int) -> dict[str, Cost]:
     """Ask the only replica directly and through the gateway in turns, over open connections."""
-    return {name: _cost(running, *probe, turns) for name, probe in PROBES.items()}
+    return {name: asyncio.run(_cost(running, ask, turns)) for name, ask in PROBES.items()}
 
 
-def _cost(running: Fleet, path: str, body: Mapping[str, Any], turns: int) -> Cost:
+async def _cost(running: Fleet, ask: Ask, turns: int) -> Cost:
     times: tuple[list[float], list[float]] = ([], [])
     processor = 0.0
-    with closing(Client(running.ports[0])) as direct, closing(Client(running.port)) as through:
-        for turn in range(-_WARM, turns):
-            for which in (0, 1) if turn % 2 else (1, 0):
-                before, start = cpu_seconds(running.envoy), time.perf_counter()
-                (direct, through)[which].post(path, body).read()
-                if turn >= 0:
-                    times[which].append(time.perf_counter() - start)
-                    processor += (cpu_seconds(running.envoy) - before) if which else 0.0
+    ways = Connection(running.ports[0]), Connection(running.port)
+    for turn in range(-_WARM, turns):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            before = cpu_seconds(running.envoy)
+            answer = await ways[which].send(ask)
+            if not answer.complete:
+                raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+            if turn >= 0:
+                times[which].append(answer.seconds)
+                processor += (cpu_seconds(running.envoy) - before) if which else 0.0
+    for way in ways:
+        await way.close()
     added = [two - one for one, two in zip(*times, strict=True)]
     return Cost(*(Summary.of(found) for found in (*times, added)), processor / turns)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.serving.server import Client, ServerError, free_port, serving
+from bench.serving.load import HOST, metric
+from bench.serving.server import ServerError, environment, ready, serving
 from specops.config import Settings
+from tests.loopback import free_port
 
-HOST = "127.0.0.1"
 GATEWAY = Path(__file__).resolve().parents[2] / "gateway" / "run.py"
 _START_SECONDS, _POLL_SECONDS = 60.0, 0.05
 _NO_LIMIT = "1000000"  # requests per second: all clients have one address here
@@ -40,11 +42,7 @@ class Fleet:
 
     def figures(self, name: str) -> list[float]:
         """A counter of every replica, over all its labels."""
-        found = []
-        for port in self.ports:
-            with closing(Client(port)) as client:
-                found.append(client.metric(name))
-        return found
+        return [asyncio.run(metric(port, name)) for port in self.ports]
 
     def log(self) -> list[dict[str, Any]]:
         """The access log, which is complete after the gateway has ended."""
@@ -88,10 +86,8 @@ def fleet(settings: Settings, size: int, pinned: Cores, folder: Path) -> Iterato
             def on_part(command: list[str], listed: str = listed) -> list[str]:
                 return ["taskset", "--cpu-list", listed, *command]
 
-            own = replace(settings, threads=len(part))
-            _, client = stack.enter_context(serving(own, on_part))
-            client.close()
-            ports.append(client.port)
+            own = environment(replace(settings, threads=len(part)))
+            ports.append(stack.enter_context(serving(own, enclosed=on_part)).port)
         yield stack.enter_context(_gateway(ports, folder, pinned.clients))
 
 
@@ -132,13 +128,9 @@ def _wait(
             raise ServerError(
                 f"the gateway ended: {output.read_text(encoding='utf-8', errors='replace')}"
             )
-        with (
-            suppress(OSError, ServerError),  # it does not listen yet, or has nothing to tell
-            closing(Client(figures)) as told,
-            closing(Client(listen)) as client,
-        ):
-            healthy = told.metric(name, "/stats/prometheus")
-            if healthy >= 2 * size + 1 and client.ready():  # of two clusters, and its own
+        with suppress(OSError, LookupError):  # it does not listen yet, or has no figures yet
+            healthy = asyncio.run(metric(figures, name, "/stats/prometheus"))
+            if healthy >= 2 * size + 1 and ready(listen):  # of two clusters, and its own
                 return
         time.sleep(_POLL_SECONDS)  # between two looks at the condition
     raise ServerError(f"the gateway found no {size} replicas in {_START_SECONDS:g} s")

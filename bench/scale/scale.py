@@ -19,8 +19,9 @@ import numpy as np
 from bench.models import BenchModel
 from bench.scale.clients import Cost, cost, send
 from bench.scale.envoy import Maglev
-from bench.scale.fleet import HOST, Cores, Fleet, cores, fleet
+from bench.scale.fleet import Cores, Fleet, cores, fleet
 from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
+from bench.serving.load import HOST
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Outcome, Table, Wanted, progress
 

@@ -8,15 +8,13 @@ them HTTP and text. Sides take turns round by round as in `compare`, with the sa
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ from bench.peers import compare
 from bench.peers.compare import OURS, THREADS, SideProcess
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, OPENVINO
-from bench.serving.server import Client, ServerError, events, serving
+from bench.serving.load import Answer, Ask, burst, once, span
+from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
 from bench.tools.report import Outcome, Summary, Table, Wanted, progress
 from bench.tools.worker import Worker, WorkerError
@@ -59,26 +58,16 @@ QUICK = Plan(starts=1, rounds=1, clients=(1, 2), output=8)
 
 
 class HttpSide:
-    """Our service, asked by `most` clients. A context manager: it closes their connections.
+    """Our service over HTTP, whose answers stream.
 
     It decodes plainly: other benchmarks measure speculation, and a random model repeats itself more
     than any real one.
     """
 
-    def __init__(self, pid: int, client: Client, most: int) -> None:
-        self.pid = pid
-        self._clients = [Client(client.port) for _ in range(most)]
-        self._threads = ThreadPoolExecutor(most)
-
-    def __enter__(self) -> HttpSide:
-        self._model = json.loads(self._clients[0].get("/v1/models"))["data"][0]["id"]
-        self._clients[0].close()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for client in self._clients:
-            client.close()
-        self._threads.shutdown()
+    def __init__(self, server: Server) -> None:
+        self.pid, self._port = server.pid, server.port
+        models = asyncio.run(once(self._port, Ask("/v1/models")))
+        self._model = json.loads(models.body)["data"][0]["id"]
 
     def complete(self, prompts: Prompts, output: int) -> tuple[float, list[list[str]]]:
         """Send all prompts at once, for `output` tokens each.
@@ -88,23 +77,27 @@ class HttpSide:
             texts of the most likely first tokens. They are empty if `output` is more than one,
             because probabilities take time.
         """
-        for client in self._clients[: len(prompts)]:
-            client.connect()
-        start = time.perf_counter()
-        firsts = list(self._threads.map(self._ask, self._clients, prompts, repeat(output)))
-        return time.perf_counter() - start, firsts
+        asks = [self._ask(prompt, output) for prompt in prompts]
+        answers = asyncio.run(burst(self._port, asks))
+        return span(answers), [_likeliest(answer, output) for answer in answers]
 
-    def _ask(self, client: Client, prompt: Sequence[int], output: int) -> list[str]:
+    def _ask(self, prompt: Sequence[int], output: int) -> Ask:
         body = {"model": self._model, "prompt": prompt, "max_tokens": output, "temperature": 0}
         body |= {"ignore_eos": True, "drafter": "none", "stream": True}
         body |= {"stream_options": {"include_usage": True}}
         body |= {"logprobs": _LIKELIEST if output == 1 else None}
-        first, *_, last = events(client.post("/v1/completions", body))
-        client.close()
-        if (got := last["usage"]["completion_tokens"]) != output:
-            raise ServerError(f"{got} tokens came, not {output}")
-        told = first["choices"][0]["logprobs"]
-        return list(told["top_logprobs"][0]) if told else []
+        return Ask("/v1/completions", body)
+
+
+def _likeliest(answer: Answer, output: int) -> list[str]:
+    """The most likely first tokens of a whole answer, where they were asked for."""
+    if not answer.complete:
+        raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+    first, *_, last = answer.events
+    if (got := last["usage"]["completion_tokens"]) != output:
+        raise ServerError(f"{got} tokens came, not {output}")
+    logprobs = first["choices"][0]["logprobs"]
+    return list(logprobs["top_logprobs"][0]) if logprobs else []
 
 
 class PeerSide:
@@ -184,8 +177,8 @@ def _started(
     sizes = {"context": _CAPACITY, "kv_tokens": rows * _CAPACITY}
     settings = replace(model.settings, slots=rows, threads=THREADS, **sizes)
     with contextlib.ExitStack() as stack:
-        pid, client = stack.enter_context(serving(settings))
-        sides: dict[str, Side] = {OURS: stack.enter_context(HttpSide(pid, client, rows))}
+        server = stack.enter_context(serving(environment(settings)))
+        sides: dict[str, Side] = {OURS: HttpSide(server)}
         measured.runs_on[OURS] = f"specops serve, {sys.version.split()[0]}"
         for name, process in processes.items():
             opened = compare.loaded(name, process, rows, _CAPACITY)

@@ -1,41 +1,30 @@
-"""The HTTP API as its users see it: `specops serve` in a process of its own, and a client."""
+"""The service as its users run it: `specops serve` in a process of its own."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
+import httpx
+
+from bench.serving.load import HOST
 from specops.config import PREFIX, Settings
+from tests.loopback import free_port
 
-_HOST = "127.0.0.1"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_REQUEST_SECONDS = 600.0
-_EVENT, _DONE = b"data: ", b"[DONE]"
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or refused a request; the message has its words."""
-
-
-class RefusedError(ServerError):
-    """A request was answered with another status than 200."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"HTTP {status}: {text}")
-        self.status = status
+    """The server did not start, or did not answer; the message has its words."""
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -48,100 +37,58 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
-class Client:
-    """One connection, kept open between requests as long as the server keeps it."""
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_SECONDS)
+    port: int
+    process: subprocess.Popen[bytes]
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def ready(self) -> bool:
-        """Whether the server is ready, by `GET /health`."""
-        self._connection.request("GET", "/health")
-        response = self._connection.getresponse()
-        health = json.loads(response.read())
-        if health["error"]:
-            raise ServerError(f"the model cannot be served: {health['error']}")
-        return response.status == http.HTTPStatus.OK
-
-    def connect(self) -> None:
-        """Open the connection before it is needed."""
-        self._connection.connect()
-
-    def get(self, path: str) -> str:
-        """`GET` a path; returns the text of the answer."""
-        self._connection.request("GET", path)
-        return self._connection.getresponse().read().decode()
-
-    def metric(self, name: str, path: str = "/metrics") -> float:
-        """The sum of a metric over all its labels."""
-        rows = self.get(path).splitlines()
-        kept = [row for row in rows if row.startswith((f"{name} ", f"{name}{{"))]
-        if not kept:
-            raise ServerError(f"the server has no metric {name}")
-        return sum(float(row.rpartition(" ")[2]) for row in kept)
-
-    def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """`POST /generate`; returns the answer."""
-        answer: dict[str, Any] = json.loads(self.post("/generate", body).read())
-        return answer
-
-    def post(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> http.client.HTTPResponse:
-        """`POST` JSON; returns the answer, whose body is still to be read.
-
-        Raises:
-            RefusedError: the status is not 200.
-        """
-        headers = {"Content-Type": "application/json", **(headers or {})}
-        self._connection.request("POST", path, json.dumps(body).encode(), headers)
-        response = self._connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise RefusedError(response.status, response.read().decode())
-        return response
-
-
-def events(response: http.client.HTTPResponse) -> list[dict[str, Any]]:
-    """All events of a streamed answer."""
-    lines = [line.removeprefix(_EVENT).strip() for line in response if line.startswith(_EVENT)]
-    if len(lines) < 2 or lines[-1] != _DONE:
-        raise ServerError(f"the stream ended early: {lines[-1:]}")
-    return [json.loads(line) for line in lines[:-1]]
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
 
 
 @contextmanager
 def serving(
-    settings: Settings, enclosed: Callable[[list[str]], list[str]] = list
-) -> Iterator[tuple[int, Client]]:
-    """Run the API on a free loopback port; yields its process id and a client.
+    variables: Mapping[str, str],
+    *,
+    port: int | None = None,
+    log: Path | None = None,
+    enclosed: Callable[[list[str]], list[str]] = list,
+) -> Iterator[Server]:
+    """Run the API on a loopback port until the block ends, which tells it to end.
 
-    `enclosed` wraps the command line in another one, which must become the first in the end.
+    Args:
+        variables: the settings as `SPECOPS_*`; those of this process are left out.
+        port: where it listens; by default a free port.
+        log: file for its log; by default it logs warnings alone, and nobody reads them.
+        enclosed: wraps the command line in another one, which must become the first in the end.
+
+    Raises:
+        ServerError: it did not start; the message has its log.
     """
-    settings = replace(settings, host=_HOST, port=free_port(), log_level="warning")
+    port = port or free_port()
+    quiet = {} if log else {f"{PREFIX}LOG_LEVEL": "warning"}
+    own = {**variables, **quiet, f"{PREFIX}HOST": HOST, f"{PREFIX}PORT": str(port)}
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    with tempfile.TemporaryFile() as log:
+    with log.open("w+b") if log else tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             enclosed([sys.executable, "-m", "specops", "serve"]),
-            env={**inherited, **environment(settings)},
+            env={**inherited, **own},
             cwd=Path(__file__).resolve().parents[2],
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
-        client = Client(settings.port)
         try:
             try:
-                _wait_until_ready(process, client)
+                _wait_until_ready(process, port)
             except ServerError as error:
-                log.seek(0)
-                raise ServerError(f"{error}: {log.read().decode(errors='replace')}") from None
-            yield process.pid, client
+                output.seek(0)
+                raise ServerError(f"{error}: {output.read().decode(errors='replace')}") from None
+            yield Server(port, process)
         finally:
-            client.close()
             process.terminate()
             try:
                 process.wait(_STOP_SECONDS)
@@ -150,23 +97,29 @@ def serving(
                 process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], client: Client) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServerError(f"the server ended with code {process.returncode}")
-        try:
-            if client.ready():
-                return
-        except OSError:
-            client.close()  # it does not listen yet: the next request connects anew
+        if ready(port):
+            return
         time.sleep(_POLL_SECONDS)  # between two looks at the condition
     raise ServerError(f"the server was not ready after {_START_SECONDS:g} s")
 
 
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def ready(port: int) -> bool:
+    """Whether the server at a port is ready, by `GET /health`; False while nobody listens.
+
+    It works beside a running event loop.
+
+    Raises:
+        ServerError: the server says that it cannot serve its model.
+    """
+    try:
+        answer = httpx.get(f"http://{HOST}:{port}/health", timeout=_STOP_SECONDS)
+    except httpx.TransportError:
+        return False
+    if answer.headers.get("content-type") == "application/json" and answer.json().get("error"):
+        raise ServerError(f"the model cannot be served: {answer.json()['error']}")
+    return answer.status_code == 200

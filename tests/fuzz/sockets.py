@@ -30,9 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.serving.load import Ask, metric, once
 from specops.system.resources import raise_open_files
 from tests.loopback import HOST
-from tests.overload import PROMPT, exchange, gauge, serving
+from tests.overload import PROMPT, serving
 
 HONEST = 8
 WORKERS = 400  # cases at a time, most of which wait for the server's patience to end
@@ -289,7 +290,7 @@ class Honest:
             began = time.monotonic()
             try:
                 text = await self._text(_ASKED[kind])
-            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            except (TimeoutError, ValueError) as error:
                 self.wrong.append(repr(error))
             else:
                 if text != right[kind]:
@@ -299,19 +300,11 @@ class Honest:
 
     async def _text(self, request: tuple[str, dict[str, Any]]) -> bytes:
         """Return the text of an answer; of a stream, its pieces one behind the other."""
-        path, body = request
-        head, sent = _post(path, body).split(b"\r\n\r\n", 1)
         async with asyncio.timeout(_PATIENCE):
-            head, answer = await exchange(self.port, head + b"\r\n", sent)
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise ValueError(f"{head[:80]!r} {answer[:200]!r}")
-        if body.get("stream"):
-            if b"data: [DONE]" not in answer:
-                raise ValueError("a stream broke off")
-            events = re.findall(rb"data: (\{.*\})", answer)
-            return "".join(json.loads(event)["choices"][0]["text"] for event in events).encode()
-        text: str = json.loads(answer)["choices"][0]["text"]
-        return text.encode()
+            answer = await once(self.port, Ask(*request))
+        if not answer.complete:
+            raise ValueError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+        return "".join(event["choices"][0]["text"] for event in answer.events).encode()
 
 
 _LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -436,10 +429,10 @@ async def _after(port: int, process: subprocess.Popen[bytes], descriptors: int) 
         if time.monotonic() > end:
             raise FindingError(f"left after {_PATIENCE:.0f} s: {left}")
         await asyncio.sleep(0.2)
-        taken = [await gauge(port, f"requests_{name}") for name in ("running", "waiting")]
+        taken = [await metric(port, f"specops_requests_{name}") for name in ("running", "waiting")]
         more = _descriptors(process) - descriptors
         left = f"{taken} requests, {more} descriptors" if any(taken) or more > 0 else ""
-    _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n")
+    page = (await once(port, Ask("/metrics"))).body
     failed = re.findall(rb'specops_callback_failures_total{where="(\w+)"} (\S+)', page)
     if any(float(number) for _, number in failed):
         raise FindingError(f"callbacks have failed: {failed}")

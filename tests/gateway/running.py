@@ -16,18 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.serving.load import figure
 from specops.http.sse import UNFRAMED
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.stack.support import ROOT, tool
 from tests.waiting import PATIENCE, answers, wait
 
 START_SECONDS = 60.0
-
-
-def figure(page: str, name: str, *labels: str) -> float:
-    """The sum of all series of a metrics page that have this name and these `name="value"`."""
-    rows = [row for row in page.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(row.rpartition(" ")[2]) for row in rows if all(one in row for one in labels))
 
 
 @dataclass

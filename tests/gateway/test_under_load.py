@@ -14,8 +14,9 @@ from threading import Barrier
 import httpx
 import pytest
 
+from bench.serving.load import figure
 from tests.gateway.load import GONE, load
-from tests.gateway.running import Gateway, figure
+from tests.gateway.running import Gateway
 from tests.stack.support import ROOT, NativeStack, native_stack, run, tool
 from tests.waiting import PATIENCE, answers, wait
 

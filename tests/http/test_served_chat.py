@@ -16,7 +16,8 @@ from openai import OpenAI
 
 from specops.config import Settings
 from specops.presets import CHAT, chat_model
-from tests.overload import HOST, serving
+from tests.loopback import HOST
+from tests.overload import serving
 
 pytestmark = [
     pytest.mark.e2e,

@@ -15,7 +15,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from tests.overload import HOST, PROMPT, crowd, exchange, gauge, serving
+from bench.serving.load import HOST, Ask, metric, once
+from tests.overload import PROMPT, crowd, serving, tokens
 
 pytestmark = pytest.mark.e2e
 QUEUE = 32
@@ -100,28 +101,28 @@ def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(
 ) -> None:
     port, process = server
     ends = asyncio.run(crowd(port, CLIENTS))
-    counts = Counter(end.status for end in ends)
+    counts = Counter(end.outcome for end in ends)
     assert set(counts) <= {200, 429, 504}
     assert counts[200] >= SLOTS + QUEUE
     assert counts[429] > 0
-    assert all(int(end.headers["retry-after"]) >= 1 for end in ends if end.status == 429)
-    answered = [end for end in ends if end.status == 200]
-    assert {end.tokens for end in answered} == {24}
+    assert all(end.retry_after >= 1 for end in ends if end.status == 429)
+    answered = [end for end in ends if end.complete]
+    assert {tokens(end) for end in answered} == {24}
     positions = {int(end.headers["x-queue-position"]) for end in answered}
     assert 0 in positions
     assert max(positions) <= QUEUE
     assert all(float(end.headers["x-estimated-wait"]) >= 0 for end in answered)
     for name in ("requests_running", "requests_waiting", "kv_tokens"):
-        assert asyncio.run(gauge(port, name)) == 0, name
+        assert asyncio.run(metric(port, f"specops_{name}")) == 0, name
     assert process.poll() is None
 
 
 def test_who_waits_too_long_is_told_so(folder: Path) -> None:
     with serving(folder, SPECOPS_SLOTS="1", SPECOPS_REQUEST_TIMEOUT="1") as (port, _):
         ends = asyncio.run(crowd(port, 6, max_tokens=900, drafter="none"))
-        statuses = {end.status for end in ends}
+        statuses = {end.outcome for end in ends}
         assert {504} <= statuses <= {200, 504}  # the first is through in time on a fast machine
-        assert asyncio.run(gauge(port, "requests_waiting")) == 0
+        assert asyncio.run(metric(port, "specops_requests_waiting")) == 0
 
 
 def test_a_signal_lets_a_stream_finish_and_the_process_ends_with_0(folder: Path) -> None:
@@ -149,11 +150,8 @@ async def _signal_in_the_middle(port: int, process: subprocess.Popen[bytes]) -> 
     answer = await reader.readuntil(b"data: ")
     process.send_signal(signal.SIGTERM)
     while True:
-        try:
-            head, _ = await exchange(port, b"GET /health HTTP/1.1\r\nhost: test\r\n")
-        except OSError:  # it had drained before we could ask
-            break
-        if b" 503 " in head:
+        health = await once(port, Ask("/health"))
+        if health.status in (0, 503):  # 0: it had drained before we could ask
             break
     answer += await reader.read()
     writer.close()

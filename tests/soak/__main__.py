@@ -24,10 +24,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
-
 from bench.tools.machine import describe
-from tests.loopback import HOST, free_port
+from tests.loopback import free_port
 from tests.overload import serving
 from tests.soak.load import Load, asks
 from tests.soak.watch import Course, at_rest, watch
@@ -71,14 +69,14 @@ async def end(process: subprocess.Popen[bytes], load: Load) -> None:
         load.problems.append(f"a server that was told to end did so with status {status}")
 
 
-async def soak(folder: Path, load: Load, port: int, minutes: float) -> Course:
+async def soak(folder: Path, load: Load, minutes: float) -> Course:
     """Run one server after the other; returns what was seen of the second one."""
-    async with server(folder, port, ALONE) as first:
+    async with server(folder, load.port, ALONE) as first:
         await load.record()
         crowd = asyncio.create_task(load.play(CROWD_SECONDS, CROWD))
         await asyncio.sleep(CROWD_SECONDS / 4)
         await end(first, load)
-    async with server(folder, port, WATCHED) as process:
+    async with server(folder, load.port, WATCHED) as process:
         load.ready = time.monotonic()
         await crowd
         await load.play(CALM_SECONDS)
@@ -122,12 +120,9 @@ def report(course: Course, load: Load, arrivals: float, machine: str) -> str:
 async def run(minutes: float, arrivals: float) -> tuple[Course, Load]:
     """Soak in a temporary folder."""
     prompts = [prompt[:400] for prompt in read_prompts()]
-    port, limits = free_port(), httpx.Limits(max_keepalive_connections=0)
-    url = f"http://{HOST}:{port}"
+    load = Load(free_port(), asks(prompts), arrivals)
     with tempfile.TemporaryDirectory() as folder:
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
-            load = Load(client, asks(prompts), arrivals)
-            return await soak(Path(folder), load, port, minutes), load
+        return await soak(Path(folder), load, minutes), load
 
 
 def main() -> int:

@@ -7,16 +7,14 @@ in each window, so that windows can be compared.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+from bench.serving.load import Answer, Ask, once
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 DRAFTERS = ("suffix", "draft", "cascade", "none")
@@ -25,15 +23,7 @@ HONEST = 0.7  # share of the clients that wait for their answer
 PATIENCE = 1.0  # a request this many seconds before SIGTERM may not have reached the server
 
 Visit = Callable[[], Awaitable[object]]
-Answer = dict[int, tuple[str, tuple[float, ...], str]]  # choice: text, log-probabilities, end
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A request: its path and its body."""
-
-    path: str
-    body: dict[str, Any]
+Choices = dict[int, tuple[str, tuple[float, ...], str]]  # choice: text, log-probabilities, end
 
 
 def asks(prompts: list[str], number: int = 36) -> list[Ask]:
@@ -62,24 +52,16 @@ def _ask(index: int, prompts: list[str]) -> Ask:
     return Ask(path, body | {"messages": messages, "logprobs": index % 2 == 0})
 
 
-def _post(body: bytes, path: str = GENERATE, length: int | None = None) -> bytes:
-    length = len(body) if length is None else length
-    return (
-        f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\n"
-        f"content-length: {length}\r\nconnection: close\r\n\r\n"
-    ).encode() + body
-
-
-HALF_BODY = _post(b'{"prompt": "def ', length=100)
-WRONG: tuple[tuple[bytes, int], ...] = (
-    (_post(b'{"prompt": '), 400),
-    (_post(b"{}"), 422),
-    (_post(b'{"model": "demo"}', COMPLETIONS), 400),
-    (_post(b'{"model": "demo", "prompt": "a", "max_tokens": "b"}', COMPLETIONS), 400),
-    (_post(b'{"model": "other", "prompt": "a"}', COMPLETIONS), 404),
-    (_post(json.dumps({"prompt": "word " * 20_000}).encode()), 400),
-    (_post(b'{"prompt": "' + b"a" * (1 << 20) + b'"}'), 413),
-    (b"GET /nothing HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n", 404),
+HALF_BODY = Ask(GENERATE, {"prompt": "def " * 30}).content()[:-100]
+WRONG: tuple[tuple[Ask | bytes, int], ...] = (
+    (Ask(GENERATE, b'{"prompt": '), 400),
+    (Ask(GENERATE, {}), 422),
+    (Ask(COMPLETIONS, {"model": "demo"}), 400),
+    (Ask(COMPLETIONS, {"model": "demo", "prompt": "a", "max_tokens": "b"}), 400),
+    (Ask(COMPLETIONS, {"model": "other", "prompt": "a"}), 404),
+    (Ask(GENERATE, {"prompt": "word " * 20_000}), 400),
+    (Ask(GENERATE, {"prompt": "a" * (1 << 20)}), 413),
+    (Ask("/nothing"), 404),
     (b"GET / HTTP\x00\r\n\r\n", 400),
     (HALF_BODY, 408),
 )
@@ -99,7 +81,7 @@ class Load:
     """Clients of one server and of the next one at the same address.
 
     Attributes:
-        client: HTTP client that keeps no connection.
+        port: where the servers listen.
         requests: the requests; `record` asks for their answers.
         arrivals: clients each second.
         ending: when the server was told to end; None before that.
@@ -109,7 +91,7 @@ class Load:
         problems: what went wrong.
     """
 
-    client: httpx.AsyncClient
+    port: int
     requests: Sequence[Ask]
     arrivals: float
     ending: float | None = None
@@ -117,13 +99,13 @@ class Load:
     seconds: list[float] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    _expected: list[Answer] = field(default_factory=list)
+    _expected: list[Choices] = field(default_factory=list)
     _here: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def record(self) -> None:
         """Get each answer alone and by plain decoding; later answers must equal these."""
         for ask in self.requests:
-            self._expected.append(await self._answer(Ask(ask.path, ask.body | PLAIN)))
+            self._expected.append(await self._answer(with_fields(ask, PLAIN)))
 
     async def play(self, seconds: float, times: float = 1.0) -> None:
         """Let clients arrive for so long, `times` as often; each call has the same clients."""
@@ -144,7 +126,7 @@ class Load:
         """Run a client to its end and count it."""
         try:
             await self._patiently(visit)
-        except (httpx.HTTPError, OSError, AssertionError, LookupError, ValueError) as error:
+        except (OSError, AssertionError, LookupError, ValueError) as error:
             self.ended["wrong"] += 1
             self.problems.append(f"{name}: {error!r}")
         else:
@@ -154,12 +136,12 @@ class Load:
         ask = chance.choice(self.requests)
         if chance.random() < HONEST:
             return "answered as alone", lambda: self.stay(ask)
-        early, wrong = _post(json.dumps(ask.body).encode(), ask.path), chance.choice(WRONG)
+        wrong = chance.choice(WRONG)
         lines = chance.randrange(1, 12)
         others: tuple[tuple[str, Visit], ...] = (
             ("left in the middle of a stream", lambda: self._leave(ask, lines)),
-            ("left before the answer", lambda: self._send(early)),
-            ("left with half a body sent", lambda: self._send(HALF_BODY)),
+            ("left before the answer", lambda: self._send(ask, 0)),
+            ("left with half a body sent", lambda: self._send(HALF_BODY, 0)),
             ("drawn without a seed", self._draw),
             ("refused as is right", lambda: self._be_refused(*wrong)),
         )
@@ -174,7 +156,7 @@ class Load:
             except _ComeAgain as told:
                 self.ended["times told to come back"] += 1
                 await asyncio.sleep(told.seconds)
-            except (httpx.TransportError, OSError):
+            except OSError:
                 if not self._found_no_server(began):
                     raise
                 self.ended["times sent again, as the server ended"] += 1
@@ -204,58 +186,41 @@ class Load:
         assert answer[0][2] == "length", answer
 
     async def _leave(self, ask: Ask, lines: int) -> None:
-        body = ask.body | {"stream": True}
-        async with self.client.stream("POST", ask.path, json=body) as response:
-            _require_accepted(response)
-            async for _ in response.aiter_lines():
-                if not (lines := lines - 1):
-                    return
+        answer = await self._send(with_fields(ask, {"stream": True}), lines)
+        assert answer.status == 200, f"status {answer.status}"
 
-    async def _be_refused(self, content: bytes, status: int) -> None:
-        answer = await self._send(content, wait=True)
-        line, _, _ = answer.partition(b"\r\n")
-        assert line.split()[1:2] == [b"%d" % status], f"{answer!r} instead of {status}"
+    async def _be_refused(self, content: Ask | bytes, status: int) -> None:
+        answer = await self._send(content)
+        assert answer.status == status, f"{answer} instead of {status}"
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _send(self, content: bytes, *, wait: bool = False) -> bytes:
-        """Send bytes on a new connection; returns the answer if the client waits for it."""
-        url = self.client.base_url
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        try:
-            writer.write(content)
-            await writer.drain()
-            answer = await reader.read() if wait else b""
-        finally:
-            writer.close()
-        if wait and not answer:
-            raise ConnectionResetError("the server closed the connection without an answer")
-        if re.match(rb"HTTP/1.1 (429|503) ", answer):
-            raise _ComeAgain(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
+    async def _send(self, content: Ask | bytes, leaves: int | None = None) -> Answer:
+        """Send a request on a new connection; see `once`."""
+        answer = await once(self.port, content, leaves)
+        if answer.problem and not answer.status:
+            raise ConnectionError(answer.problem)
+        if answer.status in (429, 503):
+            raise _ComeAgain(answer.retry_after)
         return answer
 
-    async def _answer(self, ask: Ask) -> Answer:
-        async with self.client.stream("POST", ask.path, json=ask.body) as response:
-            _require_accepted(response)
-            if not ask.body.get("stream"):
-                return _read([json.loads(await response.aread())])
-            lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
-            assert lines[-1] == "data: [DONE]", f"the stream broke off: {lines[-1]}"
-            return _read([json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
+    async def _answer(self, ask: Ask) -> Choices:
+        answer = await self._send(ask)
+        assert answer.complete, f"{answer.status}, broken off: {answer.body[-200:]!r}"
+        return _read(answer.events)
 
 
-def _require_accepted(response: httpx.Response) -> None:
-    if response.status_code in (429, 503):
-        raise _ComeAgain(float(response.headers["retry-after"]))
-    assert response.status_code == 200, f"status {response.status_code}"
+def with_fields(ask: Ask, fields: dict[str, Any]) -> Ask:
+    """The request with other fields of its body."""
+    return Ask(ask.path, {**(ask.body or {}), **fields})
 
 
-def _read(events: list[dict[str, Any]]) -> Answer:
+def _read(events: list[dict[str, Any]]) -> Choices:
     """The choices of an answer or of the events of a stream."""
     if "generated_text" in (last := events[-1]):
         text = "".join(event["text"] for event in events[:-1]) or last["generated_text"]
         return {0: (text, (), last["finish_reason"])}
-    found: Answer = {}
+    found: Choices = {}
     for event in events:
         for choice in event["choices"]:
             text, numbers, end = found.get(choice["index"], ("", (), ""))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
-import httpx
 import pytest
 
-from tests.soak.load import GENERATE, Ask, Load
+from bench.serving.load import Ask
+from tests.loopback import Handler, listening
+from tests.soak.load import GENERATE, Load
 from tests.soak.watch import Course, Sample, Window
 
 pytestmark = pytest.mark.anyio
@@ -59,18 +61,21 @@ def test_each_fault_of_a_server_is_named(seen: Course, reason: str) -> None:
 
 @pytest.mark.parametrize("broken", ["", "text", "stream", "status"])
 async def test_a_different_answer_is_a_problem(broken: str) -> None:
-    def reply(request: httpx.Request) -> httpx.Response:
-        stays = b'"stream":true' in request.content
-        text = "b" if broken == "text" and stays else "a"
-        answer = f'{{"generated_text": "{text}", "finish_reason": "length"}}'
-        if not stays:
-            return httpx.Response(200, text=answer)
-        end = "" if broken == "stream" else "data: [DONE]\n\n"
-        return httpx.Response(500 if broken == "status" else 200, text=f"data: {answer}\n\n{end}")
+    class Answers(Handler):
+        def do_POST(self) -> None:
+            stays = self.body()["stream"]
+            text = "b" if broken == "text" and stays else "a"
+            answer = {"generated_text": text, "finish_reason": "length"}
+            if not stays:
+                self.reply(200, answer)
+                return
+            end = "" if broken == "stream" else "data: [DONE]\n\n"
+            events = f"data: {json.dumps(answer)}\n\n{end}".encode()
+            status = 500 if broken == "status" else 200
+            self.reply(status, events, {"content-type": "text/event-stream"})
 
-    transport = httpx.MockTransport(reply)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        load = Load(client, [Ask(GENERATE, {"prompt": "a", "stream": True})], arrivals=1)
+    with listening(Answers) as port:
+        load = Load(port, [Ask(GENERATE, {"prompt": "a", "stream": True})], arrivals=1)
         await load.record()
         await load.see("right", lambda: load.stay(load.requests[0]))
     assert load.ended == {"wrong" if broken else "right": 1}
@@ -91,19 +96,17 @@ async def test_a_client_comes_again_only_if_it_met_no_server(
     ending: float | None, ready: float | None, excused: bool
 ) -> None:
     """`ending` and `ready` are seconds after the client's first visit."""
-    async with httpx.AsyncClient() as client:
-        load = Load(client, [], arrivals=1)
-        visits = 0
+    load, visits = Load(0, [], arrivals=1), 0
 
-        async def visit() -> None:
-            nonlocal visits
-            visits += 1
-            now = time.monotonic()
-            load.ending = None if ending is None else now + ending
-            load.ready = None if ready is None else now + ready
-            if visits == 1:
-                raise httpx.ConnectError("nobody listens")
+    async def visit() -> None:
+        nonlocal visits
+        visits += 1
+        now = time.monotonic()
+        load.ending = None if ending is None else now + ending
+        load.ready = None if ready is None else now + ready
+        if visits == 1:
+            raise ConnectionRefusedError("nobody listens")
 
-        await load.see("right", visit)
+    await load.see("right", visit)
     assert load.ended["wrong"] == (not excused)
     assert load.ended["right"] == excused

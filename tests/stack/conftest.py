@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scripts.browser import BrowserError, launched
-from tests.overload import HOST, serving
+from tests.loopback import HOST
+from tests.overload import serving
 from tests.stack.console import console
 
 

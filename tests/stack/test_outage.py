@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 import pytest
 
 from scripts import native
+from tests.gateway.load import load
 from tests.loopback import HOST, free_port
-from tests.overload import PROMPT, serving
+from tests.overload import serving
 from tests.stack import queries
 from tests.stack.support import prometheus_values, tool
-from tests.waiting import PATIENCE, answers, wait
+from tests.waiting import answers, wait
 
 pytestmark = pytest.mark.e2e
 
@@ -59,29 +58,8 @@ def prometheus(ports: list[int], folder: Path) -> Iterator[Query]:
             process.wait()
 
 
-@contextmanager
-def load(port: int) -> Iterator[None]:
-    """Four clients that ask again and again, until they are ended or the API is."""
-    ended = threading.Event()
-    body = {"prompt": PROMPT, "max_new_tokens": 32, "stream": False}
-
-    def ask() -> None:
-        with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=PATIENCE) as client:
-            while not ended.is_set():
-                try:
-                    client.post("/generate", json=body)
-                except httpx.HTTPError:  # it was killed
-                    return
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+def url(port: int) -> str:
+    return f"http://{HOST}:{port}"
 
 
 def not_told(query: Query, at: float) -> set[str]:
@@ -109,7 +87,11 @@ def not_told(query: Query, at: float) -> set[str]:
 def test_within_15_seconds_every_panel_says_that_a_killed_api_is_unreachable(
     tmp_path: Path,
 ) -> None:
-    with serving(tmp_path) as (port, process), prometheus([port], tmp_path) as query, load(port):
+    with (
+        serving(tmp_path) as (port, process),
+        prometheus([port], tmp_path) as query,
+        load(url(port), 4),
+    ):
         first = queries.by_panel("healthy")
         for title, asked in first.items():
             wait(f"{title} has data", lambda asked=asked: any(map(query, asked)), 90)
@@ -132,7 +114,7 @@ def test_a_killed_replica_of_three_is_named_and_the_others_go_on(tmp_path: Path)
         state, idle, unreachable = queries.by_panel("spread")["State"]
         wait("three are idle", lambda: query(idle) == [3.0])
         for port, _ in served[1:]:
-            stack.enter_context(load(port))
+            stack.enter_context(load(url(port), 4))
         wait("two answer", lambda: query(state) == [2.0])
         seen = "max_over_time(count(up == 1)[30m:15s])"  # as often as the panel looks back
         wait("three were seen", lambda: query(seen) == [3.0])

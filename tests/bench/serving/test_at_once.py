@@ -12,7 +12,7 @@ from bench.models import BenchModel
 from bench.peers import environment
 from bench.peers.compare import OURS, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
-from bench.serving import at_once
+from bench.serving import at_once, server
 from bench.serving.at_once import HttpSide, Measured, Plan
 from bench.serving.server import serving
 from bench.tools.quiet import Turns
@@ -28,10 +28,8 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
 ) -> None:
     monkeypatch.setattr(at_once, "PROMPT", 20)  # fits a tiny model's context
     measured = Measured(Plan(starts=1, rounds=1, clients=(3,), output=8))
-    with (
-        serving(replace(tiny_settings, slots=3)) as (pid, client),
-        HttpSide(pid, client, 3) as side,
-    ):
+    with serving(server.environment(replace(tiny_settings, slots=3))) as running:
+        side = HttpSide(running)
         seconds, firsts = side.complete([[5, 6], [7, 8], [9, 10]], 1)
         assert seconds > 0
         assert [len(likeliest) for likeliest in firsts] == [5] * 3
