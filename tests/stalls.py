@@ -43,13 +43,18 @@ Probe = tuple[float, float]  # when it was sent, by `time.monotonic`, and second
 
 
 def probe(port: int, told: Connection) -> None:
-    """Ask for /health/live until told to end; tell when each was sent, and how long it took."""
+    """Ask for /health/live until told to end; tell when each was sent, and how long it took.
+
+    The first message says that the first answer has come.
+    """
     connection, found = http.client.HTTPConnection(HOST, port, timeout=60), list[Probe]()
     while not told.poll():
         sent = time.monotonic()
         connection.request("GET", "/health/live")
         connection.getresponse().read()
         found.append((sent, time.monotonic() - sent))
+        if len(found) == 1:
+            told.send("begun")
         time.sleep(PERIOD)
     told.send(found)
 
@@ -66,6 +71,7 @@ class Prober:
         self._here, there = context.Pipe()
         self._process = context.Process(target=probe, args=(self._port, there))
         self._process.start()
+        self._here.recv()
         return self
 
     def __exit__(self, *_: object) -> None:
