@@ -66,6 +66,13 @@ def test_requests_and_answers_on_a_page_are_those_of_the_api(page: Path) -> None
         assert set(json.loads(body)) == set(GenerateResponse.model_fields) - {"details"}
 
 
+def test_every_target_is_described_with_its_time() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (`make .*?`) \| .+ \| (?:[\d to]+|hours) \| .*\|$", page, re.MULTILINE)
+    assert re.findall(r"`make ([a-z]+)", " ".join(rows)) != []
+    assert set(re.findall(r"`make ([a-z]+)", " ".join(rows))) == set(TARGETS)
+
+
 def test_every_subcommand_exists() -> None:
     offered = succeed(VENV_BIN / "specops", "--help")
     for page in PAGES:
