@@ -6,53 +6,48 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from bench.memory.cgroup import CgroupError, cgroup
 from specops.system.cpus import cpu_quota
+from tests.system.machine import Machine
 
 
-@pytest.mark.parametrize(
-    ("text", "quota"), [("max 100000", math.inf), ("150000 100000", 1.5), ("400000 100000", 4.0)]
-)
-def test_quota_of_cgroup_v2(tmp_path: Path, text: str, quota: float) -> None:
-    assert cpu_quota(tmp_path) == math.inf
-    (tmp_path / "cpu.max").write_text(text + "\n")
-    assert cpu_quota(tmp_path) == quota
+def quota_v1(folder: str, quota: int) -> dict[str, object]:
+    return {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": 100_000}
 
 
-@pytest.mark.parametrize(("text", "quota"), [("-1", math.inf), ("50000", 0.5), ("200000", 2.0)])
-def test_quota_of_cgroup_v1(tmp_path: Path, text: str, quota: float) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(text + "\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path) == quota
+V1 = "3:cpu,cpuacct:"
+QUOTAS: dict[str, tuple[list[str], dict[str, object], float]] = {
+    "no cgroup": (["0::/"], {}, math.inf),
+    "none, version 2": (["0::/"], {"cpu.max": "max 100000"}, math.inf),
+    "one and a half, version 2": (["0::/"], {"cpu.max": "150000 100000"}, 1.5),
+    "none, version 1": (["0::/", f"{V1}/"], quota_v1("cpu", -1), math.inf),
+    "a half, version 1": (["0::/", f"{V1}/"], quota_v1("cpu", 50_000), 0.5),
+    "the lowest of those above": (
+        ["0::/pod/api"],
+        {"pod/cpu.max": "150000 100000", "pod/api/cpu.max": "max 100000"},
+        1.5,
+    ),
+    "the lowest of both versions": (
+        [f"{V1}/pod/api", "0::/pod/api"],
+        {"pod/api/cpu.max": "150000 100000", **quota_v1("cpu/pod/api", 50_000)},
+        0.5,
+    ),
+    "the mount's, outside of the container": (
+        ["0::/../../docker/abc"], {"cpu.max": "200000 100000"}, 2.0
+    ),
+    "the mount's, in a container": (["0::/docker/abc"], {"cpu.max": "200000 100000"}, 2.0),
+}  # fmt: skip
 
 
-def test_the_lowest_quota_of_all_cgroups_above_counts(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text("3:cpu,cpuacct:/pod/api\n0::/pod/api\n")
-    (root / "pod" / "api").mkdir(parents=True)
-    (root / "pod" / "cpu.max").write_text("150000 100000\n")
-    (root / "pod" / "api" / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(root, proc) == 1.5
-    (root / "cpu" / "pod" / "api").mkdir(parents=True)
-    (root / "cpu" / "pod" / "api" / "cpu.cfs_quota_us").write_text("50000\n")
-    (root / "cpu" / "pod" / "api" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(root, proc) == 0.5
-
-
-def test_a_path_that_is_not_seen_here_means_the_mounts_own_quota(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    root.mkdir()
-    (root / "cpu.max").write_text("200000 100000\n")
-    for path in ("/../../docker/abc", "/docker/abc"):
-        (proc / "self" / "cgroup").write_text(f"0::{path}\n")
-        assert cpu_quota(root, proc) == 2.0
+@pytest.mark.parametrize("case", QUOTAS)
+def test_the_quota_of_the_cgroups_is_read(machine: Machine, case: str) -> None:
+    cgroups, files, quota = QUOTAS[case]
+    machine.enter(*cgroups)
+    machine.set(files)
+    assert cpu_quota(machine.root, machine.proc) == quota
 
 
 PRINT_THREADS = [

@@ -6,14 +6,12 @@ import mmap
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 
 from bench.memory.cgroup import CgroupError, cgroup
 from specops.system.memory import (
-    MemoryReading,
     Pressure,
     ProcessMemory,
     page_cache_room,
@@ -21,180 +19,143 @@ from specops.system.memory import (
     read_memory,
     read_pressure,
 )
+from tests.system.machine import GIB, Machine
 
 KIB = 1024
 MIB = 1024 * KIB
-GIB = 1024 * MIB
+NO_LIMIT = 2**63 - 4096  # as version 1 writes it
 
 
-class Machine:
-    """A machine's /proc and /sys/fs/cgroup, as folders."""
-
-    def __init__(self, folder: Path) -> None:
-        self.proc = folder / "proc"
-        self.root = folder / "cgroup"
-        self.write("proc/meminfo", "MemTotal: 8388608 kB\nSwapTotal: 2097152 kB\nHugePages: 0\n")
-        self.write(
-            "proc/self/status",
-            "Name:\tpython\nRssAnon:\t  100 kB\nRssFile:\t  200 kB\nVmSwap:\t  7 kB\n",
-        )
-        self.write("proc/self/cgroup", "0::/\n")
-        self.root.mkdir()
-
-    def write(self, name: str, text: str) -> None:
-        path = self.proc.parent / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def memory(self) -> MemoryReading:
-        return read_memory(self.proc, self.root)
-
-    def pressure(self) -> Pressure | None:
-        return read_pressure(self.proc, self.root)
+def v2(folder: str, limit: object, swap: object, *, anon: int = 3 * MIB) -> dict[str, object]:
+    """Files of a version 2 cgroup, with 5 MiB of page cache and 1 MiB of swap."""
+    return {
+        f"{folder}memory.stat": f"anon {anon}\nfile {5 * MIB}\nshmem 1",
+        f"{folder}memory.max": limit,
+        f"{folder}memory.swap.max": swap,
+        f"{folder}memory.swap.current": MIB,
+    }
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def v1(
+    folder: str, limit: int, both: int | None, *, own: int | None = None, anon: int = 3 * MIB
+) -> dict[str, object]:
+    """The same of version 1; `both`: memory and swap; `own`: the limit of this cgroup alone."""
+    lines = [f"rss {MIB}", f"total_rss {anon}", f"total_cache {5 * MIB}", f"total_swap {MIB}"]
+    lines += [f"hierarchical_memory_limit {limit}"]
+    lines += [] if both is None else [f"hierarchical_memsw_limit {both}"]
+    files: dict[str, object] = {f"memory{folder}/memory.stat": "\n".join(lines)}
+    return files if own is None else files | {f"memory{folder}/memory.limit_in_bytes": own}
 
 
-# The reading of what the two functions below write with these limits.
-CGROUP = MemoryReading(
-    anon=3 * MIB,
-    file=5 * MIB,
-    swap=MIB,
-    limit=4 * GIB,
-    swap_limit=GIB,
-    source="cgroup v2",
-    swap_cap=GIB,
-)
+HELD = {"anon": 3 * MIB, "file": 5 * MIB, "swap": MIB}
+PROCESS = {
+    **{"anon": 100 * KIB, "file": 200 * KIB, "swap": 7 * KIB},
+    **{"limit": 8 * GIB, "swap_limit": 2 * GIB, "source": "process", "swap_cap": None},
+}
+V2, V1 = {"source": "cgroup v2"}, {"source": "cgroup v1"}
+POD = {"limit": 2 * GIB, "anon": GIB}
+# The process's cgroups, their files, and what is read.
+READINGS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "no limit: the process's memory and the machine's": ("0::/", {}, PROCESS),
+    "v2: a limit makes the cgroup the source": (
+        "0::/",
+        v2("", 4 * GIB, GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V2},
+    ),
+    "v2: no more swap than the machine has": (
+        "0::/", v2("", 4 * GIB, 12 * GIB), {"swap_limit": 2 * GIB, "swap_cap": 12 * GIB}
+    ),
+    "v2: no limit of swap": ("0::/", v2("", 4 * GIB, "max"), {"swap_limit": 2 * GIB}),
+    "v2: a limit that limits nothing": ("0::/", v2("", 64 * GIB, "max"), PROCESS),
+    "v2: none": ("0::/", v2("", "max", "max"), PROCESS),
+    "v2: a parent's": (
+        "0::/pod/api",
+        {**v2("pod/", 2 * GIB, 0), **v2("pod/api/", "max", "max")},
+        {"limit": 2 * GIB, "swap_limit": 0, **V2},
+    ),
+    # The kernel kills by the parent's limit as soon as both containers together reach it.
+    "v2: all that shares the lowest limit is held": (
+        "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 3 * GIB, "max")}, POD
+    ),
+    "v2: with equal limits, too": (
+        "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 2 * GIB, "max")}, POD
+    ),
+    "v2: the process's own is lower": (
+        "0::/pod/api",
+        {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", GIB, "max")},
+        {"limit": GIB, **HELD},
+    ),
+    "v2: a path outside of the container is the mount": (
+        "0::/../../docker/abc", v2("", GIB, 0), {"limit": GIB}
+    ),
+    "v1: the swap limit is memory and swap less memory": (
+        "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/",
+        v1("/docker/abc", 4 * GIB, 5 * GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V1},
+    ),
+    "v1: all that shares the lowest limit is held": (
+        "5:memory:/pod/api",
+        {
+            **v1("/pod/api", 2 * GIB, 3 * GIB, own=NO_LIMIT),
+            **v1("/pod", 2 * GIB, 3 * GIB, own=2 * GIB, anon=GIB),
+        },
+        {**POD, "swap_limit": GIB},
+    ),
+    "v1: in a container, at the mount; no figures of swap": (
+        "5:memory:/docker/abc", v1("", GIB, None), {"limit": GIB, "swap_limit": 2 * GIB, **V1}
+    ),
+    "v1: none": ("5:memory:/docker/abc", v1("", NO_LIMIT, NO_LIMIT), PROCESS),
+}  # fmt: skip
 
 
-def write_version2(machine: Machine, folder: str = "cgroup", *, limit: str, swap: str) -> None:
-    machine.write(f"{folder}/memory.stat", f"anon {3 * MIB}\nfile {5 * MIB}\nshmem 1\n")
-    machine.write(f"{folder}/memory.max", f"{limit}\n")
-    machine.write(f"{folder}/memory.swap.max", f"{swap}\n")
-    machine.write(f"{folder}/memory.swap.current", f"{MIB}\n")
-
-
-def write_version1(machine: Machine, folder: str, *, limit: int, both: int | None) -> None:
-    lines = [f"rss {MIB}", f"total_rss {3 * MIB}", f"total_cache {5 * MIB}", f"total_swap {MIB}"]
-    lines.append(f"hierarchical_memory_limit {limit}")
-    if both is not None:
-        lines.append(f"hierarchical_memsw_limit {both}")
-    machine.write(f"{folder}/memory.stat", "\n".join(lines))
-
-
-def test_without_a_cgroup_limit_the_process_and_the_machine_are_read(machine: Machine) -> None:
-    assert machine.memory() == MemoryReading(
-        100 * KIB, 200 * KIB, 7 * KIB, limit=8 * GIB, swap_limit=2 * GIB, source="process"
-    )
-
-
-def test_version_2_limit_makes_the_cgroup_the_source(machine: Machine) -> None:
-    write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
-    assert machine.memory() == CGROUP
+@pytest.mark.parametrize("case", READINGS)
+def test_memory_is_read_where_it_is_limited(machine: Machine, case: str) -> None:
+    cgroups, files, expected = READINGS[case]
+    machine.enter(cgroups)
+    machine.set(files)
+    reading = asdict(read_memory(machine.proc, machine.root))
+    assert {name: reading[name] for name in expected} == expected
     assert process_memory(machine.proc) == ProcessMemory(100 * KIB, 200 * KIB, 7 * KIB)
-    for swap in (str(12 * GIB), "max"):  # never more than the machine has
-        write_version2(machine, limit=str(4 * GIB), swap=swap)
-        assert machine.memory().swap_limit == 2 * GIB
-    (machine.root / "memory.swap.current").unlink()  # without swap accounting
-    assert machine.memory().swap == 0
 
 
-@pytest.mark.parametrize("limit", ["max", str(64 * GIB)])
-def test_version_2_limit_that_limits_nothing_is_ignored(machine: Machine, limit: str) -> None:
-    write_version2(machine, limit=limit, swap="max")
-    assert machine.memory().source == "process"
-
-
-def test_version_2_limit_of_a_parent_counts(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "0::/pod/api\n")
-    write_version2(machine, "cgroup/pod", limit=str(2 * GIB), swap="0")
-    write_version2(machine, "cgroup/pod/api", limit="max", swap="max")
-    reading = machine.memory()
-    assert (reading.limit, reading.swap_limit, reading.source) == (2 * GIB, 0, "cgroup v2")
-
-
-def test_version_2_holds_what_shares_the_lowest_limit(machine: Machine) -> None:
-    """The kernel kills by the parent's limit as soon as both containers together reach it."""
-    machine.write("proc/self/cgroup", "0::/pod/api\n")
-    write_version2(machine, "cgroup/pod", limit=str(2 * GIB), swap="0")
-    write_version2(machine, "cgroup/pod/api", limit=str(3 * GIB), swap="max")
-    machine.write("cgroup/pod/memory.stat", f"anon {GIB}\nfile {7 * MIB}\n")
-    machine.write("cgroup/pod/memory.swap.current", "5")
-    for own in (3 * GIB, 2 * GIB):  # with equal limits, too
-        machine.write("cgroup/pod/api/memory.max", str(own))
-        reading = machine.memory()
-        assert (reading.anon, reading.file, reading.swap) == (GIB, 7 * MIB, 5)
-    machine.write("cgroup/pod/api/memory.max", str(GIB))
-    assert (machine.memory().limit, machine.memory().anon) == (GIB, 3 * MIB)
-
-
-def test_version_1_holds_what_shares_the_lowest_limit(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "5:memory:/pod/api\n")
-    write_version1(machine, "cgroup/memory/pod/api", limit=2 * GIB, both=3 * GIB)
-    write_version1(machine, "cgroup/memory/pod", limit=2 * GIB, both=3 * GIB)
-    stat = machine.root / "memory/pod/memory.stat"
-    stat.write_text(stat.read_text().replace(f"total_rss {3 * MIB}", f"total_rss {GIB}"))
-    machine.write("cgroup/memory/pod/api/memory.limit_in_bytes", f"{2**63 - 4096}\n")
-    machine.write("cgroup/memory/pod/memory.limit_in_bytes", f"{2 * GIB}\n")
-    reading = machine.memory()
-    assert (reading.limit, reading.anon, reading.swap_limit) == (2 * GIB, GIB, GIB)
-
-
-def test_version_2_path_outside_of_the_container_falls_back_to_the_mount(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "0::/../../docker/abc\n")
-    write_version2(machine, limit=str(GIB), swap="0")
-    assert machine.memory().limit == GIB
-
-
-def test_version_1_swap_limit_is_memory_and_swap_less_memory(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/\n")
-    write_version1(machine, "cgroup/memory/docker/abc", limit=4 * GIB, both=5 * GIB)
-    assert machine.memory() == replace(CGROUP, source="cgroup v1")
-
-
-def test_version_1_inside_a_container_is_read_at_the_mount(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "5:memory:/docker/abc\n")
-    write_version1(machine, "cgroup/memory", limit=GIB, both=None)
-    reading = machine.memory()
-    assert (reading.limit, reading.swap_limit) == (GIB, 2 * GIB)
-    write_version1(machine, "cgroup/memory", limit=2**63 - 4096, both=2**63 - 4096)  # no limit
-    assert machine.memory().source == "process"
+def test_a_kernel_without_swap_accounting_holds_none(machine: Machine) -> None:
+    machine.set(v2("", 4 * GIB, GIB))
+    (machine.root / "memory.swap.current").unlink()
+    assert read_memory(machine.proc, machine.root).swap == 0
 
 
 @pytest.mark.parametrize(
     ("limit", "swap", "machine_has", "note"),
     [
-        (4 * GIB, str(12 * GIB), 16 * GIB, "held by cgroup v2"),
-        (4 * GIB, str(12 * GIB), 2 * GIB, "all that this machine has; the limit is 12,884.9 MB"),
-        (4 * GIB, str(12 * GIB), 0, "this machine has none"),
-        (4 * GIB, "max", 2 * GIB, "all that this machine has: the kernel holds no limit for swap"),
-        (4 * GIB, "0", 2 * GIB, "the limit: none is allowed"),
-        (None, "max", 2 * GIB, "all that this machine has"),
+        (4 * GIB, 12 * GIB, 16 * GIB, "held by cgroup v2"),
+        (4 * GIB, 12 * GIB, 2 * GIB, "all that this machine has; the limit is 12,884.9 MB"),
+        (4 * GIB, 12 * GIB, 0, "this machine has none"),
+        (4 * GIB, None, 2 * GIB, "all that this machine has: the kernel holds no limit for swap"),
+        (4 * GIB, 0, 2 * GIB, "the limit: none is allowed"),
+        (None, None, 2 * GIB, "all that this machine has"),
     ],
 )
 def test_it_is_said_which_limit_of_swap_holds(
-    machine: Machine, limit: int | None, swap: str, machine_has: int, note: str
+    machine: Machine, limit: int | None, swap: int | None, machine_has: int, note: str
 ) -> None:
-    machine.write("proc/meminfo", f"MemTotal: 8388608 kB\nSwapTotal: {machine_has // KIB} kB\n")
-    write_version2(machine, limit=str(limit or "max"), swap=swap)
-    assert machine.memory().swap_note == note
+    total = f"MemTotal: 8388608 kB\nSwapTotal: {machine_has // KIB} kB\n"
+    machine.write(machine.proc / "meminfo", total)
+    machine.set(v2("", limit or "max", "max" if swap is None else swap))
+    reading = read_memory(machine.proc, machine.root)
+    assert reading.swap_note == note
     if limit is None:
-        assert "no cgroup" in machine.memory().limit_note
+        assert "no cgroup" in reading.limit_note
         return
-    assert machine.memory().limit_note == "held by cgroup v2"
-    machine.write("proc/self/cgroup", "5:memory:/docker/abc\n")  # and with the other version
-    both = 2**63 - 4096 if swap == "max" else limit + int(swap)
-    write_version1(machine, "cgroup/memory/docker/abc", limit=limit, both=both)
-    assert machine.memory().swap_note == note.replace("v2", "v1")
+    assert reading.limit_note == "held by cgroup v2"
+    machine.enter("5:memory:/docker/abc")  # and with the other version
+    machine.set(v1("/docker/abc", limit, NO_LIMIT if swap is None else limit + swap))
+    assert read_memory(machine.proc, machine.root).swap_note == note.replace("v2", "v1")
 
 
 def test_procfs_without_kinds_of_memory_is_read_from_statm(machine: Machine) -> None:
-    machine.write("proc/self/status", "Name:\tpython\nVmRSS:\t 4 kB\n")
-    machine.write("proc/self/statm", "500 30 10 1 0 20 0\n")
-    reading = machine.memory()
+    machine.write(machine.proc / "self/status", "Name:\tpython\nVmRSS:\t 4 kB\n")
+    machine.write(machine.proc / "self/statm", "500 30 10 1 0 20 0\n")
+    reading = read_memory(machine.proc, machine.root)
     assert (reading.anon, reading.file) == (20 * mmap.PAGESIZE, 10 * mmap.PAGESIZE)
     assert reading.swap == 0
 
@@ -203,14 +164,16 @@ PSI = "some avg10=0.00 avg60=1.50 avg300=0.10 total=2500000\nfull avg10=0.00 tot
 
 
 def test_pressure_is_the_cgroups_or_else_the_machines(machine: Machine) -> None:
-    machine.write("proc/pressure/memory", PSI.replace("2500000", "9900000"))
-    write_version2(machine, limit="max", swap="max")
-    machine.write("cgroup/memory.pressure", PSI)
-    assert machine.pressure() == Pressure(some=2.5, full=1.5)
+    def pressure() -> Pressure | None:
+        return read_pressure(machine.proc, machine.root)
+
+    machine.write(machine.proc / "pressure/memory", PSI.replace("2500000", "9900000"))
+    machine.set({**v2("", "max", "max"), "memory.pressure": PSI})
+    assert pressure() == Pressure(some=2.5, full=1.5)
     (machine.root / "memory.pressure").unlink()
-    assert machine.pressure() == Pressure(some=9.9, full=1.5)
+    assert pressure() == Pressure(some=9.9, full=1.5)
     (machine.proc / "pressure/memory").unlink()
-    assert machine.pressure() is None
+    assert pressure() is None
 
 
 def test_this_machine_is_read_and_touched_memory_is_seen() -> None:
@@ -230,12 +193,13 @@ def test_room_for_files_is_the_limit_without_anonymous_memory(machine: Machine) 
         return page_cache_room(machine.proc, machine.root)
 
     assert room() == 8 * GIB - 100 * KIB
-    write_version2(machine, limit=str(GIB), swap="max")
+    machine.set(v2("", GIB, "max"))
     assert room() == GIB - 3 * MIB
-    write_version2(machine, limit=str(MIB), swap="max")
+    machine.set(v2("", MIB, "max"))
     assert room() == 0
-    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n")
-    write_version2(machine, limit="max", swap="max")
+    little = "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n"
+    machine.write(machine.proc / "meminfo", little)
+    machine.set(v2("", "max", "max"))
     assert room() == 7 * KIB
 
 

@@ -16,68 +16,56 @@ from specops.system.resources import (
     read_oom_kills,
     read_throttling,
 )
+from tests.system.machine import Machine
 
 QUOTA = "nr_periods 40\nnr_throttled 10\n"
-VERSIONS = {"v2": "0::{}\n", "v1": "7:cpu,cpuacct:{0}\n4:memory:{0}\n"}
+CGROUPS = ["/", "/system.slice/specops.service"]
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def proc_in(folder: Path, version: str, cgroup: str) -> Path:
-    """A procfs of a process in `cgroup`."""
-    write(folder / "proc/self/cgroup", VERSIONS[version].format(cgroup))
-    return folder / "proc"
-
-
-@pytest.mark.parametrize("cgroup", ["/", "/system.slice/specops.service"])
+@pytest.mark.parametrize("cgroup", CGROUPS)
 @pytest.mark.parametrize(
-    ("version", "mount", "last"),
+    ("line", "mount", "last"),
     [
-        ("v2", "", "usage_usec 5\nthrottled_usec 2500000\n"),
-        ("v1", "cpu", "throttled_time 2500000000\n"),
+        ("0::", "", "usage_usec 5\nthrottled_usec 2500000\n"),
+        ("7:cpu,cpuacct:", "cpu", "throttled_time 2500000000\n"),
     ],
 )
 def test_throttling_is_read(
-    version: str, mount: str, last: str, cgroup: str, tmp_path: Path
+    machine: Machine, line: str, mount: str, last: str, cgroup: str
 ) -> None:
     """Of the process's own cgroup; without a quota there, of the nearest one above it."""
-    proc = proc_in(tmp_path, version, cgroup)
-    own = tmp_path / mount / cgroup.lstrip("/")
-    write(tmp_path / mount / "cpu.stat", "nr_periods 9\nnr_throttled 9\n" + last)
-    write(own / "cpu.stat", QUOTA + last)
-    assert read_throttling(tmp_path, proc) == Throttling(40, 10, 2.5)
-    write(own / "part" / "cpu.stat", "nr_periods 0\nnr_throttled 0\n")
-    proc = proc_in(tmp_path, version, f"{cgroup.rstrip('/')}/part")
-    assert read_throttling(tmp_path, proc) == Throttling(40, 10, 2.5)
+    own = f"{mount}{cgroup}"
+    machine.set({f"{mount}/cpu.stat": "nr_periods 9\nnr_throttled 9\n" + last})
+    machine.set({f"{own}/cpu.stat": QUOTA + last})
+    machine.enter(line + cgroup)
+    assert read_throttling(machine.root, machine.proc) == Throttling(40, 10, 2.5)
+    machine.set({f"{own}/part/cpu.stat": "nr_periods 0\nnr_throttled 0\n"})
+    machine.enter(f"{line}{cgroup.rstrip('/')}/part")
+    assert read_throttling(machine.root, machine.proc) == Throttling(40, 10, 2.5)
 
 
-def test_no_quota_is_no_throttling(tmp_path: Path) -> None:
-    proc = proc_in(tmp_path, "v2", "/")
-    assert read_throttling(tmp_path, proc) == Throttling(0, 0, 0.0)
-    (tmp_path / "cpu.stat").write_text("usage_usec 5\n")
-    assert read_throttling(tmp_path, proc) == Throttling(0, 0, 0.0)
+def test_no_quota_is_no_throttling(machine: Machine) -> None:
+    assert read_throttling(machine.root, machine.proc) == Throttling(0, 0, 0.0)
+    machine.set({"cpu.stat": "usage_usec 5"})
+    assert read_throttling(machine.root, machine.proc) == Throttling(0, 0, 0.0)
 
 
-@pytest.mark.parametrize("cgroup", ["/", "/system.slice/specops.service"])
+@pytest.mark.parametrize("cgroup", CGROUPS)
 @pytest.mark.parametrize(
-    ("version", "name", "text"),
+    ("line", "file", "text"),
     [
-        ("v2", "memory.events", "low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\n"),
-        ("v1", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+        ("0::", "{}/memory.events", "low 0\nhigh 0\nmax 7\noom 3\noom_kill {}"),
+        ("4:memory:", "memory{}/memory.oom_control", "oom_kill_disable 0\noom_kill {}"),
     ],
 )
 def test_kills_for_memory_are_read(
-    version: str, name: str, text: str, cgroup: str, tmp_path: Path
+    machine: Machine, line: str, file: str, text: str, cgroup: str
 ) -> None:
-    proc = proc_in(tmp_path, version, cgroup)
-    assert read_oom_kills(tmp_path, proc) == 0
-    mount = tmp_path if version == "v2" else tmp_path / "memory"
-    write(mount / name, text.replace("oom_kill 2", "oom_kill 9"))
-    write(mount / cgroup.lstrip("/") / name, text)
-    assert read_oom_kills(tmp_path, proc) == 2
+    machine.enter(line + cgroup)
+    assert read_oom_kills(machine.root, machine.proc) == 0
+    for above, kills in (("/", 9), (cgroup, 2)):
+        machine.set({file.format(above): text.format(kills)})
+    assert read_oom_kills(machine.root, machine.proc) == 2
 
 
 def test_touching_new_memory_is_a_minor_fault() -> None:
