@@ -272,7 +272,7 @@ def test_mistakes_are_refused() -> None:
     cache.release(0)
     with pytest.raises(ValueError, match="slot 0 is free"):
         cache.release(0)
-    with pytest.raises(ValueError, match="a block at least"):
+    with pytest.raises(ValueError, match="at least 1 block"):
         make(num_blocks=0)
 
 
@@ -393,4 +393,4 @@ class ComingAndGoing(RuleBasedStateMachine):
 
 
 TestComingAndGoing = ComingAndGoing.TestCase
-TestComingAndGoing.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestComingAndGoing.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

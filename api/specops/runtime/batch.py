@@ -16,7 +16,7 @@ class Span(NamedTuple):
     Attributes:
         slot: number of the slot.
         start: position of the first token.
-        tokens: at least one.
+        tokens: one or more.
         num_logits: number of tokens that need logits; they are the last ones.
     """
 
@@ -30,11 +30,11 @@ class Batch:
     """The spans of one pass, in the order in which they were added.
 
     Attributes:
-        spans: at most one for each slot.
+        spans: one per slot.
         tokens: token ids of all spans, one after the other.
         logit_rows: indices into `tokens` of the tokens that need logits, in order.
         attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
-        hidden: whether the last hidden states of `logit_rows` are wanted as well.
+        hidden: whether the last hidden states of `logit_rows` are needed as well.
     """
 
     __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
@@ -61,7 +61,7 @@ class Batch:
         """Add a span; see `Span`.
 
         Raises:
-            ValueError: there is no token, more logits than tokens, or the slot has a span already.
+            ValueError: the span is empty, has more logits than tokens, or is the slot's second.
         """
         count = len(tokens)
         if not 0 <= num_logits <= count or not count:

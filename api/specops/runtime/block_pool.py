@@ -47,7 +47,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         if num_blocks < 1:
-            raise ValueError(f"a pool needs a block at least, not {num_blocks}")
+            raise ValueError(f"a KV cache needs at least 1 block, not {num_blocks}")
         # Private: shared anonymous memory would count as files that cannot be dropped.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         mapped = mmap.mmap(-1, num_blocks * block_bytes, flags=flags)

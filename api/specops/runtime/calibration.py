@@ -18,22 +18,22 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # goes up when the figures are measured in another way
+FORMAT = 3  # raise it when the figures are measured differently
 _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
-_LEAST_ROUNDS = 3  # the first one also binds tensors and touches pages
-_MOST_ROUNDS = 60
-_ENOUGH_SECONDS = 1.0  # after the least rounds, measuring ends when this time has passed
+_MIN_ROUNDS = 3  # the first one also binds tensors and touches pages
+_MAX_ROUNDS = 60
+_ENOUGH_SECONDS = 1.0  # measuring ends then, but not before `_MIN_ROUNDS`
 # The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
-_MOST_LOGITS = 64  # wider passes are prompts, which need one row of logits
+_MAX_LOGITS = 64  # wider passes are prompts, which need one row of logits
 
 
 def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """Read the cost model of an earlier start, or measure it.
 
-    Measuring takes a second, or three passes of each width where these take longer. It uses slot
+    Measuring takes a second, or three passes of each width where they take longer. It uses slot
     0, which must be free, and frees it again.
 
     Args:
@@ -69,17 +69,17 @@ def _measure(runner: ModelRunner, sizes: list[int]) -> CostModel:
     # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
     passes = [partial(_run, runner, far, count, count)]
     passes += [
-        partial(_run, runner, past, size, size if size <= _MOST_LOGITS else 1)
+        partial(_run, runner, past, size, size if size <= _MAX_LOGITS else 1)
         for size in reversed(sizes)
     ]
     passes.append(partial(_run, runner, 0, count, count))
-    long, *found, near = _least_seconds(passes)
-    found.reverse()
+    long, *measured, near = _min_seconds(passes)
+    measured.reverse()
     cache.release(0)
     pair = max(0.0, long - near) / (count * far) if far else 0.0
     costs = [
         max(seconds - pair * size * (past + size / 2), seconds / 2)
-        for size, seconds in zip(sizes, found, strict=True)
+        for size, seconds in zip(sizes, measured, strict=True)
     ]
     return CostModel(sizes, costs, pair)
 
@@ -90,12 +90,12 @@ def _run(runner: ModelRunner, start: int, tokens: int, num_logits: int) -> None:
     runner.forward(batch)
 
 
-def _least_seconds(passes: Sequence[Callable[[], None]]) -> list[float]:
+def _min_seconds(passes: Sequence[Callable[[], None]]) -> list[float]:
     """Least seconds of each pass. They take turns: other work on the machine only adds time."""
     least = [float("inf")] * len(passes)
     began = time.perf_counter()
-    for number in range(_MOST_ROUNDS):
-        if number >= _LEAST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
+    for number in range(_MAX_ROUNDS):
+        if number >= _MIN_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
             break
         for index, run in enumerate(passes):
             start = time.perf_counter()

@@ -35,7 +35,7 @@ _WIDE = range(16, 65)
 
 
 def mean_with(known: float, seconds: float, weight: float) -> float:
-    """Add a time to a running mean; the time counts as `OUTLIER` times the mean at most.
+    """Add a time to a running mean; a time above `OUTLIER` times the mean counts as that.
 
     Args:
         known: the mean so far; 0 before the first time, which becomes the mean.
@@ -64,9 +64,9 @@ class CostModel:
         self, sizes: Sequence[int], seconds: Sequence[float], pair_seconds: float = 0.0
     ) -> None:
         if not sizes or sizes[0] != 1 or list(sizes) != sorted(set(sizes)):
-            raise ValueError(f"sizes ascend from 1: {sizes}")
+            raise ValueError(f"sizes must ascend from 1: {sizes}")
         if min(seconds) <= 0 or pair_seconds < 0:
-            raise ValueError("costs are above 0")
+            raise ValueError("costs must be above 0")
         self.sizes = list(sizes)
         least = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1])[::-1]
         self.seconds = [float(item) for item in least]
@@ -111,7 +111,7 @@ class CostModel:
     def tokens_within(
         self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
     ) -> int:
-        """Largest number of prompt tokens with which a pass still takes no longer than `seconds`.
+        """Largest number of prompt tokens that a pass can take on within `seconds`.
 
         Args:
             seconds: allowed for the whole pass.
@@ -124,8 +124,8 @@ class CostModel:
         def duration(more: int) -> float:
             return self.cost(tokens + more, work + more * (position + more / 2)) + more * each
 
-        most = self._widest + 1  # costs ascend, so bisection finds the number
-        return max(0, bisect_right(range(most + 1), seconds, key=duration) - 1)
+        # Costs never fall as passes grow, so bisection works.
+        return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
 
     def observe(self, tokens: int, work: float, seconds: float) -> None:
         """Learn from the time that a pass took."""

@@ -20,7 +20,7 @@ from specops.runtime.block_pool import BlockPool, CacheShape
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
-LEAST_COMMON = 8  # fewer common tokens in a block are not worth a copy
+MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
 
 
 class PrefixCache(StrEnum):
@@ -41,7 +41,7 @@ class _Slot:
         tokens: tokens of the request.
 
     Attributes:
-        tokens: the request's tokens, as given last.
+        tokens: the request's tokens, as last passed in.
         length: number of tokens that are computed and final; they come first.
         blocks: numbers of all blocks, those of `nodes` first.
         nodes: the registered blocks; all are full.
@@ -103,8 +103,8 @@ class KvCache:
     Args:
         shape: sizes of the model's cache.
         num_blocks: number of blocks in the pool, for all requests together.
-        num_slots: most requests at the same time.
-        context: most tokens of one request.
+        num_slots: maximum number of concurrent requests.
+        context: maximum number of tokens per request.
         reuse: which requests share blocks.
 
     Attributes:
@@ -293,7 +293,7 @@ class KvCache:
         held = self._held(slot)
         own = held.blocks[len(held.nodes) :]
         if held.root is not None and held.last is not None:
-            if held.tail >= LEAST_COMMON:
+            if held.tail >= MIN_COMMON:
                 part = tuple(held.tokens[held.registered : held.length])
                 self._trie.keep(held.last, part, own.pop(0))
             for node in reversed(held.nodes):
@@ -315,7 +315,7 @@ class KvCache:
         if block is None and self._trie.evict():
             block = self._pool.take()
         if block is None:
-            raise RuntimeError("the KV cache has lost count of its blocks")
+            raise RuntimeError("the KV cache's block counts are wrong")
         return block
 
     def _register(self, held: _Slot) -> None:
@@ -333,21 +333,21 @@ class KvCache:
     def _take_part(self, held: _Slot, tokens: Sequence[int], most: int) -> None:
         """Begin the slot's next block with the tokens that another block shares with it."""
         parent, index, start = held.last, len(held.nodes), held.registered
-        wanted = tuple(tokens[start : start + BLOCK_TOKENS])
-        least = held.tail + LEAST_COMMON
-        if parent is None or min(len(wanted), most - start) < least:
+        block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
+        least = held.tail + MIN_COMMON
+        if parent is None or min(len(block_tokens), most - start) < least:
             return
-        node, common = self._trie.closest(parent, wanted)
+        node, common = self._trie.closest(parent, block_tokens)
         source = -1 if node is None else node.block
         for other in self._slots:  # the trie does not know running requests' last blocks
             if other is not None and other.last is parent and other.tail > common:
-                same = common_prefix(other.tokens[start : other.length], wanted)
+                same = common_prefix(other.tokens[start : other.length], block_tokens)
                 if same > common:
                     node, source, common = None, other.blocks[index], same
         common = min(common, most - start)
         if common < least:
             return
-        if node is not None and node.only_begins(wanted):
+        if node is not None and node.only_begins(block_tokens):
             self._trie.detach(node)
             held.put(index, source)
         else:

@@ -29,7 +29,7 @@ class LogitsProcessor:
         params: of the request; their tokens are below the size of the vocabulary.
         prompt: tokens of the prompt.
         end_tokens: tokens that are forbidden among the first `min_tokens`.
-        min_tokens: least length of the answer.
+        min_tokens: minimum length of the answer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LogitsProcessor:
         self._counts_tokens = params.penalizes
         known = np.unique(prompt if params.repetition_penalty != 1 else []).astype(np.int32)
         # Each token's index in the three arrays, and then room for as many tokens again.
-        self._places: dict[int, int] = dict(zip(known.tolist(), range(len(known)), strict=True))
+        self._index_of: dict[int, int] = dict(zip(known.tolist(), range(len(known)), strict=True))
         room = np.zeros(max(_FIRST_CAPACITY, len(known)), np.int32)
         self._tokens = np.concatenate([known, room])
         self._counts = np.zeros(len(self._tokens), np.float32)  # in the answer
@@ -56,20 +56,23 @@ class LogitsProcessor:
         self._in_prompt[: len(known)] = 1
         self._biased = np.array([token for token, _ in params.logit_bias], np.int32)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self._by = Adjustment(
+        self._adjustment = Adjustment(
             params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         )
         if params.logit_bias:
-            self._by.num_biased = len(self._biased)
-            self._by.biased, self._by.biases = address(self._biased), address(self._biases)
-        self._point()
+            self._adjustment.num_biased = len(self._biased)
+            self._adjustment.biased, self._adjustment.biases = (
+                address(self._biased),
+                address(self._biases),
+            )
+        self._set_addresses()
 
     def append(self, token: int) -> None:
         """Append a token to the answer."""
         self._answer += token.to_bytes(_TOKEN_BYTES, sys.byteorder)
         if self._counts_tokens:
-            place = self._place(token)  # first, since it may replace the arrays
-            self._counts[place] += 1
+            index = self._index(token)  # first, since it may replace the arrays
+            self._counts[index] += 1
 
     def apply(self, logits: Floats, tokens: Sequence[int]) -> None:
         """Change logits in place.
@@ -84,22 +87,22 @@ class LogitsProcessor:
         length = len(self._answer)
         for token in tokens[:first]:
             self.append(token)
-        banned, ends, places = array("i"), array("q"), array("q")
+        banned, ends, indices = array("i"), array("q"), array("q")
         for row in range(rows):
             if row:
                 token = tokens[first + row - 1]
                 self._answer += token.to_bytes(_TOKEN_BYTES, sys.byteorder)
-                places.append(self._place(token) if self._counts_tokens else 0)
+                indices.append(self._index(token) if self._counts_tokens else 0)
             self._ban(banned)
             ends.append(len(banned))
-        self._by.num_known = len(self._places)
+        self._adjustment.num_known = len(self._index_of)
         library.specops_adjust(
             address(logits), rows, vocab, banned.buffer_info()[0], ends.buffer_info()[0],
-            places.buffer_info()[0], self._by,
+            indices.buffer_info()[0], self._adjustment,
         )  # fmt: skip
         del self._answer[length:]
         for token in tokens[:first] if self._counts_tokens else ():
-            self._counts[self._places[token]] -= 1
+            self._counts[self._index_of[token]] -= 1
 
     def _ban(self, banned: array[int]) -> None:
         """Add the tokens that must not follow the answer."""
@@ -109,19 +112,19 @@ class LogitsProcessor:
         if len(self._answer) < self._min_tokens * _TOKEN_BYTES:
             banned.extend(self._end_tokens)
 
-    def _place(self, token: int) -> int:
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._tokens):
+    def _index(self, token: int) -> int:
+        index = self._index_of.setdefault(token, len(self._index_of))
+        if index == len(self._tokens):
             self._tokens, self._counts, self._in_prompt = (
                 np.concatenate([values, np.zeros_like(values)])
                 for values in (self._tokens, self._counts, self._in_prompt)
             )
-            self._point()
-        self._tokens[place] = token
-        return place
+            self._set_addresses()
+        self._tokens[index] = token
+        return index
 
-    def _point(self) -> None:
-        """Tell the kernels where the arrays are."""
-        self._by.known, self._by.counts, self._by.in_prompt = map(
+    def _set_addresses(self) -> None:
+        """Pass the kernels the addresses of the arrays."""
+        self._adjustment.known, self._adjustment.counts, self._adjustment.in_prompt = map(
             address, (self._tokens, self._counts, self._in_prompt)
         )

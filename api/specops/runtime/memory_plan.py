@@ -110,7 +110,7 @@ class Demand:
         mapped_weights: weights in the page cache.
         target_weights: the target's part of them, which every token needs.
         pass_bytes: what the largest pass takes while it runs.
-        context: most tokens of a request, a property of the target.
+        context: the target's maximum number of tokens per request.
     """
 
     kv_token_bytes: int
@@ -145,8 +145,8 @@ class MemoryPlan:
     """A KV cache that fits, and what everything takes. See `plan_memory`.
 
     Attributes:
-        slots: most requests at the same time.
-        context: most tokens of one request.
+        slots: maximum number of concurrent requests.
+        context: maximum number of tokens per request.
         kv_tokens: tokens of all requests together; a multiple of a block's 64, at least `context`.
     """
 
@@ -173,7 +173,7 @@ class MemoryPlan:
 
     @property
     def most_anonymous(self) -> int:
-        """Most bytes that the process ever holds and cannot drop."""
+        """Peak bytes that the process holds and cannot drop."""
         return self.supply.held + self.needed
 
     @property
@@ -191,7 +191,7 @@ class MemoryPlan:
         supply, demand = self.supply, self.demand
         cache = (
             f"{self.kv_tokens:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB: up to "
-            f"{self.slots} requests, each of {self.context:,} at most"
+            f"{self.slots} requests of at most {self.context:,} each"
         )
         rows = [
             ("limit", supply.limit, supply.limit_note),
@@ -223,7 +223,7 @@ def plan_for_models(
     Args:
         settings: what the user asks for.
         models: the target first.
-        context: most tokens of a request, a property of the target.
+        context: the target's maximum number of tokens per request.
         later_bytes: bytes beside the KV cache that fill up only as requests come.
 
     Raises:
@@ -255,7 +255,7 @@ def plan_memory(
     Args:
         supply: the memory that there is.
         demand: what the models need.
-        slots: most requests at the same time; 0: `DEFAULT_SLOTS`.
+        slots: maximum number of concurrent requests; 0: `DEFAULT_SLOTS`.
         context: requested tokens of one request; 0: the model's context, or what fits.
         kv_tokens: requested tokens of all requests together; 0: a context for each slot, or what
             fits.
@@ -265,37 +265,32 @@ def plan_memory(
     """
     slots = slots or DEFAULT_SLOTS
     longest = min(context or demand.context, demand.context)
-    wanted = _in_blocks(kv_tokens)
-    least = longest if context else min(longest, wanted or _LEAST_CONTEXT, _LEAST_CONTEXT)
     if kv_tokens:
-        tokens = wanted if wanted <= _tokens_that_fit(supply, demand, 0) else 0
+        smallest = _in_blocks(kv_tokens)
+        if context and smallest < longest:
+            raise MemoryPlanError(
+                f"a request of SPECOPS_CONTEXT={longest} does not fit into SPECOPS_KV_TOKENS="
+                f"{smallest}: lower the first or raise the second"
+            )
+        choices = [(0, smallest, smallest)]
     else:
-        wanted = _in_blocks(least)
-        tokens = _chosen(supply, demand, slots * _in_blocks(longest), longest, least)
-    fits = tokens >= least
-    tokens = tokens if fits else wanted
-    plan = MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
-    if not fits:
-        raise MemoryPlanError(_refusal(plan, least))
-    return plan
-
-
-def _chosen(supply: Supply, demand: Demand, most: int, longest: int, least: int) -> int:
-    """Tokens of a cache that leaves the weights in memory; 0: none fits.
-
-    First choice: all weights stay. Second: the target's stay, since a draft model that has to be
-    read again soon drafts no more. Third, if not even these can stay: one comfortable request.
-    """
-    comfortable = min(longest, _COMFORTABLE_CONTEXT)
-    for weights, enough, limit in (
-        (demand.mapped_weights, max(least, comfortable), most),
-        (demand.target_weights, least, most),
-        (0, least, max(_in_blocks(least), _in_blocks(comfortable))),
-    ):
+        least = longest if context else min(longest, _LEAST_CONTEXT)
+        comfortable = max(least, min(longest, _COMFORTABLE_CONTEXT))
+        smallest, most = _in_blocks(least), slots * _in_blocks(longest)
+        # The first choice keeps all weights in memory. The second keeps the target's, since a draft
+        # model that has to be read again soon drafts no more. If not even these can stay, the third
+        # is one comfortable request.
+        choices = [
+            (demand.mapped_weights, comfortable, most),
+            (demand.target_weights, least, most),
+            (0, least, _in_blocks(comfortable)),
+        ]
+    for weights, enough, limit in choices:
         tokens = min(limit, _tokens_that_fit(supply, demand, weights))
         if tokens >= enough:
-            return tokens
-    return 0
+            return MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
+    plan = MemoryPlan(supply, demand, slots, min(longest, smallest), smallest)
+    raise MemoryPlanError(_refusal(plan))
 
 
 def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
@@ -314,13 +309,8 @@ def spare_bytes(limit: int) -> int:
     return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MOST_SPARE_BYTES))
 
 
-def _refusal(plan: MemoryPlan, least: int) -> str:
+def _refusal(plan: MemoryPlan) -> str:
     supply, demand = plan.supply, plan.demand
-    if plan.needed <= supply.free:
-        return (
-            f"a request of SPECOPS_CONTEXT={least} does not fit into SPECOPS_KV_TOKENS="
-            f"{plan.kv_tokens}: lower the first or raise the second"
-        )
     fitting = _tokens_that_fit(supply, demand, 0)
     if fitting >= min(plan.context, _LEAST_CONTEXT):
         way_out = (

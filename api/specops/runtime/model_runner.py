@@ -24,7 +24,7 @@ _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"
 _LOGITS, _HIDDEN = "logits", "hidden"
 _HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
 _POSITIONS = "position_ids"  # only of models with a table of positions
-_MOST_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
+_MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
 
 
@@ -36,7 +36,7 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
         dtype: of the cache's elements, one of `kernels.KV_DTYPES`.
 
     Raises:
-        ModelLoadError: the metadata are missing or are no sizes.
+        ModelLoadError: the metadata are missing or not numbers.
         ValueError: there is no such type.
     """
     if dtype not in KV_DTYPES:
@@ -93,7 +93,7 @@ class ModelRunner:
     Args:
         session: a rewritten graph.
         cache: the model's cache.
-        max_tokens: most tokens of one pass.
+        max_tokens: maximum number of tokens in a pass.
 
     Attributes:
         vocab_size: width of the logits.
@@ -133,17 +133,17 @@ class ModelRunner:
         Raises:
             ValueError: there are no tokens or too many, or a slot may not write a position.
         """
-        count, wanted = len(batch.tokens), len(batch.logit_rows)
+        count, num_logits = len(batch.tokens), len(batch.logit_rows)
         if not 0 < count <= self.max_tokens:
             raise ValueError(f"a pass takes 1 to {self.max_tokens} tokens, not {count}")
         self._fill(batch)
         self._ids[:count] = batch.tokens
-        self._logit_rows[:wanted] = batch.logit_rows
-        key = count, wanted, batch.hidden or self._kept is not None
+        self._logit_rows[:num_logits] = batch.logit_rows
+        key = count, num_logits, batch.hidden or self._kept is not None
         if (binding := self._bindings.get(key)) is None:
             binding = self._bind(*key)
         self._session.run_with_iobinding(binding)
-        return self._logits[:wanted]
+        return self._logits[:num_logits]
 
     def output_hidden_states(self) -> HiddenStates:
         """Make all later passes output the last hidden states as well.
@@ -182,7 +182,7 @@ class ModelRunner:
             self._kept.keep(slot, self._hidden[row], length, chosen)
 
     def _fill(self, batch: Batch) -> None:
-        """Write spans and, if the graph asks for them, positions."""
+        """Write spans and, if the graph has an input for them, positions."""
         rows: list[int] = []
         positions: list[int] = []
         for span in batch.spans:
@@ -202,24 +202,24 @@ class ModelRunner:
         if self._has_positions:
             self._positions[: len(positions)] = positions
 
-    def _bind(self, count: int, wanted: int, hidden: bool) -> ort.IOBinding:
+    def _bind(self, count: int, num_logits: int, hidden: bool) -> ort.IOBinding:
         """Bind so many tokens and rows of logits."""
         inputs = {
             "spans": self._spans,
             "block_tables": self.cache.block_tables,
             "cache": self.cache.descriptor,
             "input_ids": self._ids[None, :count],
-            "logit_rows": self._logit_rows[:wanted],
+            "logit_rows": self._logit_rows[:num_logits],
         }
         if self._has_positions:
             inputs[_POSITIONS] = self._positions[None, :count]
-        outputs = {_LOGITS: self._logits[None, :wanted]}
+        outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
-            outputs[_HIDDEN] = self._hidden[None, :wanted]
+            outputs[_HIDDEN] = self._hidden[None, :num_logits]
         binding = bind(self._session, inputs, outputs)
-        if len(self._bindings) >= _MOST_BINDINGS:
+        if len(self._bindings) >= _MAX_BINDINGS:
             self._bindings.clear()
-        self._bindings[count, wanted, hidden] = binding
+        self._bindings[count, num_logits, hidden] = binding
         return binding
 
 
@@ -228,7 +228,7 @@ class DraftHead:
 
     Args:
         session: the head's graph.
-        num_slots: most rows of one pass.
+        num_slots: maximum number of rows in a pass.
         hidden_size: numbers in the target's hidden states.
         table_size: number of tokens that the head can guess; one more output stands for all others.
 
@@ -238,7 +238,7 @@ class DraftHead:
         next_states: [num_slots, hidden_size] of the guesses.
 
     Raises:
-        ModelLoadError: the graph is no head for this target.
+        ModelLoadError: the graph is not a head for this target.
     """
 
     def __init__(

@@ -71,8 +71,8 @@ def verify(
         return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
 
     def probs(row: int) -> Floats:
-        found: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
-        return found
+        filtered: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
+        return filtered
 
     if sampling.seed is not None:
         return verify_seeded(probs, draft_tokens, sampling.seed, position)
