@@ -24,11 +24,11 @@ from tokenizers import ByteLevelBPETokenizer
 from bench.agents.recorded import FOLDER, Recording, load
 from bench.tools.report import Outcome, Table, Wanted, progress
 from specops.config import Settings
-from specops.http.answering.conversation import render
-from specops.http.schemas.chat import ChatRequest
-from specops.http.schemas.conversation import Conversation
-from specops.http.schemas.messages import MessagesRequest
-from specops.http.schemas.responses import ResponsesRequest
+from specops.http.answering.conversation import Conversation
+from specops.http.answering.prompts import render
+from specops.http.protocols.anthropic import MessagesRequest
+from specops.http.protocols.openai.chat import ChatRequest
+from specops.http.protocols.openai.responses import ResponsesRequest
 from specops.models.convert import Quantization, export_checkpoint
 from specops.serving.async_engine import AsyncEngine
 from specops.text.chat_template import ChatTemplate, ChatTemplateError

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specops.http.schemas.chat import ChatRequest
-from specops.http.schemas.conversation import Conversation
+from specops.http.answering.conversation import Conversation
+from specops.http.protocols.openai.chat import ChatRequest
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tools.formats import GENERIC, Tool
 from specops.text.tools.grammar import CallGrammar

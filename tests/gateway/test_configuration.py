@@ -11,10 +11,9 @@ import yaml
 
 from gateway import run as gateway
 from specops.config import Settings
-from specops.http.app import _GENERATING
 from specops.http.connection import Limits
 from specops.http.middleware import MAX_BODY_BYTES
-from specops.http.routes import embeddings, ollama
+from specops.http.protocols import PROTOCOLS
 from tests.stack.support import ROOT, read_yaml, succeed, tool
 
 CONFIG: dict[str, Any] = read_yaml("gateway/envoy.yaml")
@@ -60,8 +59,8 @@ def test_requests_that_generate_are_routed_by_key() -> None:
     keyed, rest = HTTP["route_config"]["virtual_hosts"][0]["routes"]
     pattern = re.compile(keyed["match"]["safe_regex"]["regex"])
     # Embedding a text leaves nothing in the prefix cache that a later request could use.
-    others = {path for path in _GENERATING if not pattern.fullmatch(path)}
-    assert others == {embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH}
+    for path, prompt in PROTOCOLS.prompts.items():
+        assert bool(pattern.fullmatch(path)) == (prompt.operation != "embeddings"), path
     assert not pattern.fullmatch("/v1/messages/count_tokens")
     assert keyed["route"]["cluster"] == "replicas"
     assert rest["route"]["cluster"] == "replicas_any"

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specops.http.app import _GENERATING
-from specops.http.routes import embeddings, ollama
+from specops.http.protocols import PROTOCOLS
 from tests.gateway.running import Row, row
 from tests.waiting import PATIENCE, wait
 
@@ -123,8 +122,8 @@ def test_requests_have_one_key_if_they_belong_together(
 
 def test_every_request_that_generates_has_a_key(one: Row) -> None:
     fields = {**said("a"), "input": "a", "prompt": "a"}
-    for path in _GENERATING - {embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH}:
-        assert one.key(fields, path)
+    for path, prompt in PROTOCOLS.prompts.items():
+        assert prompt.operation == "embeddings" or one.key(fields, path)
 
 
 @pytest.mark.parametrize(

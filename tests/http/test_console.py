@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from specops.engine.model_info import ModelState
-from specops.http.routes.console import FIGURES
+from specops.http.console import FIGURES
 from tests.asgi import AsgiClient
 from tests.fakes import INFO
 from tests.http.openai_api import Api, api

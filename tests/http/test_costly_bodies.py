@@ -17,9 +17,9 @@ import pytest
 from starlette.types import Send
 
 from specops.config import Settings
+from specops.http.answering.body import Body
 from specops.http.app import create_app
-from specops.http.routes import chat
-from specops.http.schemas.body import Body
+from specops.http.protocols.openai import chat
 from specops.request import FinishReason, Grammar, Logprob, Piece
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.fakes import FakeService, FakeTokenizer, output
@@ -183,7 +183,7 @@ class Compiler:
 async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.choosing.COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", 0.05)
     async with api() as here:
         here.service.loaded.grammars = compiler = Compiler()
         answers = await asyncio.gather(*(here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)))

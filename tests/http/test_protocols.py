@@ -23,12 +23,12 @@ from openai.types import embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
-from specops.http.schemas.body import Body
-from specops.http.schemas.chat import ChatRequest
-from specops.http.schemas.completions import CompletionRequest
-from specops.http.schemas.embeddings import EmbeddingRequest
-from specops.http.schemas.messages import MessagesRequest
-from specops.http.schemas.responses import ResponsesRequest
+from specops.http.answering.body import Body
+from specops.http.protocols.anthropic import MessagesRequest
+from specops.http.protocols.openai.chat import ChatRequest
+from specops.http.protocols.openai.completions import CompletionRequest
+from specops.http.protocols.openai.embeddings import EmbeddingRequest
+from specops.http.protocols.openai.responses import ResponsesRequest
 from specops.request import FinishReason, GenerationRequest, PromptTooLong
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
@@ -215,7 +215,7 @@ async def test_an_answer_that_fills_the_context_says_so(
 
 
 async def test_a_long_wait_has_anthropics_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specops.http.answering.job._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.answers._PAUSE_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, MESSAGES).send_json(ASK[MESSAGES] | {"stream": True})
         handle = await here.service.submitted.get()

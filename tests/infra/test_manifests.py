@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from specops.config import PREFIX, Settings
-from specops.http.app import _GENERATING, create_app
+from specops.http.app import create_app
 from specops.http.hosts import Hosts
-from specops.http.routes import embeddings, ollama
+from specops.http.protocols import PROTOCOLS
 from specops.metrics.metrics import Metrics
 from specops.runtime.kernels import BLOCK_TOKENS
 from tests.infra.manifests import (
@@ -230,7 +230,8 @@ def test_envoy_gateway_has_the_policy_of_one_machine() -> None:
         assert policy["retry"]["retryOn"]["httpStatusCodes"] == retry["retriable_status_codes"]
         assert policy["retry"]["numRetries"] == retry["num_retries"]
     _, paths = generating_route(GATEWAY_FILES[0])
-    assert paths == _GENERATING - {embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH}
+    prompts = PROTOCOLS.prompts
+    assert paths == {path for path in prompts if prompts[path].operation != "embeddings"}
 
 
 def test_the_picker_routes_what_it_can_read() -> None:
@@ -239,7 +240,7 @@ def test_the_picker_routes_what_it_can_read() -> None:
     assert paths == {
         f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "responses")
     }
-    assert paths < _GENERATING
+    assert paths < set(PROTOCOLS.prompts)
     assert [item["kind"] for item in rule["backendRefs"]] == ["InferencePool"]
     for route in (item for item in documents(PICKER_FILES[0]) if item["kind"] == "HTTPRoute"):
         (rule,) = route["spec"]["rules"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.http.schemas.chat import ChatRequest
-from specops.http.schemas.generate import GenerateRequest, GenerateResponse
+from specops.http.protocols.native import GenerateRequest, GenerateResponse
+from specops.http.protocols.openai.chat import ChatRequest
 from tests.stack.support import ROOT, VENV_BIN, succeed
 from tests.stack.test_commands import TARGETS
 from tests.test_imports import LAYERS, modules, part

@@ -20,6 +20,7 @@ from starlette.types import Scope
 from specops.config import Settings
 from specops.engine.engine import UnknownToken
 from specops.engine.model_info import ModelState
+from specops.http import console, documentation, health
 from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
@@ -28,27 +29,12 @@ from specops.http.errors import (
     InvalidField,
     from_http_exception,
     from_validation_error,
-    prompt_too_long,
     unavailable,
 )
 from specops.http.hosts import Hosts, cors
 from specops.http.keys import ApiKeys
 from specops.http.middleware import RequestContext
-from specops.http.routes import (
-    chat,
-    completions,
-    console,
-    documentation,
-    embeddings,
-    generate,
-    health,
-    messages,
-    ollama,
-    ollama_models,
-    openai,
-    responses,
-    tokens,
-)
+from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
@@ -58,18 +44,7 @@ from specops.text import template_process
 from specops.text.template_process import TemplateProcessError
 from specops.tracing import RequestTrace, Tracing, tracing_from_env
 
-_PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of their prompt
-    **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "prompt"),
-    **dict.fromkeys((chat.PATH, messages.PATH, ollama.CHAT_PATH), "messages"),
-    **dict.fromkeys((responses.PATH, embeddings.PATH, ollama.EMBED_PATH), "input"),
-    ollama.OLD_EMBED_PATH: "prompt",
-}
-_GENERATING = frozenset(_PROMPT_FIELDS)
-_OPERATIONS = {  # OpenTelemetry's names for what these endpoints do
-    **dict.fromkeys(_GENERATING, "chat"),
-    **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "text_completion"),
-    **dict.fromkeys((embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH), "embeddings"),
-}
+_PROMPTS = PROTOCOLS.prompts
 
 
 class _Described(FastAPI):
@@ -123,7 +98,7 @@ def create_app(
         version=version("specops"),
         summary="LLM inference for small machines, made fast by speculative decoding",
         lifespan=lifespan,
-        docs_url=None,  # see routes/documentation.py
+        docs_url=None,  # see documentation.py
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the name that the client sent
         # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
@@ -131,15 +106,12 @@ def create_app(
     )
     state = app.state.specops = AppState(settings, service, metrics)
     routers = [
-        module.router
-        for module in (
-            *(generate, chat, completions, messages, responses, embeddings),
-            *(ollama, ollama_models, tokens, openai, health, console, documentation),
-        )
+        *(protocol.router for protocol in PROTOCOLS),
+        *(module.router for module in (health, console, documentation)),
     ]
     endpoints = Endpoints([*app.routes, *(route for router in routers for route in router.routes)])
     for path in endpoints.paths:
-        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in _GENERATING else ()
+        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in _PROMPTS else ()
         metrics.set_endpoint(path, (200, *failures))
     keys = ApiKeys(settings.api_keys, settings.metrics_key)
     metrics.set_clients(keys.clients)
@@ -150,7 +122,7 @@ def create_app(
 
     def refuse(scope: Scope, whole: bool) -> Response | None:
         if not whole and (error := hosts.refusal(scope)) is not None:
-            return error.response(scope["path"])
+            return Context.of(scope).protocol.error_response(error)
         return _refuse_if_full(scope, service, whole)
 
     app.add_middleware(
@@ -172,7 +144,7 @@ def create_app(
 
 def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response | None:
     """Refuse a request if there is no room for it; once it is whole, reserve a place for it."""
-    wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
+    wants_answer = scope["method"] == "POST" and scope["path"] in _PROMPTS
     if not wants_answer or service.state is not ModelState.READY:
         return None
     try:
@@ -181,7 +153,7 @@ def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response
         else:
             service.admission.check(1)
     except QueueFull as error:
-        return _full(error, scope["path"])
+        return Context.of(scope).protocol.error_response(_full(error))
     return None
 
 
@@ -190,12 +162,12 @@ def _begin_trace(
 ) -> RequestTrace | None:
     """Follow a request that the engine works for."""
     path = scope["path"]
-    if scope["method"] != "POST" or path not in _GENERATING:
+    if scope["method"] != "POST" or path not in _PROMPTS:
         return None
     attributes = {
         "http.request.method": "POST",
         "http.route": path,
-        "gen_ai.operation.name": _OPERATIONS[path],
+        "gen_ai.operation.name": _PROMPTS[path].operation,
         "gen_ai.provider.name": "specops",
         "gen_ai.request.model": service.info.name if service.info else "not loaded",
     }
@@ -204,49 +176,55 @@ def _begin_trace(
     return None
 
 
-def _full(error: QueueFull, path: str) -> Response:
+def _full(error: QueueFull) -> ApiError:
     retry = {"retry-after": str(error.retry_after)}
-    return ApiError(429, str(error), code=error.reason, headers=retry).response(path)
+    return ApiError(429, str(error), code=error.reason, headers=retry)
 
 
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     """Turn every exception that can end a request into an error object."""
 
+    def answer(request: Request, error: ApiError) -> Response:
+        return Context.of(request.scope).protocol.error_response(error)
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         metrics.observe_rejected("invalid")
-        return from_validation_error(error, request).response(request.scope["path"])
+        status = Context.of(request.scope).protocol.invalid_status
+        return answer(request, from_validation_error(error, request, status))
 
     @app.exception_handler(InvalidField)
     async def invalid_field(request: Request, error: InvalidField) -> Response:
         metrics.observe_rejected("invalid")
-        return error.answer(request).response(request.scope["path"])
+        status = Context.of(request.scope).protocol.invalid_status
+        return answer(request, ApiError(status, str(error), code=error.code, param=error.field))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return from_http_exception(error, request).response(request.scope["path"])
+        return answer(request, from_http_exception(error, request))
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:
         if request.method == "POST":  # GET asks about the service itself
             metrics.observe_rejected("not_ready")
-        return unavailable(error.message, f"model_{error.state}").response(request.scope["path"])
+        return answer(request, unavailable(error.message, f"model_{error.state}"))
 
     @app.exception_handler(TemplateProcessError)
     async def no_template_process(request: Request, error: TemplateProcessError) -> Response:
-        return unavailable(str(error), "template_process").response(request.scope["path"])
+        return answer(request, unavailable(str(error), "template_process"))
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
-        return _full(error, request.scope["path"])
+        return answer(request, _full(error))
 
     @app.exception_handler(PromptTooLong)
     async def too_long(request: Request, error: PromptTooLong) -> Response:
-        path = request.scope["path"]
-        return prompt_too_long(error, path, _PROMPT_FIELDS[path]).response(path)
+        field = _PROMPTS[request.scope["path"]].field
+        message = Context.of(request.scope).protocol.too_long(error, field)
+        failed = ApiError(400, message, code="context_length_exceeded", param=field)
+        return answer(request, failed)
 
     @app.exception_handler(UnknownToken)
     async def unknown_token(request: Request, error: UnknownToken) -> Response:
-        path = request.scope["path"]
-        field = _PROMPT_FIELDS[path]
-        return ApiError(400, str(error), code="invalid_value", param=field).response(path)
+        field = _PROMPTS[request.scope["path"]].field
+        return answer(request, ApiError(400, str(error), code="invalid_value", param=field))

@@ -22,6 +22,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specops.http.errors import ApiError, unavailable
+from specops.http.protocols import PROTOCOLS
 from specops.http.sse import UNFRAMED
 from specops.system.failures import Failures
 
@@ -247,7 +248,7 @@ class Connection(H11Protocol):
                 return
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
-        response = error.response(self._path())
+        response = PROTOCOLS.of(self._path()).error_response(error)
         response.headers["connection"] = "close"
         status = HTTPStatus(response.status_code)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]

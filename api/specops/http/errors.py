@@ -1,49 +1,21 @@
-"""Every error that a client sees, in the form of its protocol.
-
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
-
-is OpenAI's form, and that of all endpoints except Anthropic's and Ollama's. Those have
-
-    {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
-    {"error": ...}
-
-`param` names the field that is wrong, if there is one. Client libraries turn all of them into
-their own exceptions.
-"""
+"""What can go wrong, as errors that a client sees; `protocol` has the form of each protocol."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
-import orjson
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from specops.request import PromptTooLong
-from specops.system import logs
-
-OPENAI_PREFIX = "/v1/"
-ANTHROPIC_PREFIX = "/v1/messages"
-_EMBEDDINGS, _RESPONSES = "/v1/embeddings", "/v1/responses"
-OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
 _MOST_PROBLEMS = 20  # that an answer names
 _SHOULD_BE = "Input should be "  # how the messages of most problems begin
 _OBJECTS = ("dict_type", "model_type", "model_attributes_type")
-_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_ANTHROPIC_TYPES = {
-    **_OPENAI_TYPES,
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
 GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # failures of generating endpoints
 
@@ -65,27 +37,6 @@ class ErrorResponse(BaseModel):
     """The body of every response that is not a success."""
 
     error: ErrorDetail
-
-
-class AnthropicErrorDetail(BaseModel):
-    """What went wrong, in Anthropic's form."""
-
-    type: str
-    message: str
-
-
-class AnthropicErrorResponse(BaseModel):
-    """The body of every response of `/v1/messages` that is not a success."""
-
-    type: Literal["error"] = "error"
-    error: AnthropicErrorDetail
-    request_id: str | None
-
-
-class OllamaErrorResponse(BaseModel):
-    """The body of every response below `/api/` that is not a success."""
-
-    error: str
 
 
 def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Responses:
@@ -115,37 +66,6 @@ class ApiError(HTTPException):
         self.code = code
         self.param = param
 
-    def body(self, path: str) -> bytes:
-        """Return the error as JSON, in the form that clients of an endpoint expect."""
-        status, message = self.status_code, self.detail
-        if path.startswith(OLLAMA_PREFIX):
-            return orjson.dumps({"error": message})
-        failed = "invalid_request_error"
-        if path.startswith(ANTHROPIC_PREFIX):
-            kind = _ANTHROPIC_TYPES.get(status, failed if status < 500 else "api_error")
-            return orjson.dumps(
-                {
-                    "type": "error",
-                    "error": {"type": kind, "message": message},
-                    "request_id": logs.request_id.get(),
-                }
-            )
-        kind = _OPENAI_TYPES.get(status, failed if status < 500 else "server_error")
-        detail = {"message": message, "type": kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": detail})
-
-    def event(self, path: str) -> bytes:
-        """Return the event that ends a stream; Ollama's streams have lines."""
-        if path.startswith(OLLAMA_PREFIX):
-            return self.body(path) + b"\n"
-        name = b"event: error\n" if path.startswith(ANTHROPIC_PREFIX) else b""
-        return name + b"data: " + self.body(path) + b"\n\n"
-
-    def response(self, path: str = "") -> Response:
-        """Return the whole response of an endpoint; the path is empty before a request has one."""
-        content = self.body(path)
-        return Response(content, self.status_code, self.headers, media_type="application/json")
-
 
 class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
     """A field with a value that this server cannot use, though its type is right."""
@@ -154,15 +74,6 @@ class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
         super().__init__(f"{field}: {message}")
         self.field = field
         self.code = code
-
-    def answer(self, request: Request) -> ApiError:
-        """Return the answer to a request with such a field."""
-        return ApiError(invalid_status(request), str(self), code=self.code, param=self.field)
-
-
-def invalid_status(request: Request) -> int:
-    """Return the status for wrong fields: the protocols' is 400, the framework's 422."""
-    return 400 if request.scope["path"].startswith((OPENAI_PREFIX, OLLAMA_PREFIX)) else 422
 
 
 def internal_error() -> ApiError:
@@ -181,48 +92,6 @@ def unavailable(message: str, code: str) -> ApiError:
 def too_late(what: str, seconds: float) -> ApiError:
     """Return the answer to a request that was not, for example, `finished` before its deadline."""
     return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
-
-
-def prompt_too_long(error: PromptTooLong, path: str, param: str) -> ApiError:
-    """Return the answer to a prompt that does not fit into the context.
-
-    It has the protocol's own words, which client libraries and agents look for: they then drop the
-    oldest messages and try again. One token of the context is the answer's.
-
-    Args:
-        path: of the endpoint.
-        param: the endpoint's field with the prompt.
-    """
-    prompt, context, longest = error.prompt_tokens, error.context, error.context - 1
-    asked, limit = prompt + 1, "This model's maximum context length is"
-    if path.startswith(ANTHROPIC_PREFIX):
-        message = f"prompt is too long: {prompt} tokens > {longest} maximum"
-    elif path.startswith(OLLAMA_PREFIX):
-        message = f"the input length exceeds the context length: {prompt} tokens > {longest}"
-    elif path == _RESPONSES:
-        message = (
-            f"Your input exceeds the context window of this model. {limit} {context} tokens. "
-            f"However, your input resulted in {prompt} tokens, and the answer needs at least one. "
-            "Please adjust your input and try again."
-        )
-    elif path == _EMBEDDINGS:
-        message = (
-            f"{limit} {context} tokens, however you requested {prompt} tokens ({prompt} in your "
-            "prompt; 0 for the completion). Please reduce your prompt; or completion length."
-        )
-    elif path.startswith(OPENAI_PREFIX):
-        message = (
-            f"{limit} {context} tokens. However, you requested {asked} tokens ({prompt} in the "
-            f"{param}, at least 1 in the completion). Please reduce the length of the {param} or "
-            "completion."
-        )
-    else:
-        message = str(error)
-    code = "context_length_exceeded"
-    if path.startswith(OPENAI_PREFIX) and not path.startswith(ANTHROPIC_PREFIX):
-        # LangChain looks for the code in the text of the client's exception, which has no `code`.
-        message += f" ({code})"
-    return ApiError(400, message, code=code, param=param)
 
 
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:
@@ -250,10 +119,13 @@ def _unreadable(cause: Exception) -> str:
     return type(cause).__name__
 
 
-def from_validation_error(error: RequestValidationError, request: Request) -> ApiError:
+def from_validation_error(error: RequestValidationError, request: Request, status: int) -> ApiError:
     """Return the error for wrong fields; it names them.
 
     A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
+
+    Args:
+        status: of the answer to wrong fields.
     """
     problems = error.errors()[:_MOST_PROBLEMS]
     first: Mapping[str, Any] = problems[0]
@@ -274,7 +146,7 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
         "unsupported": "unsupported_parameter",
     }
     return ApiError(
-        invalid_status(request),
+        status,
         "; ".join(dict.fromkeys(map(str, meant))),
         code=code.get(first["type"], "invalid_value"),
         param=_field(first),

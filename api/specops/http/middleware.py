@@ -24,15 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
 from specops.http.content_encoding import body_encoding, decompressed
 from specops.http.endpoints import Endpoints
-from specops.http.errors import (
-    CLIENT_CLOSED_REQUEST,
-    OLLAMA_PREFIX,
-    OPENAI_PREFIX,
-    ApiError,
-    internal_error,
-    unavailable,
-)
+from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, unavailable
 from specops.http.keys import ApiKeys
+from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context
 from specops.system import logs
 from specops.system.failures import OncePerMinute
@@ -97,18 +91,17 @@ class RequestContext:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if scope["path"].startswith(OLLAMA_PREFIX) and "origin" not in headers:
-            # Ollama reads every body as JSON, and its users' curl sends none of the right type. A
-            # page of a stranger can send a body of another type without asking: it has an origin.
+        protocol = PROTOCOLS.of(scope["path"])
+        if protocol.any_media_type and "origin" not in headers:
+            # A stranger's page can send a body of another type without asking: it has an origin.
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
-        names = ["x-request-id"]
-        if scope["path"].startswith(OPENAI_PREFIX):
-            names.append("request-id")
-        exchange = _Exchange(receive, send, dict.fromkeys(names, request_id), _length(headers))
+        ids = dict.fromkeys(protocol.id_headers, request_id)
+        exchange = _Exchange(receive, send, ids, _length(headers))
         context = Context(
             app=self._state,
+            protocol=protocol,
             receive=exchange.receive,
             request_id=request_id,
             arrival=exchange.started,
@@ -170,7 +163,8 @@ class RequestContext:
             log.exception("request failed")
             if exchange.status is not None:
                 raise  # the response is incomplete: the server must cut the connection
-            await internal_error().response(scope["path"])(scope, exchange.receive, exchange.send)
+            failed = Context.of(scope).protocol.error_response(internal_error())
+            await failed(scope, exchange.receive, exchange.send)
 
     async def _early_answer(self, scope: Scope, exchange: _Exchange) -> Response | None:
         """Read the body of a request that may pass; return the refusal of any other."""
@@ -190,7 +184,7 @@ class RequestContext:
             Context.of(scope).body_bytes = len(exchange.body)
         except ApiError as error:
             self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
-            return error.response(scope["path"])
+            return Context.of(scope).protocol.error_response(error)
         return None if exchange.client_left else self._refuse(scope, True)
 
     async def _read(self, exchange: _Exchange) -> None:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specops.http.errors import ApiError
+from specops.http.state import Context
 from specops.text.json_values import dumps
 
 DONE = b"data: [DONE]\n\n"
@@ -102,7 +103,7 @@ class EventStream(Response):
                 async for chunk in self._events:
                     await _send_chunk(send, chunk)
             except ApiError as error:
-                await _send_chunk(send, error.event(scope["path"]))
+                await _send_chunk(send, Context.of(scope).protocol.error_event(error))
             end = WHOLE if unframed else b""
             await send({"type": "http.response.body", "body": end, "more_body": False})
 

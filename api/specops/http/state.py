@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.http.answering.recent_items import RecentItems
+from specops.http.protocol import Protocol
 from specops.metrics.metrics import Metrics
 from specops.serving.async_engine import AsyncEngine
 from specops.text.grammar import Matcher
@@ -46,6 +47,7 @@ class Context:
 
     Attributes:
         app: the application's state.
+        protocol: whose endpoint is asked.
         receive: the request's channel, by which an endpoint learns that the client has left.
         request_id: the client's, or a new one.
         arrival: in seconds of `time.monotonic()`.
@@ -59,6 +61,7 @@ class Context:
     """
 
     app: AppState
+    protocol: Protocol
     receive: Receive
     request_id: str
     arrival: float

@@ -8,7 +8,7 @@ import pytest
 
 from bench.speculation.ways import by_source
 from specops.config import Settings
-from specops.http.schemas.generate import Details
+from specops.http.protocols.native import Details
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
 from tests.serving.test_async_engine import collect, sample, serving
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.models import configured
 from bench.tools.machine import describe
 from specops.engine.engine import Engine
-from specops.http.answering.choosing import COMPILE_SECONDS
+from specops.http.answering.token_options import COMPILE_SECONDS
 from specops.request import (
     FinishReason,
     GenerationRequest,

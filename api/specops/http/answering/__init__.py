@@ -1,5 +1,6 @@
-"""From a checked request body to its answers: the part that all endpoints share.
+"""What all protocols share: from the fields of a body to the engine, and from there to answers.
 
-`submit` turns a body into requests of the engine, `job` follows them, and `writer` sends what comes
-back. `conversation` and `speech` add what chats need.
+`body`, `options`, `constraints` and `conversation` are parts of bodies. `generate` is the one way
+in: it turns a body into requests of the engine, with `prompts`, `token_options` and
+`answer_format`. `answers` is the one way out.
 """

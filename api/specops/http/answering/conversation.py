@@ -1,176 +1,310 @@
-"""Continuing a conversation: the part that all chat protocols share."""
+"""The conversation that a chat request of any protocol is turned into.
+
+The protocols differ in how they write messages, tools and the choice among them. Each request body
+turns itself into a `Conversation`. The code after that does not know the protocol.
+"""
 
 from __future__ import annotations
 
-import secrets
-import string
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from specops.engine.engine import Engine
-from specops.http.answering.job import Job
-from specops.http.answering.speech import Speech
-from specops.http.answering.submit import Tokens, built, computed, start
+from pydantic import Field
+
+from specops.http.answering.body import Body, FreeObject, Text
 from specops.http.errors import InvalidField
-from specops.http.schemas.conversation import Conversation, Message
-from specops.http.schemas.options import EngineOptions
-from specops.http.state import Context
-from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
-from specops.text.json_values import loads
-from specops.text.tools.reader import Block
+from specops.text.agents import steady
+from specops.text.json_values import loads, writable
+from specops.text.tools.formats import TOOL_NAME, Tool
 
-_ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
-_ID_LETTERS = string.ascii_letters + string.digits
-_ID_LENGTH = 9  # Mistral's templates accept no other length
+# Characters that a template adds, or that it could have added in the time that it takes.
+_MESSAGE_SIZE, _TOOL_SIZE = 32, 512
+Message = dict[str, Any]  # in the form that chat templates read
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+Parameters = Annotated[FreeObject, Field(description="JSON schema of the arguments")]
+Mode = Literal["auto", "none", "required"]
 
 
-def render(engine: Engine, asked: Conversation) -> str:
-    """Return the prompt that the model's chat template writes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages to answer, and the tools that the answer may call.
 
-    Conversations without a system message get the model's own.
-
-    Raises:
-        InvalidField: the template refuses the messages, takes too much for them, or there is none.
-        TemplateProcessError: the template's process failed; another try may succeed.
+    Attributes:
+        messages: in the form that chat templates read.
+        source: name of the request's field with the messages, for errors.
+        tools: the tools that the prompt describes.
+        skipped: names of tools and parts that this server does not have, and of what `steady`
+            removed; they are reported like unknown fields.
+        required: the answer must be a call.
+        callable: names of the tools that may be called; None: all.
+        parallel: an answer may have several calls.
+        before: tokens of an earlier conversation, with its answer, that goes on with the messages.
+        truncates: the oldest messages may be left out where all of them are too long.
+        template_options: more variables for the chat template.
     """
-    with _template_errors(engine, asked):
-        messages = with_system(asked.messages, engine.info.system)
-        return engine.render_chat(messages, asked.tools, asked.template_options)
+
+    messages: Sequence[Message]
+    source: str
+    tools: tuple[Tool, ...] = ()
+    skipped: tuple[str, ...] = ()
+    required: bool = False
+    callable: frozenset[str] | None = None
+    parallel: bool = True
+    before: tuple[int, ...] = ()
+    truncates: bool = False
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of characters, roughly: rendering and encoding take time in proportion to it."""
+        characters = sum(_MESSAGE_SIZE + len(message["content"]) for message in self.messages)
+        return characters + _TOOL_SIZE * len(self.tools)
 
 
-@contextmanager
-def _template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
-    try:
-        yield
-    except ChatTemplateLimitError as error:  # it would exceed them again: no client should retry
-        raise InvalidField(asked.source, str(error), code="template_limit") from error
-    except ChatTemplateError as error:
-        code = "invalid_value" if engine.chat_template else "no_chat_template"
-        raise InvalidField(asked.source, str(error), code=code) from error
+class AnyTool(Protocol):
+    """A tool as a protocol writes it."""
+
+    @property
+    def type(self) -> str | None:
+        """The type of the tool; a function is `function`, or what the protocol calls it."""
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None where this server has no tools of that type."""
 
 
-def _speech(engine: Engine, asked: Conversation) -> Speech:
-    with _template_errors(engine, asked):
-        return Speech(engine, asked)
+class Function(Body):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = Field(False, description="arguments follow the schema")
 
 
-def encode(engine: Engine, asked: Conversation) -> Tokens:
-    """Return the tokens of a conversation's prompt."""
-    if not asked.before:
-        return engine.encode_chat(render(engine, asked))
-    with _template_errors(engine, asked):
-        if engine.chat_template is None:
-            raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
-        text = engine.chat_template.after_answer(asked.messages, asked.template_options)
-    return (*asked.before, *engine.encode_chat(text))
+class ChatTool(Body):
+    """A tool that the model may call; this server only has the type `function`."""
+
+    type: Text
+    function: Function | None = None
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None for another type of tool.
+
+        Raises:
+            InvalidField: the function is missing.
+        """
+        if self.type != "function":
+            return None
+        if (own := self.function) is None:
+            raise InvalidField("tools", "a function is missing", code="missing_parameter")
+        return Tool(own.name, own.description or "", own.parameters, bool(own.strict))
 
 
-def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int]:
-    """Leave out the oldest messages where a conversation is too long, as Ollama does.
-
-    System messages, the user's last message and the last message of all stay. What stays begins
-    with a message of the user, if that is enough, because some templates want it so.
-
-    Args:
-        room: most tokens of the prompt.
-
-    Returns:
-        The prompt's tokens, which are too many if what has to stay is too long, and the number of
-        messages that were left out.
-    """
-    tokens = encode(engine, asked)
-    if len(tokens) <= room:
-        return tokens, 0
-    messages = list(asked.messages)
-    roles = [message["role"] for message in messages]
-    last = len(messages) - 1
-    asked_last = max((i for i, role in enumerate(roles) if role == "user"), default=last)
-    starts = [
-        *(i for i in range(1, asked_last + 1) if roles[i] == "user"),
-        *(i for i in range(asked_last + 1, last) if roles[i] == "assistant"),
-    ]
-    if not starts or starts[-1] != last:
-        starts.append(last)
-
-    def kept(start: int) -> list[Message]:
-        earlier = [message for message in messages[:start] if message["role"] == "system"]
-        question = [messages[asked_last]] if asked_last < start else []
-        return [*earlier, *question, *messages[start:]]
-
-    @cache
-    def tokens_from(place: int) -> Tokens:
-        return encode(engine, replace(asked, messages=kept(starts[place])))
-
-    # Later starts have shorter prompts. Each try renders and encodes what would stay.
-    places = range(len(starts))
-    place = bisect_left(places, True, key=lambda place: len(tokens_from(place)) <= room)
-    place = min(place, places[-1])
-    return tokens_from(place), len(messages) - len(kept(starts[place]))
-
-
-async def converse(
-    ctx: Context,
-    body: EngineOptions,
-    make: Callable[[], Conversation],
+def conversation(
+    messages: list[Message],
+    source: str,
+    tools: Iterable[AnyTool] | None = None,
+    mode: Mode | None = None,
+    named: str | None = None,
     *,
-    recalled_bytes: int = 0,
-) -> Job:
-    """Have the engine continue the conversation that `make` returns.
+    allowed: Sequence[str] | None = None,
+    parallel: bool = True,
+    left_out: Iterable[str] = (),
+    **fields: Any,
+) -> Conversation:
+    """Build a conversation from the parts that a protocol's request has.
 
     Args:
-        recalled_bytes: of what `make` reads besides the body.
+        messages: in the form that chat templates read.
+        source: name of the request's field with the messages.
+        tools: the request's tools.
+        mode: whether tools may be called or must be; None: they may.
+        named: name of the tool that must be called, once.
+        allowed: names of the tools that may be called; the prompt describes the others, too.
+        parallel: an answer may have several calls.
+        left_out: names of the parts that the messages are without.
+        fields: other fields of `Conversation`.
 
     Raises:
-        InvalidField: this server cannot use a field's value.
-        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
+        InvalidField: two tools have one name, or the tool that must be called is missing.
     """
-    engine = ctx.engine
-    template = engine.chat_template
-    asked = await built(ctx, make, besides=recalled_bytes)
-    speech = await computed(
-        ctx, lambda: _speech(engine, asked), 0, renders=bool(template and template.thinking)
+    found = [(tool.type, tool.tool()) for tool in tools or ()]
+    offered = tuple(tool for _, tool in found if tool and mode != "none")
+    names = {tool.name for tool in offered}
+    if len(names) < len(offered):
+        raise InvalidField("tools", "two of them have the same name")
+    if mode == "required" and not offered:
+        raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
+    chosen = allowed if named is None else (named,)
+    for name in chosen or ():
+        if name not in names:
+            raise InvalidField("tool_choice", f"there is no tool {name[:64]!r}")
+    kept, removed = steady(_with_names(messages))
+    return Conversation(
+        messages=kept,
+        source=source,
+        tools=offered,
+        skipped=(
+            *dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None),
+            *dict.fromkeys(left_out),
+            *removed,
+        ),
+        required=mode == "required",
+        callable=None if chosen is None else frozenset(chosen),
+        parallel=parallel and named is None,
+        **fields,
     )
 
-    def encoded() -> list[Tokens]:
-        if not asked.truncates:
-            return [encode(engine, asked)]
-        most = min(ctx.settings.max_new_tokens, engine.info.context // _ANSWERS_SHARE)
-        answer = min(most, body.limit or most)
-        tokens, left_out = fitting(engine, asked, engine.info.context - answer)
-        if left_out:
-            ctx.ignored.append(f"messages[0:{left_out}]")
-        return [tokens]
 
-    return await start(
-        ctx,
-        body,
-        encoded,
-        size=asked.size,
-        shown=asked.messages,
-        rendered=True,
-        speech=speech,
-        skipped=asked.skipped,
+def _with_names(messages: list[Message]) -> list[Message]:
+    """Add to results the names of the tools that were called: some templates write them."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message["tool_call_id"] in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return messages
+
+
+# The last two are parts of OpenAI's thoughts.
+_TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+
+
+class Part(Body):
+    """A part of a message: a text. Pictures, sound and files are refused by their name."""
+
+    type: str = Field(
+        description="text, input_text, output_text or refusal; others are left out of answers and "
+        "results, and refused in questions"
     )
+    text: Text | None = None
+    refusal: Text | None = None
 
 
-def call_id() -> str:
-    """Return an id for a new call."""
-    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+Content = Text | Annotated[list[Part], Field(fail_fast=True)]
 
 
-def joined_text(blocks: Iterable[Block], kind: str) -> str:
-    """Return the text of all blocks of a kind, with empty lines between them."""
-    return "\n\n".join(block.text for block in blocks if block.kind == kind)
+def joined(content: str | Sequence[Part] | None, source: str) -> str:
+    """Return the text of a message.
+
+    Raises:
+        InvalidField: a part is not a text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_text(part, source) for part in content)
 
 
-def arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; empty where the answer was cut off within them."""
+def joined_before(
+    content: str | Sequence[Part] | None, source: str, left_out: list[str], *, result: bool = False
+) -> str:
+    """Return the text of an answer or of a tool's result, without the parts that are no texts.
+
+    Clients send what an agent has seen and done with every request. To refuse a part of it would
+    end the conversation for good, so its kind is noted and the rest is read.
+
+    Args:
+        left_out: gets the names of these parts.
+        result: a tool's result, where a word stands for the part, so that the model knows of it.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type in _TEXTS:
+            texts.append(_text(part, source))
+            continue
+        left_out.append(f"{source}.{part.type}")
+        if result:
+            texts.append(unread(part.type))
+    return "".join(texts)
+
+
+def written(value: Any) -> Any:
+    """Return a value of a client; one that cannot be written into texts is refused."""
+    return writable({"": value})[""]
+
+
+def unread(kind: str) -> str:
+    """Return what a model reads in the place of a part of a result that is no text."""
+    return f"[{kind[:64]}: not shown, this model reads text only]"
+
+
+def _text(part: Part, source: str) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in _TEXTS:
+        raise not_text(part.type, source)
+    if text is None:
+        raise InvalidField(source, f"a part of the type {part.type!r} has no text")
+    return text
+
+
+class Typed(Body):
+    """A part of a conversation whose `type` says which other fields it has.
+
+    Attributes:
+        source: name of the request's field with the messages, for errors.
+        called: the protocol's word for such a part.
+    """
+
+    source: ClassVar[str]
+    called: ClassVar[str]
+    type: str
+
+    def required(self, name: str) -> Any:
+        """Return the value of a field that every part of this type has.
+
+        Raises:
+            InvalidField: the field is missing.
+        """
+        if (value := getattr(self, name)) is None:
+            message = f"{self.called} of the type {self.type!r} has no {name}"
+            raise InvalidField(self.source, message, code="missing_parameter")
+        return value
+
+
+def not_text(kind: str, source: str) -> InvalidField:
+    """Return the error of a part that is not a text."""
+    message = f"this server reads texts only, a part is {kind[:64]!r}"
+    return InvalidField(source, message, code="unsupported_parameter")
+
+
+def call_message(text: str, calls: Sequence[tuple[str, str, Any]], thoughts: str = "") -> Message:
+    """Return a turn of the assistant, in the form that chat templates read.
+
+    Args:
+        text: what the assistant said.
+        calls: id, name and arguments of each call; arguments are an object, or its JSON.
+        thoughts: what the assistant thought.
+    """
+    message: Message = {"role": "assistant", "content": text}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": name, "arguments": _arguments(arguments)},
+            }
+            for call_id, name, arguments in calls
+        ]
+    return message
+
+
+def result_message(call_id: str, text: str, name: str | None = None) -> Message:
+    """Return a tool's result, in the form that chat templates read."""
+    message = {"role": "tool", "content": text, "tool_call_id": call_id}
+    return message if name is None else message | {"name": name}
+
+
+def _arguments(given: Any) -> Any:
+    """Return arguments as an object for the template; a text that is not JSON stays a text."""
+    if not isinstance(given, str):
+        return given
     try:
-        value = loads(text or "{}")
+        return loads(given or "{}")
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return given

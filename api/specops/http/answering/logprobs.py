@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specops.http.schemas.chat import TokenLogprob, TopLogprob
+from pydantic import BaseModel, Field
+
 from specops.request import Piece
 from specops.text.tokenizer import Tokenizer
+
+
+class TopLogprob(BaseModel):
+    """A token that was possible at this place."""
+
+    token: str
+    logprob: float = Field(description="natural logarithm of its probability")
+    bytes: list[int] = Field(description="UTF-8; a token may be a part of a character")
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
 
 
 def token_logprobs(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[TokenLogprob]:

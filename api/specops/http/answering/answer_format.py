@@ -1,0 +1,83 @@
+"""The form in which a model writes thoughts and calls of tools in its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specops.engine.engine import Engine
+from specops.http.answering.conversation import Conversation
+from specops.request import Grammar, Piece
+from specops.text.chat_template import begun_answer
+from specops.text.tools.formats import GENERIC
+from specops.text.tools.grammar import CallGrammar
+from specops.text.tools.reader import AnswerReader
+
+
+class AnswerFormat:
+    """Reads and constrains the answers to one conversation."""
+
+    def __init__(self, engine: Engine, conversation: Conversation) -> None:
+        template, tokenizer = engine.chat_template, engine.tokenizer
+        self._asked = conversation
+        self._calls = template.calls if template and conversation.tools else None
+        self._thinking = template.thinking if template else None
+        answer = begun_answer(conversation.messages)  # thoughts, if any, are in it
+        self._begun = bool(
+            template and not answer and template.begins_thinking(conversation.template_options)
+        )
+        tags = (*(self._calls.tags if self._calls else ()), *(self._thinking or ()))
+        found = {tag: tokenizer.token(tag) for tag in tags}
+        # A decoded text leaves special tokens out.
+        self._special = {
+            tag: token
+            for tag, token in found.items()
+            if token is not None and not tokenizer.decode([token])
+        }
+        self._tags = {token: tag for tag, token in self._special.items()}
+
+    def reader(self) -> AnswerReader:
+        """Return a new reader, for one answer."""
+        return AnswerReader(self._calls, self._asked.tools, self._thinking, begun=self._begun)
+
+    def text(self, pieces: Iterable[Piece]) -> str:
+        """Return the pieces' text, with the special tokens that a reader knows."""
+        return "".join(piece.text or self._tags.get(piece.token, "") for piece in pieces)
+
+    def without(self, pieces: Sequence[Piece], characters: int) -> tuple[Piece, ...]:
+        """Return the pieces without those that only have some of the last characters."""
+        left = len(self.text(pieces)) - characters
+        kept = []
+        for piece in pieces:
+            if left <= 0:
+                break
+            kept.append(piece)
+            left -= len(self.text([piece]))
+        return tuple(kept)
+
+    def grammar(self, text_grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar of a whole answer.
+
+        Thoughts and calls stand beside a text that follows a grammar. Without such a grammar an
+        answer is free, unless a call is required, must follow its schema or be the only one, or
+        unless some tools may not be called.
+
+        Args:
+            text_grammar: the grammar that the answer's text follows.
+        """
+        asked = self._asked
+        strict = any(tool.strict for tool in asked.tools)
+        bound = asked.required or strict or not asked.parallel or asked.callable is not None
+        bound = bool(asked.tools) and bound
+        besides = bool(asked.tools) or self._thinking is not None
+        if not (bound or (text_grammar and besides)):
+            return text_grammar
+        calls = self._calls or GENERIC
+        writer = CallGrammar(calls, self._special, self._thinking, self._begun)
+        callable_ = asked.callable
+        tools = [tool for tool in asked.tools if callable_ is None or tool.name in callable_]
+        return writer.grammar(
+            tools,
+            required=asked.required,
+            parallel=asked.parallel,
+            text_grammar=text_grammar,
+        )

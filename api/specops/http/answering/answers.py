@@ -1,0 +1,449 @@
+"""The answers to one HTTP request: read from the engine as they come, written for one protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import string
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
+
+from fastapi import Response
+from pydantic import BaseModel
+
+from specops.http.answering.answer_format import AnswerFormat
+from specops.http.answering.ignored import ignored_header
+from specops.http.errors import ApiError, internal_error, too_late, unavailable
+from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
+from specops.http.state import Context
+from specops.request import (
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Logprob,
+    Output,
+    Piece,
+)
+from specops.serving.request_handle import RequestHandle
+from specops.text.json_values import loads
+from specops.text.tools.reader import AnswerReader, Block, Delta
+
+_PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
+_ID_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9  # Mistral's templates accept no other length
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer so far; it is complete once `last` is set.
+
+    Attributes:
+        reader: finds text, thoughts and calls in the answer to a chat.
+        prompt: log-probabilities of the prompt's tokens, if the client wants them.
+        last: the output with the finish reason.
+    """
+
+    request: GenerationRequest
+    reader: AnswerReader | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    prompt: tuple[Logprob | None, ...] = ()
+    last: Output | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def told_tokens(self) -> int:
+        """Number of tokens that the answer tells of: its own, the likely ones beside each."""
+        likely = 1 + (self.request.logprobs or 0)
+        return (len(self.pieces) + len(self.prompt)) * likely
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Text, thoughts and calls of the answer to a chat, so far."""
+        return self.reader.blocks if self.reader else []
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of tokens of the thoughts, by their share of the characters."""
+        thought = sum(len(block.text) for block in self.blocks if block.kind == "reasoning")
+        whole = sum(len(block.text) for block in self.blocks)
+        return self.stats.generated_tokens * thought // max(1, whole)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why the answer ended, in OpenAI's words."""
+        stopped = self.last is not None and self.last.finish is FinishReason.STOP
+        return "stop" if stopped else "length"
+
+    @property
+    def chat_finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
+        """Why the answer to a chat ended, in OpenAI's words."""
+        called = any(block.kind == "call" for block in self.blocks)
+        return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What the answer cost."""
+        return (self.last and self.last.stats) or GenerationStats()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of the engine brought for one answer.
+
+    Attributes:
+        index: of the answer.
+        output: the engine's output.
+        deltas: new text of the answer's blocks, in a chat.
+    """
+
+    index: int
+    output: Output
+    deltas: Sequence[Delta] = ()
+
+
+class Generation:
+    """A request under way: one answer per prompt and choice.
+
+    Attributes:
+        answers: the answers so far, in the order of the prompts, a prompt's choices together.
+        choices: number of answers to each prompt.
+        request_id: the id that the client knows.
+        arrival: of the request, in seconds of `time.monotonic()`.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        ctx: Context,
+        choices: int,
+        shown: Any,
+        speech: AnswerFormat | None,
+    ) -> None:
+        self.handle = handle
+        self.choices = choices
+        self.answers = [
+            Answer(item, speech.reader() if speech else None) for item in handle.requests
+        ]
+        self.request_id = ctx.request_id
+        self.arrival = ctx.arrival
+        self._speech = speech
+        self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
+        self._receive = ctx.receive
+        self._shown = shown
+        self._ignored = ignored_header(ctx)
+        ctx.log_fields = self._log_fields
+
+    @property
+    def complete(self) -> bool:
+        """All answers have ended."""
+        return all(answer.last for answer in self.answers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's place in the queue, its estimated wait in seconds, and ignored fields."""
+        position = self.handle.queue_position
+        return {
+            "x-queue-position": str(position.position),
+            "x-estimated-wait": f"{round(position.wait_seconds, 3):g}",
+            **self._ignored,
+        }
+
+    async def steps(self) -> AsyncIterator[Step | None]:
+        """Yield each step as it comes; None after a long silence.
+
+        Raises:
+            ApiError: one of the answers failed.
+        """
+        async for made in self.handle.with_pauses(_PAUSE_SECONDS):
+            if made is None:
+                yield None
+                continue
+            index = self._index[made.request_id]
+            answer = self.answers[index]
+            output, deltas = self._read(answer, made)
+            answer.pieces += output.pieces
+            answer.prompt = answer.prompt or output.prompt
+            if output.finish:
+                answer.last = output
+            error = _failure(output, answer.request)
+            if error is None:
+                if output.finish and answer.reader:
+                    deltas += answer.reader.finish()
+                yield Step(index, output, deltas)
+                continue
+            if output.pieces:
+                yield Step(index, replace(output, finish=None), deltas)
+            raise error
+
+    def _read(self, answer: Answer, output: Output) -> tuple[Output, list[Delta]]:
+        """Read the text of an output; end the answer where it begins to repeat its calls.
+
+        Returns:
+            The output up to there, and its deltas.
+        """
+        reader, speech = answer.reader, self._speech
+        if reader is None or speech is None:
+            return output, []
+        if reader.repeated:  # the engine has not ended it yet when it made this output
+            pieces, deltas = (), []
+        else:
+            deltas = reader.push(speech.text(output.pieces))
+            if not reader.repeated:
+                return output, deltas
+            pieces = speech.without(output.pieces, reader.unread)
+            if not output.finish:
+                self.handle.end(output.request_id)
+        if not output.finish:
+            return replace(output, pieces=pieces), deltas
+        # However the engine ended it, the answer was whole before.
+        tokens = len(answer.pieces) + len(pieces)
+        stats = output.stats and replace(output.stats, generated_tokens=tokens)
+        ended = replace(output, finish=FinishReason.STOP, error=None, stop=None)
+        return replace(ended, pieces=pieces, stats=stats), deltas
+
+    async def finished(self) -> list[Answer]:
+        """Wait for all answers; a client that leaves ends them.
+
+        Raises:
+            ApiError: one of the answers failed.
+        """
+        async with calling_on_disconnect(self._receive, self.handle.cancel):
+            async for _ in self.steps():
+                pass
+        return self.answers
+
+    def _log_fields(self) -> dict[str, Any]:
+        """Return the fields of the log line at the request's end."""
+        stats = [answer.stats for answer in self.answers]
+        fields: dict[str, Any] = {
+            "finish": [answer.last.finish if answer.last else None for answer in self.answers],
+            "prompt_tokens": sum(item.prompt_tokens for item in stats),
+            "generated_tokens": sum(item.generated_tokens for item in stats),
+            "queue_seconds": round(max(item.queue_seconds for item in stats), 4),
+        }
+        for name, value in self._ignored.items():
+            fields[name.removeprefix("x-").replace("-", "_")] = value
+        if self._shown is not None:
+            fields |= {"prompt": self._shown, "answers": [answer.text for answer in self.answers]}
+        return fields
+
+
+def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
+    """Return the error for the client of a request that failed; None where it did not."""
+    match last.finish:
+        case FinishReason.TIMEOUT:
+            started = last.stats is not None and last.stats.generated_tokens > 0
+            what = "finished" if started else "started"
+            return too_late(what, request.deadline - request.arrival)
+        case FinishReason.CANCELLED:  # a shutdown, or a client that left and will not read this
+            return unavailable("the server is shutting down", "draining")
+        case FinishReason.GRAMMAR:
+            return ApiError(400, f"the grammar: {last.error}", code="invalid_grammar")
+        case FinishReason.ERROR:
+            log.error("generation failed", extra={"fields": {"reason": last.error}})
+            return internal_error()
+    return None
+
+
+# One thread: an answer of thousands of tokens with 20 likely ones beside each takes a second.
+_WRITER = ThreadPoolExecutor(1, "write")
+_LONG = 1024  # tokens and likely tokens: the event loop writes so many in about 4 ms
+_T = TypeVar("_T")
+
+
+async def long_write(work: Callable[[], _T], tokens: int) -> _T:
+    """Write an answer, on a thread if it is long.
+
+    Args:
+        work: writes it.
+        tokens: number of tokens that it tells of.
+    """
+    if tokens < _LONG:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_WRITER, work)
+
+
+def json_of(content: BaseModel, *, exclude_none: bool = False) -> bytes:
+    """Return a schema's JSON, made in pieces where it has lists of schemas.
+
+    pydantic holds the interpreter until it has written all that it is given, and so would the
+    choices of one request, with the probabilities of all their tokens.
+    """
+    lists = {name: value for name, value in content if _is_list_of_schemas(value)}
+    rest = content.model_dump_json(exclude_none=exclude_none, exclude=set(lists))
+    fields = [rest[1:-1]] if rest != "{}" else []
+    for name, items in lists.items():
+        texts = [item.model_dump_json(exclude_none=exclude_none) for item in items]
+        fields.append(f'"{name}":[{",".join(texts)}]')
+    return f"{{{','.join(fields)}}}".encode()
+
+
+def _is_list_of_schemas(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], BaseModel)
+
+
+def json_answer(
+    content: BaseModel, headers: Mapping[str, str], *, exclude_none: bool = False
+) -> Response:
+    """Return a response with a schema's JSON."""
+    text = json_of(content, exclude_none=exclude_none)
+    return Response(text, headers=dict(headers), media_type="application/json")
+
+
+class Writer:
+    """Writes a generation's answers in the words of one protocol.
+
+    Attributes:
+        media_type: of a stream.
+        pause: sent after a long silence in a stream, as a sign of life.
+        exclude_none: leave fields without a value out of an answer in one piece.
+    """
+
+    media_type: ClassVar[str] = "text/event-stream"
+    pause: ClassVar[bytes] = PAUSE
+    exclude_none: ClassVar[bool] = False
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    def whole(self) -> BaseModel:
+        """Return the body of an answer in one piece, once the generation is finished."""
+        raise NotImplementedError
+
+    def step(self, step: Step) -> bytes:
+        """Return the events of one step; none where the step brought nothing to show."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """Return the events that end a stream."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the events that end a stream after a failure, or raise the error.
+
+        A raised error becomes the response, or the stream's last event if the stream has begun.
+        """
+        raise error
+
+    async def response(self, *, stream: bool, headers: Mapping[str, str] | None = None) -> Response:
+        """Send the answers.
+
+        Args:
+            stream: send events as they come; otherwise one body at the end.
+            headers: more headers.
+
+        Raises:
+            ApiError: an answer in one piece failed.
+        """
+        generation, told = self.generation, self.generation.headers | dict(headers or {})
+        if stream:
+            events = self._events()
+            return EventStream(events, generation.handle.cancel, told, media_type=self.media_type)
+        tokens = sum(answer.told_tokens for answer in await generation.finished())
+        return await long_write(
+            lambda: json_answer(self.whole(), told, exclude_none=self.exclude_none), tokens
+        )
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for step in self.generation.steps():
+                if step is None:
+                    events = self.pause
+                else:
+                    events = await long_write(partial(self.step, step), step.output.told_tokens)
+                if events:
+                    yield events
+        except ApiError as error:
+            yield self.failed(error)
+            return
+        yield self.end()
+
+
+class BlockWriter(Writer):
+    """Streams the one answer to a chat as blocks: text, thoughts and calls, one after the other.
+
+    Attributes:
+        answer: the answer.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation)
+        (self.answer,) = generation.answers
+        self._open: int | None = None  # index of the block that is being written
+        self._begun = False
+
+    def step(self, step: Step) -> bytes:
+        """Return the events of one step: blocks that begin, grow and end."""
+        events = b"" if self._begun else self.begin()
+        self._begun = True
+        for index, text in step.deltas:
+            if index != self._open:
+                events += self.end_open_block() + self.begin_block(index)
+                self._open = index
+            if text:
+                events += self.block_delta(index, text)
+        return events
+
+    def end_open_block(self, *, complete: bool = True) -> bytes:
+        """Return the events that end the block that is being written, if there is one.
+
+        Args:
+            complete: the answer was not cut off within the block.
+        """
+        return b"" if self._open is None else self.end_block(self._open, complete=complete)
+
+    def begin(self) -> bytes:
+        """Return the events that begin the stream."""
+        raise NotImplementedError
+
+    def begin_block(self, index: int) -> bytes:
+        """Return the events that begin a block."""
+        raise NotImplementedError
+
+    def block_delta(self, index: int, text: str) -> bytes:
+        """Return the event of new text of a block."""
+        raise NotImplementedError
+
+    def end_block(self, index: int, *, complete: bool) -> bytes:
+        """Return the events that end a block."""
+        raise NotImplementedError
+
+
+def call_id() -> str:
+    """Return an id for a new call."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+
+
+def token_events(output: Output) -> list[dict[str, Any]]:
+    """Return the tokens of a step, each with its `id`, `text` and `origin`.
+
+    A token's text is empty while a character is incomplete. Its origin is `target`, the drafter
+    whose draft token was accepted, or `grammar`.
+    """
+    # Not a pydantic model: that takes five times as long, and this runs in every step.
+    return [
+        {"id": piece.token, "text": piece.text, "origin": piece.origin} for piece in output.pieces
+    ]
+
+
+def joined_text(blocks: Iterable[Block], kind: str) -> str:
+    """Return the text of all blocks of a kind, with empty lines between them."""
+    return "\n\n".join(block.text for block in blocks if block.kind == kind)
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object; empty where the answer was cut off within them."""
+    try:
+        value = loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,89 @@
+"""The base class of all request bodies, and types of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import GroupedMetadata
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from specops.text.json_values import writable
+
+
+def _encodable(text: str) -> str:
+    """Refuse half a surrogate pair: JSON can spell it, but no encoding of text can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half a surrogate pair at position {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+FreeObject = Annotated[dict[str, Any], AfterValidator(writable)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+
+STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class Unsupported(GroupedMetadata):
+    """Marks a field that this server does not support: only values that ask for nothing pass."""
+
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
+
+    def __iter__(self) -> Iterator[object]:
+        yield AfterValidator(self._check)
+        yield WithJsonSchema({"enum": list(self._neutral)})
+
+    def _check(self, value: Any) -> Any:
+        for neutral in self._neutral:  # False is not 0 here
+            if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
+                return value
+        raise PydanticCustomError("unsupported", "this server does not support it")
+
+
+class Body(BaseModel):
+    """A JSON object that a client sends. Unknown fields are kept apart: see `unknown_fields`.
+
+    Attributes:
+        without_effect: names of unknown fields that only concern other services. They are ignored
+            even where unknown fields are refused.
+    """
+
+    model_config = STRICT
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+
+
+def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield the names of a body's unknown fields; the items of a list share one name.
+
+    Yields:
+        The name, and whether the field is known to be without effect.
+    """
+    harmless = body.without_effect if isinstance(body, Body) else frozenset()
+    for name in body.model_extra or ():
+        yield at + name, name in harmless
+    for name in type(body).model_fields:  # `model_fields_set` has the unknown ones, too
+        value = getattr(body, name)
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, BaseModel):
+                yield from unknown_fields(item, f"{at}{name}.")
+
+
+def known_fields(body: BaseModel) -> dict[str, Any]:
+    """Return a body as JSON has it, without its unknown fields."""
+    return body.model_dump(by_alias=True, include=set(type(body).model_fields))
+
+
+def absent(value: object) -> bool:
+    """Whether a field is left out of an answer, as the official services do: for `exclude_if`."""
+    return value is None
+
+
+def wrong_together(field: str, message: str) -> PydanticCustomError:
+    """Return the error of a validator that finds `field` in conflict with another field."""
+    # pydantic formats the message as a template: ours goes in as a value, so braces stay.
+    return PydanticCustomError("combination", "{message}", {"field": field, "message": message})

@@ -1,0 +1,180 @@
+"""Fields that constrain an answer's form: JSON schemas, regular expressions, choices, grammars.
+
+They have the names of several servers: OpenAI's, vLLM's old and new ones, llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import Field, model_validator
+
+from specops import synonyms
+from specops.http.answering.body import Body, FreeObject, Text, Unsupported, wrong_together
+from specops.request import Grammar, GrammarKind
+from specops.text.json_values import dumps
+
+Schema = FreeObject | Text
+Choices = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+
+
+class AnyText(Body):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObject(Body):
+    """Some JSON object, or, as llama.cpp's server has it, one that a schema describes."""
+
+    type: Literal["json_object"]
+    json_schema: FreeObject | None = Field(None, alias="schema")
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of the object."""
+        return ANY_OBJECT if self.json_schema is None else json_grammar(self.json_schema)
+
+
+class NamedSchema(Body):
+    """A JSON schema with OpenAI's fields around it."""
+
+    name: Text = Field("", description="ignored")
+    description: Text | None = Field(None, description="ignored")
+    json_schema: FreeObject | bool = Field(alias="schema", description="local references only")
+    strict: bool | None = Field(
+        None,
+        description="refuse keywords that cannot be enforced; otherwise they are left out, and the "
+        "header X-Ignored-Fields names them",
+    )
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of what the schema describes."""
+        return json_grammar(self.json_schema, strict=bool(self.strict))
+
+
+class JsonBySchema(Body):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of what the schema describes."""
+        return self.json_schema.grammar
+
+
+ANY_OBJECT = Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')
+ResponseFormat = Annotated[AnyText | JsonObject | JsonBySchema, Field(discriminator="type")]
+
+
+class StructuredOutputs(Body):
+    """vLLM's newer form of `guided_json` and the others: one of these fields."""
+
+    without_effect = frozenset({"whitespace_pattern", "disable_any_whitespace"})
+
+    json_schema: Schema | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = Field(None, description="Lark, in llguidance's dialect")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if len(self.grammars) != 1:
+            message = "one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+            raise wrong_together("structured_outputs", message)
+        return self
+
+    @cached_property
+    def grammars(self) -> list[Grammar]:
+        """The grammar of each of the fields; there is one."""
+        found = [ANY_OBJECT] if self.json_object else []
+        values = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
+        values = {"json": self.json_schema, **values}
+        return found + [_MAKERS[name](value) for name, value in values.items() if value is not None]
+
+
+class Constraints(Body):
+    """The fields of all generating endpoints that constrain the answer."""
+
+    response_format: ResponseFormat | None = Field(
+        None,
+        description="`json_object`, with a `schema` or without, or `json_schema` with a schema "
+        "that the answer follows",
+    )
+    json_schema: Schema | None = Field(None, description="another name of `guided_json`")
+    guided_json: Schema | None = Field(
+        None, description="a JSON schema that the answer follows, or its text"
+    )
+    guided_regex: Text | None = Field(
+        None, description="a regular expression, without look-around, that the whole answer matches"
+    )
+    guided_choice: Choices | None = Field(None, description="the answer is one of these texts")
+    guided_grammar: Text | None = Field(
+        None, description="a Lark grammar, in llguidance's dialect, that the answer follows"
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM's newer form of `guided_json` and the others"
+    )
+    gbnf: Annotated[Any, Unsupported(None, "")] = Field(
+        None, alias="grammar", description="not supported: `guided_grammar` takes Lark, not GBNF"
+    )
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> Self:
+        given = list(self.constraints)
+        if len(given) > 1:
+            raise wrong_together(given[1], f"not together with `{given[0]}`")
+        return self
+
+    @property
+    def grammar_field(self) -> str | None:
+        """Name of the field that constrains the answer."""
+        return next(iter(self.constraints), None)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar that the answer follows."""
+        return next(iter(self.constraints.values()), None)
+
+    @cached_property
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar; two of them are refused."""
+        found = {}
+        if isinstance(self.response_format, JsonObject | JsonBySchema):
+            found["response_format"] = self.response_format.grammar
+        for name, form in synonyms.CONSTRAINTS.items():
+            if (value := getattr(self, name)) is not None:
+                found[name] = _MAKERS[form](value)
+        if self.structured_outputs is not None:
+            (found["structured_outputs"],) = self.structured_outputs.grammars
+        return found
+
+
+def json_grammar(schema: Any, *, strict: bool = False) -> Grammar:
+    """Return the grammar of the JSON that a schema, or its text, describes.
+
+    Args:
+        strict: refuse keywords that cannot be enforced.
+    """
+    # Properties come in the order in which the schema has them.
+    text = schema if isinstance(schema, str) else dumps(schema).decode()
+    return Grammar(GrammarKind.JSON_SCHEMA, text, strict=strict)
+
+
+def _choice(texts: list[str]) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, orjson.dumps(texts).decode())
+
+
+_MAKERS: dict[str, Callable[[Any], Grammar]] = {
+    "json": json_grammar,
+    "regex": partial(Grammar, GrammarKind.REGEX),
+    "choice": _choice,
+    "grammar": partial(Grammar, GrammarKind.LARK),
+}

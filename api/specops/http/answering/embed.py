@@ -1,0 +1,112 @@
+"""Embedding texts: the part that all protocols share.
+
+A request takes one place in the queue and one slot, however many texts it has. The engine embeds
+them one after the other, with the room that other requests leave in a pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Generation
+from specops.http.answering.generate import enqueue, plain_request
+from specops.http.answering.offload import run_off_loop
+from specops.http.answering.prompts import prompt_tokens
+from specops.http.errors import ApiError, InvalidField
+from specops.http.state import Context
+
+Vector = npt.NDArray[np.float32]
+
+
+async def embed(
+    ctx: Context,
+    engine: Engine,
+    inputs: Sequence[str | list[int]],
+    shown: Any,
+    *,
+    size: int | None,
+    room: int | None = None,
+) -> tuple[Generation, Vector, int]:
+    """Embed texts.
+
+    Args:
+        inputs: each as text or as tokens.
+        shown: the input as the client sent it, for a log that shows prompts.
+        size: number of entries that the client wants a vector to have.
+        room: number of tokens to which a text is cut; None: texts stay whole.
+
+    Returns:
+        The generation, the vectors [texts, entries], and the number of the texts' tokens.
+
+    Raises:
+        ApiError, InvalidField: the model has no embeddings, or none of that size.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
+    """
+    own = engine.info.embedding_size
+    if not own:
+        raise ApiError(
+            400,
+            f"the graph of {engine.info.name} does not give the hidden states that embeddings are "
+            "made of: serve a model that was converted here",
+            code="no_embeddings",
+        )
+    if size not in (None, own):
+        raise InvalidField(
+            "dimensions", f"this model's embeddings have {own}; shorter ones would mean nothing"
+        )
+    encoded = await run_off_loop(
+        ctx,
+        lambda: [prompt_tokens(item, engine, "input")[:room] for item in inputs],
+        sum(map(len, inputs)),
+    )
+    wanted = replace(
+        plain_request(ctx),
+        prompt_tokens=encoded[0],
+        more_prompts=tuple(encoded[1:]),
+        embed=True,
+        stream=False,
+    )
+    generation = enqueue(ctx, [wanted], shown)
+    (answer,) = await generation.finished()
+    found = answer.last.embeddings if answer.last else None
+    if found is None:
+        raise AssertionError("a finished request for embeddings has them")
+    return generation, found, sum(map(len, encoded))
+
+
+def vectors_answer(
+    field: str,
+    vectors: Vector,
+    item: Callable[[int, Vector], Any],
+    rest: Mapping[str, Any],
+    headers: Mapping[str, str],
+) -> Response:
+    """Return an answer that is written vector by vector: thousands at once hold the event loop.
+
+    Args:
+        field: name of the list of vectors.
+        vectors: [texts, entries].
+        item: makes an item of the list from its index and its vector.
+        rest: the other fields.
+        headers: of the response.
+    """
+
+    async def written() -> AsyncIterator[bytes]:
+        yield orjson.dumps(rest)[:-1] + f',"{field}":['.encode()
+        for index, vector in enumerate(vectors):
+            text = orjson.dumps(item(index, vector), option=orjson.OPT_SERIALIZE_NUMPY)
+            yield b"," + text if index else text
+            await asyncio.sleep(0)  # a fast client never makes the server wait
+        yield b"]}"
+
+    return StreamingResponse(written(), headers=dict(headers), media_type="application/json")

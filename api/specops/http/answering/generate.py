@@ -1,0 +1,213 @@
+"""The one way in: a checked body becomes requests of the engine, and those are submitted.
+
+`generate` is for all endpoints that generate; `generate_chat` continues a conversation with it. A
+request waits, is counted and is released here: it holds one place in the queue from its arrival,
+places of all its answers from `generate` on, and the engine counts it from `enqueue` on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specops.config import Settings
+from specops.engine.model_info import ModelInfo
+from specops.http.answering.answer_format import AnswerFormat
+from specops.http.answering.answers import Generation
+from specops.http.answering.conversation import Conversation
+from specops.http.answering.ignored import ignore, ignore_keywords, ignore_unknown
+from specops.http.answering.offload import run_off_loop
+from specops.http.answering.options import EngineOptions
+from specops.http.answering.prompts import Tokens, fitting, prompt_tokens, template_errors
+from specops.http.answering.token_options import bad_words, biases, compile_grammar
+from specops.http.errors import InvalidField
+from specops.http.state import Context
+from specops.request import FIXED_K_DRAFT, GenerationRequest
+from specops.text.fill_in import FillIn
+
+_ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
+_sequence = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Prompts, ready for the engine.
+
+    Attributes:
+        prompts: their tokens.
+        shown: the prompts as the client sent them, for a log that shows prompts.
+        format: how a chat model writes the answers.
+        gap: how the model is asked to fill in a gap.
+        skipped: names of ignored parts of the body, besides unknown fields.
+    """
+
+    prompts: Sequence[Tokens]
+    shown: Any
+    format: AnswerFormat | None = None
+    gap: FillIn | None = None
+    skipped: Sequence[str] = ()
+
+
+async def generate(
+    ctx: Context,
+    body: EngineOptions,
+    prepare: Callable[[], Prepared],
+    *,
+    count: int = 1,
+    more: int = 0,
+    renders: bool = False,
+) -> Generation:
+    """Check what the schema cannot check, prepare the prompts, and submit them to the engine.
+
+    Args:
+        prepare: called on a thread where that may take long.
+        count: number of prompts.
+        more: number of characters that `prepare` reads besides those of the body.
+        renders: a chat template writes the prompts.
+
+    Raises:
+        InvalidField: this server cannot use a field's value.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
+    """
+    engine, settings = ctx.engine, ctx.settings
+    ignore_unknown(ctx, body)
+    places, answers = engine.info.slots + settings.queue_size, count * body.choices
+    if answers > places:
+        message = f"this server takes at most {places} answers at a time: prompts times n"
+        raise InvalidField("n", message)
+    # Exchange the place of one for places of all answers; no other request comes between.
+    ctx.release()
+    ctx.release = ctx.app.service.admission.reserve(answers)
+    stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
+    common = replace(
+        plain_request(ctx),
+        **_drafting(body, settings, engine.info),
+        max_new_tokens=_limit(body, settings),
+        min_tokens=body.min_tokens or 0,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.token_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        stream=body.streams,
+    )
+
+    def work() -> tuple[Prepared, dict[str, Any]]:
+        prepared, grammar = prepare(), body.grammar
+        return prepared, {
+            "grammar": prepared.format.grammar(grammar) if prepared.format else grammar,
+            "logit_bias": biases(body, engine),
+            "bad_words": bad_words(body, engine),
+        }
+
+    prepared, spelled = await run_off_loop(ctx, work, ctx.body_bytes + more, renders=renders)
+    ignore(ctx, prepared.skipped)
+    if spelled["grammar"] is not None:
+        # Held until the answer ends: it keeps the grammar compiled while the request waits.
+        ctx.matcher = await compile_grammar(spelled["grammar"], body, engine)
+        ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
+    ends = prepared.gap.ends if prepared.gap else {}
+    common = replace(
+        common,
+        stop=(*body.stops, *ends),
+        stop_token_ids=(*stop_tokens, *ends.values()),
+    )
+    advised = engine.info.sampling
+    sampling = [
+        replace(body.sampling(choice, advised), **spelled) for choice in range(body.choices)
+    ]
+    requests = [
+        replace(common, prompt_tokens=tuple(tokens), sampling=one)
+        for tokens in prepared.prompts
+        for one in sampling
+    ]
+    return enqueue(ctx, requests, prepared.shown, choices=body.choices, format=prepared.format)
+
+
+async def generate_chat(
+    ctx: Context, body: EngineOptions, make: Callable[[], Conversation], *, more: int = 0
+) -> Generation:
+    """Have the engine continue the conversation that `make` returns.
+
+    Args:
+        more: number of bytes that `make` reads besides the body.
+
+    Raises:
+        InvalidField: this server cannot use a field's value.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
+    """
+    engine = ctx.engine
+    most = min(ctx.settings.max_new_tokens, engine.info.context // _ANSWERS_SHARE)
+    room = engine.info.context - min(most, body.limit or most)
+
+    def prepare() -> Prepared:
+        asked = make()
+        with template_errors(engine, asked):
+            form = AnswerFormat(engine, asked)
+        tokens, left_out = fitting(engine, asked, room)
+        skipped = (*asked.skipped, *((f"messages[0:{left_out}]",) if left_out else ()))
+        return Prepared(prompts=[tokens], shown=asked.messages, format=form, skipped=skipped)
+
+    return await generate(ctx, body, prepare, more=more, renders=True)
+
+
+def plain_request(ctx: Context) -> GenerationRequest:
+    """Return what the engine's requests of one HTTP request have in common, without a prompt."""
+    return GenerationRequest(
+        request_id="",
+        prompt_tokens=(),
+        max_new_tokens=0,
+        arrival=ctx.arrival,
+        deadline=ctx.arrival + ctx.settings.request_timeout,
+        client=ctx.client,
+        trace=ctx.trace,
+    )
+
+
+def enqueue(
+    ctx: Context,
+    requests: Sequence[GenerationRequest],
+    shown: Any,
+    *,
+    choices: int = 1,
+    format: AnswerFormat | None = None,
+) -> Generation:
+    """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
+
+    Args:
+        shown: the prompts as the client sent them, for a log that shows prompts.
+        choices: number of answers to each prompt.
+        format: how a chat model writes the answers.
+
+    Raises:
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
+    """
+    # Two clients may send the same X-Request-ID: the engine needs ids of its own.
+    named = [replace(item, request_id=f"{ctx.request_id}/{next(_sequence)}") for item in requests]
+    ctx.release()
+    handle = ctx.app.service.submit(*named)
+    return Generation(handle, ctx, choices, shown if ctx.settings.log_prompts else None, format)
+
+
+def _limit(body: EngineOptions, settings: Settings) -> int:
+    """Return the most tokens of an answer: the client's wish, within the server's limit."""
+    most, limit = settings.max_new_tokens, body.limit
+    if limit is None or limit <= most:
+        return most if limit is None else limit
+    if body.strict_limit and body.limit_field in body.model_fields_set:
+        raise InvalidField(body.limit_field, f"at most {most} on this server")
+    return most
+
+
+def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[str, Any]:
+    """Return the drafting options, with the server's defaults and within its limits."""
+    adaptive = body.adaptive is not False
+    default = settings.max_k_draft if adaptive else min(FIXED_K_DRAFT, settings.max_k_draft)
+    k_draft = default if body.k_draft is None else body.k_draft
+    if k_draft > settings.max_k_draft:
+        raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
+    drafter = body.drafter or info.default_drafter
+    if drafter not in info.drafters:
+        raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
+    k_draft = k_draft if drafter != "none" else 0
+    return {"k_draft": k_draft, "drafter": drafter, "adaptive": adaptive}

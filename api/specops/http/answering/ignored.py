@@ -1,0 +1,72 @@
+"""Parts of a request that this server ignores and names, or refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from specops.http.answering.body import Body, unknown_fields
+from specops.http.errors import InvalidField
+from specops.http.state import Context
+from specops.text.grammar import LeftOut
+
+_MOST_NAMES = 32  # in the header
+_MOST_NAME = 64  # characters of a name
+_MOST_PATH = 160  # characters of a path in a JSON schema, whose end says most
+_UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
+
+
+def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> None:
+    """Note a body's unknown fields for `ignored_header`; the settings may refuse them.
+
+    Args:
+        skipped: names of other ignored parts of the body.
+
+    Raises:
+        InvalidField: there is an unknown field, and the settings refuse it.
+    """
+    refuses = ctx.settings.unknown_fields == "refuse"
+    names: dict[str, None] = {}
+    for name, harmless in unknown_fields(body):
+        short = name[:_MOST_NAME]
+        if refuses and not harmless:
+            field = name.partition(".")[0]
+            raise InvalidField(field, f"no such field: {short}", code="unknown_parameter")
+        names[short] = None
+        if len(names) == _MOST_NAMES and not refuses:
+            break
+    ignore(ctx, (*names, *skipped))
+
+
+def ignore(ctx: Context, names: Iterable[str]) -> None:
+    """Note ignored parts of the body for `ignored_header`."""
+    _note(ctx, (name[:_MOST_NAME] for name in names))
+
+
+def ignore_keywords(ctx: Context, left_out: Iterable[LeftOut], field: str | None) -> None:
+    """Note the keywords of JSON schemas that the answer need not follow.
+
+    Args:
+        field: the field that constrains the answer's text.
+    """
+    _note(ctx, (_keyword(item, field or "") for item in left_out))
+
+
+def ignored_header(ctx: Context) -> dict[str, str]:
+    """Return the header that names the ignored parts of the body, if there are any."""
+    return {"x-ignored-fields": ", ".join(ctx.ignored)} if ctx.ignored else {}
+
+
+def _note(ctx: Context, names: Iterable[str]) -> None:
+    noted = dict.fromkeys(ctx.ignored)
+    for name in names:
+        if len(noted) == _MOST_NAMES:
+            break
+        noted[_UNPRINTABLE.sub("?", name)] = None
+    ctx.ignored = list(noted)
+
+
+def _keyword(item: LeftOut, field: str) -> str:
+    name = field if item.tool is None else f"tools.{item.tool}"
+    path = item.path if len(item.path) <= _MOST_PATH else "/..." + item.path[-_MOST_PATH:]
+    return f"{name}#{path}"

@@ -1,0 +1,233 @@
+"""Base classes of all request bodies, and the options that every generating endpoint takes.
+
+Each protocol's body says in its own field names what the engine is asked for; `EngineOptions` is
+the one view that the rest of the server has of all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from specops import synonyms
+from specops.http.answering.body import Text, TokenId
+from specops.http.answering.constraints import Constraints
+from specops.request import DrafterName, SamplingParams
+from specops.sampling_defaults import RANGES, SamplingDefaults
+
+
+def _current_name(drafter: object) -> object:
+    return synonyms.DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
+
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+_MOST_BIASES = 300
+
+
+def _few(biases: object) -> object:
+    # pydantic counts an object's fields after it has checked all of them.
+    if isinstance(biases, dict) and len(biases) > _MOST_BIASES:
+        raise ValueError(f"at most {_MOST_BIASES} tokens")
+    return biases
+
+
+Biases = Annotated[
+    dict[Annotated[Text, Field(max_length=256)], Bias],
+    BeforeValidator(_few),
+    Field(max_length=_MOST_BIASES),
+]
+StopString = Annotated[Text, Field(min_length=1, max_length=256)]
+# OpenAI takes 4; editors that complete code and clients of Ollama send more.
+MOST_STOPS = 64
+
+
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("takes 1 or more; -1 and -2: as many as the server allows")
+    return tokens
+
+
+# -1 and -2 are llama-server's and Ollama's words for "no limit".
+MostTokens = Annotated[
+    int,
+    Field(ge=-2),
+    AfterValidator(_not_zero),
+    WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
+]
+
+
+# Empty strings are left out: every text ends in one, so nobody means them.
+_Stop = Annotated[Text, Field(max_length=256)]
+StopList = Annotated[list[_Stop], Field(max_length=MOST_STOPS)]
+Stops = _Stop | StopList
+
+
+def drawing_field(name: str, description: str, default: float | None = None) -> Any:
+    """Return a field that says how to draw tokens, in the range that models' defaults have, too."""
+    allowed = RANGES[name]
+    least, above = (allowed.low, None) if allowed.included else (None, allowed.low)
+    return Field(default, ge=least, gt=above, le=allowed.high, description=description)
+
+
+class EngineOptions(Constraints):
+    """The options that all generating endpoints take.
+
+    Attributes:
+        limit_field: name of the field with the most tokens of an answer.
+        strict_limit: a value above the server's limit is an error; otherwise that one applies.
+        usual: how the protocol draws tokens where neither the body nor the model says it.
+    """
+
+    limit_field: ClassVar[str] = ""
+    strict_limit: ClassVar[bool] = False
+    usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
+
+    temperature: float | None = drawing_field(
+        "temperature",
+        "0: always the likeliest token; default of this and of the other fields that say how to "
+        "draw: the model's (`sampling` in GET /v1/models), or else the protocol's",
+    )
+    top_p: float | None = drawing_field(
+        "top_p", "draw from the likeliest tokens that sum up to this"
+    )
+    stream: bool | None = Field(False, description="server-sent events, one per step")
+    k_draft: int | None = Field(
+        None,
+        ge=0,
+        description="most draft tokens per step; default: the server's (8; 3 where not adaptive)",
+    )
+    drafter: Annotated[DrafterName, BeforeValidator(_current_name)] | None = Field(
+        None,
+        description="the drafter that proposes draft tokens; default: the server's; `ngram` and "
+        "`ngram_cache` are older names of `suffix`",
+    )
+    share_ngrams: bool = Field(True, description=synonyms.WITHOUT_EFFECT["share_ngrams"])
+    adaptive: bool | None = Field(
+        None,
+        description="fewer draft tokens than k_draft, or none, where that is faster; false: "
+        "always k_draft; default: the server's (true)",
+    )
+    exact: bool | None = Field(None, description=synonyms.WITHOUT_EFFECT["exact"])
+    top_k: int | None = Field(
+        None, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
+    )
+    min_p: float | None = drawing_field(
+        "min_p", "least probability, as a share of the likeliest token's"
+    )
+    typical_p: float | None = Field(
+        1.0, gt=0, le=1, description="draw from the most typical tokens that sum up to this"
+    )
+    top_n_sigma: float | None = Field(
+        0.0,
+        ge=0,
+        description="draw from logits within so many standard deviations of the largest; 0: all",
+    )
+    presence_penalty: float | None = Field(
+        0.0, ge=-2, le=2, description="subtracted from the logits of tokens that the answer has"
+    )
+    frequency_penalty: float | None = Field(
+        0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
+    )
+    repetition_penalty: float | None = drawing_field(
+        "repetition_penalty", "divides the logits of tokens of the prompt and the answer"
+    )
+    logit_bias: Biases | None = Field(
+        None, description="added to logits, by token: its number, or a text that is one token"
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
+        default=[], description="texts whose tokens never stand in the answer in a row"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
+        default=[], description="tokens that end the output, as a part of it"
+    )
+    min_tokens: int | None = Field(0, ge=0, description="tokens before which no end token comes")
+    ignore_eos: bool | None = Field(
+        False, description="go on after an end token, where no grammar ends the answer"
+    )
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return 1
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None: as many as the server allows."""
+        found: int | None = getattr(self, self.limit_field, None)
+        return found
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return ()
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        return None
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Report the probabilities of the prompt's tokens, too."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """The answer is a stream."""
+        return bool(self.stream)
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed of one of the choices."""
+        return None
+
+    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
+        """Return how tokens are drawn: as the body says, else the model, else the protocol."""
+        said = SamplingDefaults(
+            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        )
+        found = said.over(model).over(self.usual)
+        return found if found.temperature else said._replace(temperature=0.0)
+
+    def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
+        """Return how the tokens of one choice are drawn, without biases and bad words.
+
+        Those are texts; the endpoint adds them when it has the tokenizer.
+        """
+        drawing = self.drawing(model)
+        return SamplingParams(
+            temperature=drawing.temperature or 0.0,
+            top_k=max(0, drawing.top_k or 0),
+            top_p=drawing.top_p or 1.0,
+            seed=self.choice_seed(choice),
+            grammar=self.grammar,
+            min_p=drawing.min_p or 0.0,
+            typical_p=self.typical_p or 1.0,
+            top_n_sigma=self.top_n_sigma or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=drawing.repetition_penalty or 1.0,
+        )
+
+
+class SeededOptions(EngineOptions):
+    """Options with a seed and stop strings, by the names that most protocols share."""
+
+    seed: int | None = Field(
+        None,
+        ge=-(1 << 63),
+        le=(1 << 63) - 1,
+        description="same seed, same output, with any drafter and beside any other requests; "
+        "choice i has seed + i",
+    )
+    stop: Stops | None = Field(None, description="strings that end the output; not part of it")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        given = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return tuple(filter(None, given))
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed of one of the choices; the engine takes no negative ones."""
+        return None if self.seed is None else (self.seed + choice) % (1 << 63)

@@ -1,0 +1,123 @@
+"""Prompts as tokens: of texts, of tokens, of gaps to fill in, and of conversations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+from specops.engine.engine import Engine
+from specops.http.answering.conversation import Conversation, Message
+from specops.http.errors import InvalidField
+from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
+from specops.text.fill_in import FillIn
+
+Tokens = tuple[int, ...]
+
+
+def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
+    """Return the tokens of a text; tokens are only checked.
+
+    Raises:
+        InvalidField: a token does not exist.
+    """
+    if isinstance(prompt, str):
+        return engine.encode(prompt)
+    if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
+        raise InvalidField(field, f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
+    return tuple(prompt)
+
+
+def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
+    """Return how the model is asked to fill in a gap; None if the client does not ask for it.
+
+    Raises:
+        InvalidField: the model was not trained for that.
+    """
+    found = FillIn.of(engine.tokenizer) if suffix else None
+    if suffix and found is None:
+        message = "this model's tokenizer has no tokens for a gap that is to be filled in"
+        raise InvalidField("suffix", message, code="unsupported_parameter")
+    return found
+
+
+def render(engine: Engine, asked: Conversation) -> str:
+    """Return the prompt that the model's chat template writes.
+
+    Conversations without a system message get the model's own.
+
+    Raises:
+        InvalidField: the template refuses the messages, takes too much for them, or there is none.
+        TemplateProcessError: the template's process failed; another try may succeed.
+    """
+    with template_errors(engine, asked):
+        messages = with_system(asked.messages, engine.info.system)
+        return engine.render_chat(messages, asked.tools, asked.template_options)
+
+
+@contextmanager
+def template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
+    """Turn a failure of the template into an error of the field with the messages."""
+    try:
+        yield
+    except ChatTemplateLimitError as error:  # it would exceed them again: no client should retry
+        raise InvalidField(asked.source, str(error), code="template_limit") from error
+    except ChatTemplateError as error:
+        code = "invalid_value" if engine.chat_template else "no_chat_template"
+        raise InvalidField(asked.source, str(error), code=code) from error
+
+
+def encode(engine: Engine, asked: Conversation) -> Tokens:
+    """Return the tokens of a conversation's prompt."""
+    if not asked.before:
+        return engine.encode_chat(render(engine, asked))
+    with template_errors(engine, asked):
+        if engine.chat_template is None:
+            raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
+        text = engine.chat_template.after_answer(asked.messages, asked.template_options)
+    return (*asked.before, *engine.encode_chat(text))
+
+
+def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int]:
+    """Return a prompt without the oldest messages if it is too long and they may be left out.
+
+    System messages, the user's last message and the last message of all stay. What stays begins
+    with a message of the user, if that is enough, because some templates want it so.
+
+    Args:
+        room: most tokens of the prompt.
+
+    Returns:
+        The prompt's tokens, which are too many if what has to stay is too long, and the number of
+        messages that were left out.
+    """
+    tokens = encode(engine, asked)
+    if not asked.truncates or len(tokens) <= room:
+        return tokens, 0
+    messages = list(asked.messages)
+    roles = [message["role"] for message in messages]
+    last = len(messages) - 1
+    asked_last = max((i for i, role in enumerate(roles) if role == "user"), default=last)
+    starts = [
+        *(i for i in range(1, asked_last + 1) if roles[i] == "user"),
+        *(i for i in range(asked_last + 1, last) if roles[i] == "assistant"),
+    ]
+    if not starts or starts[-1] != last:
+        starts.append(last)
+
+    def kept(start: int) -> list[Message]:
+        earlier = [message for message in messages[:start] if message["role"] == "system"]
+        question = [messages[asked_last]] if asked_last < start else []
+        return [*earlier, *question, *messages[start:]]
+
+    @cache
+    def tokens_from(place: int) -> Tokens:
+        return encode(engine, replace(asked, messages=kept(starts[place])))
+
+    # Later starts have shorter prompts. Each try renders and encodes what would stay.
+    places = range(len(starts))
+    place = bisect_left(places, True, key=lambda place: len(tokens_from(place)) <= room)
+    place = min(place, places[-1])
+    return tokens_from(place), len(messages) - len(kept(starts[place]))

@@ -1,0 +1,42 @@
+"""The model that a client asks for by name: there is one."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from specops.engine.engine import Engine
+from specops.http.errors import ApiError
+from specops.http.state import Context
+
+LATEST = ":latest"  # the tag that Ollama's clients write behind a name without one
+_VERSION = version("specops")
+
+
+def fingerprint(engine: Engine) -> str:
+    """Return what identifies the output: with the same fingerprint, a seed gives the same text."""
+    info = engine.info
+    return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
+
+
+def is_called(name: str, engine: Engine) -> bool:
+    """Return whether a client means this model: the case, and Ollama's `:latest`, are its own."""
+    own = engine.info.name.casefold()
+    return name.casefold() in (own, own + LATEST)
+
+
+def check_model(ctx: Context, name: str) -> Engine:
+    """Return the engine of the model that the client asks for.
+
+    Raises:
+        NotReady: see `AsyncEngine.engine`.
+        ApiError: this server has another model.
+    """
+    engine = ctx.engine
+    if not is_called(name, engine):
+        raise ApiError(
+            404,
+            ctx.protocol.unknown_model(name[:64], engine.info.name),
+            code="model_not_found",
+            param="model",
+        )
+    return engine

@@ -1,0 +1,83 @@
+"""Options that need the tokenizer: biases, bad words, grammars."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from specops.engine.engine import Engine
+from specops.http.answering.options import EngineOptions
+from specops.http.errors import InvalidField, unavailable
+from specops.request import Grammar
+from specops.text.grammar import GrammarError, Matcher
+
+# One thread: compiling a grammar does not hold the interpreter, but it takes a core.
+_COMPILER = ThreadPoolExecutor(1, "compile")
+COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
+_DIGITS = 10  # of the largest number of a token
+
+
+def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
+    """Return the tokens and the numbers that are added to their logits.
+
+    Raises:
+        InvalidField: a token does not exist.
+    """
+    found: dict[int, float] = {}
+    for name, bias in (body.logit_bias or {}).items():
+        number = name.isdecimal() and len(name) <= _DIGITS
+        tokens = (int(name),) if number else _spelled(name, engine)
+        if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
+            raise InvalidField("logit_bias", f"{name!r} is no token of this model")
+        found[tokens[0]] = bias
+    return tuple(found.items())
+
+
+def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each word, at the beginning of a text and after a space.
+
+    A word that begins with white space says itself what it stands behind: with a space before it,
+    a line's end would forbid the space.
+
+    Raises:
+        InvalidField: a word has no tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in body.bad_words or ():
+        for text in (word,) if word[0].isspace() else (word, f" {word}"):
+            if not (tokens := _spelled(text, engine)):
+                raise InvalidField("bad_words", f"{word[:64]!r} has no tokens in this model")
+            found[tokens] = None
+    return tuple(found)
+
+
+def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
+    return tuple(engine.tokenizer.encode(text, special_tokens=False))
+
+
+async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> Matcher:
+    """Compile a grammar before the engine's thread needs it.
+
+    Returns:
+        A matcher. While it lives, the grammar stays compiled.
+
+    Raises:
+        ApiError: other grammars were compiled all the time.
+        InvalidField: compiling failed, or an option forbids tokens besides.
+    """
+    field = body.grammar_field or "tools"
+    for name in ("bad_words", "min_tokens"):
+        if getattr(body, name):  # together they might forbid every token
+            raise InvalidField(name, f"not together with `{field}`")
+    if (matcher := engine.grammars.compiled(grammar)) is not None:
+        return matcher
+    try:
+        async with asyncio.timeout(COMPILE_SECONDS):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
+    except GrammarError as error:
+        field = "tools" if error.in_tools else field
+        raise InvalidField(field, str(error), code="invalid_grammar") from None
+    except TimeoutError:  # it goes on, and the grammar is there when the client comes again
+        message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds"
+        raise unavailable(message, "grammar_pending") from None

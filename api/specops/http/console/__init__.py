@@ -1,0 +1,114 @@
+"""The console: one page at `/` for people without a Grafana, and the figures that it draws.
+
+The process puts the page together from its files at the start. The page's policy allows nothing
+from any other place. A program that wants JSON from `/` gets a list of links, any other the words
+by which Ollama's clients know a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+from specops.engine.model_info import ModelState
+from specops.http.protocols import PROTOCOLS
+from specops.http.sse import EventStream, event
+from specops.http.state import AppState, Ctx
+
+_FOLDER = Path(__file__).resolve().parent
+_SCRIPTS = ("console.js", "markdown.js", "chat.js")
+_PERIOD_SECONDS = 1.0
+OLLAMA_RUNS = "Ollama is running"  # clients compare it letter by letter
+# The series that the charts need: reading them takes a fraction of the time of /metrics.
+FIGURES = tuple(
+    f"specops_{name}"
+    for name in (
+        *("generated_tokens_total", "draft_tokens_total", "accepted_tokens_total"),
+        *("avg_jump", "draft_length", "estimated_speedup", "requests_running", "requests_waiting"),
+        "memory_bytes",
+    )
+)
+_LINKS = {name: path for protocol in PROTOCOLS for name, path in protocol.links.items()} | {
+    "health": "/health",
+    "live": "/health/live",
+    "metrics": "/metrics",
+    "documentation": "/docs",
+}
+router = APIRouter(include_in_schema=False)
+
+
+def _page() -> tuple[str, str]:
+    """Return the page, and the policy that allows only what is in it, and only this server."""
+    style = (_FOLDER / "console.css").read_text("utf-8")
+    script = "".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
+    html = (_FOLDER / "index.html").read_text("utf-8")
+    html = html.replace("/*style*/", style).replace("/*script*/", script)
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    policy = (
+        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return html, policy
+
+
+_HTML, _POLICY = _page()
+
+
+@router.head("/")  # Ollama's command asks so whether a server is there
+@router.get("/")
+async def index(request: Request) -> Response:
+    """Return the console to a browser, links to who wants JSON alone, and Ollama's words else."""
+    accepted = request.headers.get("accept", "")
+    if "text/html" in accepted:
+        return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})
+    if "application/json" not in accepted or "*/*" in accepted:  # some clients write both
+        return PlainTextResponse(OLLAMA_RUNS)
+    return JSONResponse({"name": "specops", "version": version("specops"), "links": _LINKS})
+
+
+@router.get("/console/figures")
+async def figures(ctx: Ctx) -> Response:
+    """Send the state of the model and the load once a second, until client or service leaves."""
+    left = asyncio.Event()
+    return EventStream(_figures(ctx.app, left), left.set, {})
+
+
+async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:
+    while not left.is_set():
+        yield event(_now(state))
+        if state.service.state is ModelState.DRAINING:
+            return
+        try:
+            await asyncio.wait_for(left.wait(), _PERIOD_SECONDS)
+        except TimeoutError:
+            continue
+
+
+def _now(state: AppState) -> dict[str, Any]:
+    service = state.service
+    return {
+        "seconds": time.monotonic(),
+        "state": service.state,
+        "detail": service.detail,
+        "error": service.error,
+        "model": asdict(service.info) if service.info else None,
+        "figures": {
+            name: None if math.isnan(value) else value  # JSON has no NaN
+            for name, value in state.metrics.read(FIGURES).items()
+        },
+    }

@@ -1,0 +1,29 @@
+"""The protocols: a module has one protocol's bodies, its endpoints and what writes its answers.
+
+A new protocol is a module beside these, and a line here. The line's place is that in `/docs`.
+"""
+
+from __future__ import annotations
+
+from specops.http.protocol import Protocols
+from specops.http.protocols import anthropic, native, tokens
+from specops.http.protocols.ollama import embeddings as ollama_embeddings
+from specops.http.protocols.ollama import generation as ollama_generation
+from specops.http.protocols.ollama import models as ollama_models
+from specops.http.protocols.openai import chat, completions, embeddings, models, responses
+
+PROTOCOLS = Protocols(
+    (
+        native.PROTOCOL,
+        chat.PROTOCOL,
+        completions.PROTOCOL,
+        anthropic.PROTOCOL,
+        responses.PROTOCOL,
+        embeddings.PROTOCOL,
+        ollama_generation.PROTOCOL,
+        ollama_embeddings.PROTOCOL,
+        ollama_models.PROTOCOL,
+        tokens.PROTOCOL,
+        models.PROTOCOL,
+    )
+)

@@ -1,0 +1,525 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's protocol."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import (
+    BlockWriter,
+    Generation,
+    arguments,
+    call_id,
+    json_answer,
+)
+from specops.http.answering.body import Body, FreeObject, Text
+from specops.http.answering.constraints import json_grammar
+from specops.http.answering.conversation import (
+    Conversation,
+    Message,
+    Mode,
+    Parameters,
+    ToolName,
+    Typed,
+    call_message,
+    conversation,
+    not_text,
+    result_message,
+    unread,
+)
+from specops.http.answering.generate import generate_chat
+from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.offload import run_aside, run_if_large
+from specops.http.answering.options import EngineOptions, StopList
+from specops.http.answering.prompts import encode
+from specops.http.answering.served_model import check_model
+from specops.http.errors import EVENTS, GENERATING, ApiError, InvalidField, error_responses
+from specops.http.protocol import OPENAI_TYPES, Prompt, Protocol
+from specops.http.sse import named_event
+from specops.http.state import Ctx
+from specops.request import Grammar, PromptTooLong
+from specops.system import logs
+from specops.text.tools.formats import Tool
+from specops.text.tools.reader import Block
+
+_FIELD = "messages"
+_MODES: dict[str, Mode] = {
+    "auto": "auto",
+    "none": "none",
+    "any": "required",
+    "tool": "required",
+}
+
+
+# What Anthropic's own servers run: the calls, and what they brought.
+_SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
+
+
+class ContentBlock(Typed):
+    """A part of a turn: text, thoughts, a call of a tool or its result.
+
+    What an answer has of other kinds was written by another server, and is left out.
+    """
+
+    without_effect = frozenset({"cache_control", "citations", "signature", "context"})
+    source, called = _FIELD, "a block"
+
+    type: str = Field(
+        description="text, document (of text), search_result, tool_use, tool_result, thinking or "
+        "redacted_thinking; others are left out of answers, and refused in questions"
+    )
+    text: Text | None = None
+    thinking: Text | None = None
+    id: Text | None = Field(None, description="of a call")
+    name: Text | None = Field(None, description="of the tool that is called")
+    input: FreeObject | None = Field(None, description="of the tool that is called")
+    tool_use_id: Text | None = Field(None, description="of the call that this is the result of")
+    content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = Field(
+        None, description="of a result"
+    )
+    is_error: bool | None = None
+    title: Text | None = Field(None, description="of a document or a search result")
+    origin: FreeObject | Text | None = Field(
+        None, alias="source", description="of a document: its text; of a search result: its address"
+    )
+
+    def only_text(self) -> str:
+        """Return the block's text.
+
+        Raises:
+            InvalidField: it has none.
+        """
+        match self.type:
+            case "text":
+                return str(self.required("text"))
+            case "search_result":
+                text = _text(self.required("content"))
+                return "\n".join(filter(None, (self.title, str(self.origin or ""), text)))
+            case "compaction":  # a summary of what was said before
+                return _text(self.content)
+            case "document" if (data := _document(self.origin)) is not None:
+                return f"{self.title}\n{data}" if self.title else data
+        raise not_text(self.type, _FIELD)
+
+    def result_text(self, left_out: list[str]) -> str:
+        """Return the text of a tool's result; what is no text has a word in its place."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        texts = []
+        for block in self.content:
+            if block.has_text:
+                texts.append(block.only_text())
+            else:
+                left_out.append(f"{_FIELD}.{block.type}")
+                texts.append(unread(block.type))
+        return "\n".join(texts)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether this is a kind of block that a model reads as text."""
+        readable = self.type == "document" and _document(self.origin) is not None
+        return readable or self.type in ("text", "search_result", "compaction")
+
+
+def _document(origin: Any) -> str | None:
+    """Return the text of a document; None of a file."""
+    if not isinstance(origin, dict):
+        return None
+    match origin:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return text
+        case {"type": "content", "content": [*parts]}:
+            texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+            whole = [text for text in texts if isinstance(text, str)]
+            return "\n".join(whole) if len(whole) == len(parts) else None
+    return None
+
+
+class Turn(Body):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)]
+
+    def messages(self, left_out: list[str]) -> list[Message]:
+        """Return the messages for a chat template: results are messages of their own.
+
+        Args:
+            left_out: gets the names of blocks that are left out of them.
+        """
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        blocks = [block for block in self.content if block.type != "redacted_thinking"]
+        results = [
+            result_message(block.required("tool_use_id"), block.result_text(left_out))
+            for block in blocks
+            if block.type == "tool_result"
+        ]
+        rest = []
+        for block in blocks:
+            if self._is_left_out(block):
+                left_out.append(f"{_FIELD}.{block.type}")
+            elif block.type != "tool_result":
+                rest.append(block)
+        if self.role != "assistant":
+            text = _text(rest)
+            turn: Message = {"role": self.role, "content": text}
+            return [*results, turn] if text or not results else results
+        calls = [
+            (block.required("id"), block.required("name"), block.required("input"))
+            for block in rest
+            if block.type == "tool_use"
+        ]
+        thoughts = [block.thinking or "" for block in rest if block.type == "thinking"]
+        text = _text([block for block in rest if block.type not in ("tool_use", "thinking")])
+        return [*results, call_message(text, calls, "".join(thoughts))]
+
+    def _is_left_out(self, block: ContentBlock) -> bool:
+        if self.role == "assistant":
+            known = ("tool_use", "tool_result", "thinking")
+            return not (block.has_text or block.type in known)
+        return block.type != "tool_result" and _SERVERS.fullmatch(block.type) is not None
+
+
+class MessagesTool(Body):
+    """A tool that the model may call; a `type` other than `custom` is one of Anthropic's own."""
+
+    without_effect = frozenset({"cache_control"})
+
+    name: ToolName | None = Field(None, description="Anthropic's toolsets have none")
+    type: Text | None = None
+    description: Text | None = None
+    input_schema: Parameters | None = None
+    strict: bool | None = Field(False, description="arguments follow the schema")
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None for one of Anthropic's own tools.
+
+        Raises:
+            InvalidField: the function's name is missing.
+        """
+        if self.type not in (None, "custom"):
+            return None
+        if self.name is None:
+            raise InvalidField("tools", "a tool has no name", code="missing_parameter")
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
+
+
+class Choice(Body):
+    """Whether tools must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = Field(None, description="where `type` is `tool`")
+    disable_parallel_tool_use: bool | None = False
+
+
+class Thinking(Body):
+    """Whether a model thinks, if it can."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, description="accepted and without effect")
+
+
+class TokensRequest(Body):
+    """A conversation to count the tokens of, or to continue."""
+
+    model: str = Field(description="as GET /v1/models tells")
+    messages: list[Turn] = Field(min_length=1, fail_fast=True)
+    system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
+        None, description="functions that the model may call; Anthropic's own are skipped"
+    )
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        left_out: list[str] = []
+        messages = [message for turn in self.messages for message in turn.messages(left_out)]
+        if system := _text(self.system):
+            messages.insert(0, {"role": "system", "content": system})
+        choice = self.tool_choice or Choice(type="auto", name=None)
+        if choice.type == "tool" and choice.name is None:
+            raise InvalidField("tool_choice", "name the tool", code="missing_parameter")
+        return conversation(
+            messages,
+            _FIELD,
+            self.tools,
+            _MODES[choice.type],
+            choice.name if choice.type == "tool" else None,
+            left_out=left_out,
+            parallel=not choice.disable_parallel_tool_use,
+            template_options={"enable_thinking": self.thinking.type != "disabled"}
+            if self.thinking
+            else {},
+        )
+
+
+class Format(Body):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    json_schema: FreeObject = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """How the model answers."""
+
+    without_effect = frozenset({"effort"})
+
+    format: Format | None = None
+
+
+class MessagesRequest(TokensRequest, EngineOptions):
+    """A conversation that the assistant continues."""
+
+    without_effect = frozenset(
+        {
+            *("metadata", "service_tier", "container", "context_management", "mcp_servers"),
+            *("cache_control", "inference_geo", "speed", "user_profile_id", "diagnostics"),
+            *("betas", "fallbacks", "fallback_credit_token"),
+        }
+    )
+
+    limit_field = "max_tokens"
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: StopList | None = None
+
+    output_config: OutputConfig | None = None
+    output_format: Format | None = Field(None, description="older form of `output_config.format`")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(filter(None, self.stop_sequences or ()))
+
+    @cached_property
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        own = {}
+        if self.output_config and (form := self.output_config.format):
+            own["output_config"] = json_grammar(form.json_schema)
+        if self.output_format:
+            own["output_format"] = json_grammar(self.output_format.json_schema)
+        return own | super().constraints
+
+
+class TokensResponse(BaseModel):
+    """The length of a conversation's prompt."""
+
+    input_tokens: int
+
+
+class MessagesUsage(BaseModel):
+    """Tokens in and out."""
+
+    input_tokens: int = Field(description="tokens of the prompt that were not in the cache")
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = Field(description="computed for an earlier request")
+
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessagesResponse(BaseModel):
+    """The assistant's turn."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]] = Field(description="blocks: text, thinking, tool_use")
+    stop_reason: StopReason
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+def _text(content: str | list[ContentBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.only_text() for block in content)
+
+
+PATH = "/v1/messages"
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+_REASONS: dict[str, StopReason] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+router = APIRouter(tags=["anthropic"])
+_TYPES = {
+    **OPENAI_TYPES,
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class _Anthropic(Protocol):
+    def error_body(self, error: ApiError) -> bytes:
+        """Return the JSON of an error."""
+        failed = "invalid_request_error" if error.status_code < 500 else "api_error"
+        kind = _TYPES.get(error.status_code, failed)
+        return orjson.dumps(
+            {
+                "type": "error",
+                "error": {"type": kind, "message": error.detail},
+                "request_id": logs.request_id.get(),
+            }
+        )
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream after a failure."""
+        return b"event: error\n" + super().error_event(error)
+
+    def too_long(self, error: PromptTooLong, field: str) -> str:
+        """Return the message for a prompt that does not fit into the context."""
+        del field
+        return f"prompt is too long: {error.prompt_tokens} tokens > {error.context - 1} maximum"
+
+
+PROTOCOL = _Anthropic(
+    router,
+    prefix=PATH,
+    prompts={PATH: Prompt("messages", "chat")},
+    links={"messages": PATH, "count_tokens": f"{PATH}/count_tokens"},
+)
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, in Anthropic's form."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of every response of `/v1/messages` that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+    request_id: str | None
+
+
+_ERRORS = error_responses(*GENERATING, 404, model=AnthropicErrorResponse)
+
+
+@router.post(PATH, response_model=MessagesResponse, responses=EVENTS | _ERRORS)
+async def messages(body: MessagesRequest, ctx: Ctx) -> Response:
+    """Continue a conversation.
+
+    With `stream` the answer is a series of server-sent events: `message_start`, then each block's
+    `content_block_start`, `content_block_delta` and `content_block_stop`, then `message_delta` with
+    the reason for the end, and `message_stop`.
+    """
+    engine = check_model(ctx, body.model)
+    generation = await generate_chat(ctx, body, body.conversation)
+    return await _Writer(generation, engine, body).response(stream=body.streams)
+
+
+@router.post(f"{PATH}/count_tokens", response_model=TokensResponse, responses=_ERRORS)
+async def count_tokens(body: TokensRequest, ctx: Ctx) -> Response:
+    """Count the tokens of a conversation's prompt."""
+    engine = check_model(ctx, body.model)
+    asked = await run_if_large(ctx, body.conversation)
+    ignore_unknown(ctx, body, asked.skipped)
+    tokens = await run_aside(ctx, lambda: encode(engine, asked), asked.size, renders=True)
+    return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(ctx))
+
+
+class _Writer(BlockWriter):
+    pause = named_event({"type": "ping"})
+
+    def __init__(self, generation: Generation, engine: Engine, body: MessagesRequest) -> None:
+        super().__init__(generation)
+        self._engine = engine
+        self._limit = body.max_tokens
+
+    def whole(self) -> MessagesResponse:
+        return self._message([_block(block, block.text) for block in self.answer.blocks])
+
+    def begin(self) -> bytes:
+        first = self._message([]).model_dump() | {"stop_reason": None}
+        return named_event({"type": "message_start", "message": first})
+
+    def begin_block(self, index: int) -> bytes:
+        block = _block(self.answer.blocks[index], "")
+        return named_event({"type": "content_block_start", "index": index, "content_block": block})
+
+    def block_delta(self, index: int, text: str) -> bytes:
+        kind, field = _DELTAS[self.answer.blocks[index].kind]
+        delta = {"type": kind, field: text}
+        return named_event({"type": "content_block_delta", "index": index, "delta": delta})
+
+    def end_block(self, index: int, *, complete: bool) -> bytes:
+        del complete  # the message says why it ended
+        return named_event({"type": "content_block_stop", "index": index})
+
+    def end(self) -> bytes:
+        last = self.whole()
+        delta = {"stop_reason": last.stop_reason, "stop_sequence": last.stop_sequence}
+        usage = last.usage.model_dump()
+        return (
+            self.end_open_block()
+            + named_event({"type": "message_delta", "delta": delta, "usage": usage})
+            + named_event({"type": "message_stop"})
+        )
+
+    def _message(self, content: list[dict[str, Any]]) -> MessagesResponse:
+        answer = self.answer
+        cached = answer.stats.cached_prompt_tokens
+        return MessagesResponse(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=self._engine.info.name,
+            content=content,
+            stop_reason=self._stop_reason,
+            stop_sequence=answer.last.stop if answer.last else None,
+            usage=MessagesUsage(
+                input_tokens=max(0, len(answer.request.prompt_tokens) - cached),
+                output_tokens=answer.stats.generated_tokens,
+                cache_read_input_tokens=cached,
+            ),
+        )
+
+    @property
+    def _stop_reason(self) -> StopReason:
+        answer = self.answer
+        if answer.last and answer.last.stop is not None:
+            return "stop_sequence"
+        reason = _REASONS[answer.chat_finish_reason]
+        room = self._engine.info.context - len(answer.request.prompt_tokens)
+        if reason == "max_tokens" and answer.request.max_new_tokens == room < self._limit:
+            return "model_context_window_exceeded"
+        return reason
+
+
+def _block(block: Block, text: str) -> dict[str, Any]:
+    """Return a block in Anthropic's form, with this text."""
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": text}
+        case "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": call_id(), "name": block.name, "input": arguments(text)}

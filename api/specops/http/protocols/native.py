@@ -1,0 +1,226 @@
+"""POST /generate, this project's own endpoint: continue or answer a prompt."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Generation, Step, Writer, token_events
+from specops.http.answering.body import STRICT, Text
+from specops.http.answering.conversation import Conversation
+from specops.http.answering.generate import Prepared, generate
+from specops.http.answering.options import MostTokens, SeededOptions, drawing_field
+from specops.http.answering.prompts import Tokens, encode
+from specops.http.errors import EVENTS, GENERATING, error_responses
+from specops.http.protocol import Prompt, Protocol
+from specops.http.sse import DONE, event
+from specops.http.state import Ctx
+from specops.request import GenerationRequest, GenerationStats, PromptTooLong
+from specops.text.chat_template import question
+
+
+class GenerateRequest(SeededOptions):
+    """A prompt to continue."""
+
+    model_config = ConfigDict(
+        **STRICT, json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]}
+    )
+
+    limit_field = "max_new_tokens"
+    strict_limit = True
+
+    prompt: Text = Field(description="may be empty")
+    system: Text | None = Field(
+        None,
+        description="makes the prompt a question: both go through the model's chat template, and "
+        "the answer is the assistant's; empty: the model's own system message, if it has one",
+    )
+    max_new_tokens: MostTokens = Field(
+        50, description="most tokens of the answer; -1 and -2: as many as the server allows"
+    )
+    temperature: float = drawing_field("temperature", "0: always the likeliest token", 0.0)
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=(1 << 63) - 1,
+        description="same seed, same output, with any drafter and beside any other requests",
+    )
+    details: bool = Field(False, description="add `details` to the answer")
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None: as many as the server allows."""
+        return self.max_new_tokens if self.max_new_tokens > 0 else None
+
+
+class SourceDetails(BaseModel):
+    """Counts of the draft tokens of one source."""
+
+    verified_per_position: list[int] = Field(
+        description="item i: number of drafts whose token i + 1 was verified"
+    )
+    accepted_per_position: list[int] = Field(
+        description="item i: number of them that were accepted"
+    )
+
+
+class Details(BaseModel):
+    """The cost of a request, and the figures of its draft tokens."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int = Field(description="tokens of the prompt from the cache")
+    generated_tokens: int
+    sequence_steps: int = Field(description="decode and verify passes of the target")
+    drafts: int = Field(description="passes with at least one draft token")
+    draft_misses: int = Field(description="passes for which the drafter proposed nothing")
+    draft_tokens: int = Field(description="draft tokens verified")
+    accepted_tokens: int = Field(description="draft tokens accepted")
+    accepted_per_position: list[int] = Field(
+        description="item i: number of drafts whose token i + 1 was accepted"
+    )
+    sources: dict[str, SourceDetails] = Field(
+        description="the same counts by source: a drafter, or the grammar"
+    )
+    queue_seconds: float
+    prefill_seconds: float = Field(description="from leaving the queue to the first token")
+    decode_seconds: float = Field(description="from the first token to the last")
+    tokens_per_jump: float = Field(
+        description="tokens after the first, per pass; passes without a draft count"
+    )
+    mean_acceptance_length: float = Field(
+        description="1 + accepted tokens per draft; passes without a draft do not count"
+    )
+    draft_length: float = Field(description="draft tokens per pass; passes without count as 0")
+    estimated_speedup: float = Field(
+        description="speed relative to plain decoding, by the cost model"
+    )
+    acceptance: dict[str, list[float]] = Field(
+        description="per source of draft tokens: how often token i + 1 was accepted where those "
+        "before it were"
+    )
+    preemptions: int = Field(
+        description="number of times that the request lost its KV blocks and was computed again"
+    )
+    drafter: str
+    k_draft: int
+    adaptive: bool
+
+    @classmethod
+    def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
+        """Build from the engine's figures and the request."""
+        return cls(
+            **asdict(stats),
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            accepted_per_position=list(stats.accepted_per_position),
+            tokens_per_jump=stats.tokens_per_jump,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_length=stats.draft_length,
+            drafter=request.drafter,
+            k_draft=request.k_draft,
+            adaptive=request.adaptive,
+        )
+
+
+class GenerateResponse(BaseModel):
+    """The generated text, and what it cost."""
+
+    generated_text: str
+    tokens_per_second: float = Field(
+        description="tokens after the first, per second; 0 if there was only one"
+    )
+    avg_tokens_per_jump: float = Field(
+        description="tokens after the first, per pass of the target; 0 if there was only one"
+    )
+    latency_ms: float = Field(description="from the request's arrival, waiting included")
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    generated_tokens: int
+    request_id: str
+    details: Details | None = None
+
+
+_RESPONSES = EVENTS | error_responses(*GENERATING, 422)
+PATH = "/generate"
+router = APIRouter(tags=["generate"])
+
+
+class _Native(Protocol):
+    """The framework's own conventions; also those of paths that no other protocol has."""
+
+    invalid_status = 422
+    id_headers = ("x-request-id",)
+
+    def too_long(self, error: PromptTooLong, field: str) -> str:
+        """Return the message for a prompt that does not fit into the context."""
+        del field
+        return str(error)
+
+
+PROTOCOL = _Native(
+    router,
+    prefix="",
+    prompts={PATH: Prompt("prompt", "text_completion")},
+    links={"generate": PATH},
+)
+
+
+@router.post(PATH, response_model=GenerateResponse, responses=_RESPONSES, name="generate")
+async def continue_prompt(body: GenerateRequest, ctx: Ctx) -> Response:
+    """Continue a prompt, or, with `system`, answer it.
+
+    With `stream` the answer is a series of server-sent events: one per step with the new text and
+    its tokens, then one with the fields of the plain answer, then `[DONE]`.
+    """
+    engine = ctx.engine
+    generation = await generate(
+        ctx,
+        body,
+        lambda: Prepared(prompts=[_encode(body, engine)], shown=body.prompt),
+        renders=body.system is not None,
+    )
+    return await _Writer(generation, details=body.details).response(stream=body.streams)
+
+
+def _encode(body: GenerateRequest, engine: Engine) -> Tokens:
+    if body.system is None:
+        return engine.encode(body.prompt)
+    asked = Conversation(messages=question(body.prompt, body.system), source="system")
+    return encode(engine, asked)
+
+
+class _Writer(Writer):
+    exclude_none = True
+
+    def __init__(self, generation: Generation, *, details: bool) -> None:
+        super().__init__(generation)
+        self._details = details
+
+    def whole(self) -> GenerateResponse:
+        (answer,) = self.generation.answers
+        request, stats = answer.request, answer.stats
+        return GenerateResponse(
+            generated_text=answer.text,
+            tokens_per_second=stats.tokens_per_second,
+            avg_tokens_per_jump=stats.tokens_per_jump,
+            latency_ms=(time.monotonic() - self.generation.arrival) * 1000,
+            finish_reason=answer.finish_reason,
+            prompt_tokens=stats.prompt_tokens,
+            generated_tokens=stats.generated_tokens,
+            request_id=self.generation.request_id,
+            details=Details.of(stats, request) if self._details else None,
+        )
+
+    def step(self, step: Step) -> bytes:
+        output = step.output
+        if not output.pieces:
+            return b""
+        return event({"text": output.text, "tokens": token_events(output)})
+
+    def end(self) -> bytes:
+        return event(self.whole().model_dump(exclude_none=True)) + DONE

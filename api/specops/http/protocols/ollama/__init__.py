@@ -1,0 +1,1 @@
+"""Ollama's protocol: answers, embeddings, and what it tells of models."""

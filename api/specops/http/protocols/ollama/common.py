@@ -1,0 +1,150 @@
+"""What Ollama's endpoints share: how bodies are read, the model that they name, errors.
+
+Bodies are read as Ollama reads them, in Go: fields in capital letters are known.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import orjson
+from fastapi import Response
+from pydantic import BaseModel, Field, model_validator
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import json_answer
+from specops.http.answering.body import Body, Text
+from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.served_model import LATEST, check_model
+from specops.http.errors import GENERATING, ApiError, Responses, error_responses
+from specops.http.protocol import Protocol
+from specops.http.state import Context
+from specops.request import PromptTooLong
+
+
+class OllamaErrorResponse(BaseModel):
+    """The body of every response below `/api/` that is not a success."""
+
+    error: str
+
+
+LINES = "application/x-ndjson"  # a line of JSON per step
+ERRORS = error_responses(*GENERATING, 404, model=OllamaErrorResponse)
+_STREAM: Responses = {200: {"content": {LINES: {}}}}
+RESPONSES = _STREAM | ERRORS
+MACHINE_OPTIONS = frozenset(
+    {
+        *("num_ctx", "num_batch", "num_keep", "num_gpu", "main_gpu", "num_thread", "num_gqa"),
+        *("low_vram", "numa", "use_mmap", "use_mlock", "f16_kv", "vocab_only", "logits_all"),
+        *("embedding_only", "rope_frequency_base", "rope_frequency_scale", "draft_num_predict"),
+        *("repeat_last_n", "penalize_newline", "shift"),
+    }
+)
+
+
+class Ollama(Protocol):
+    """Ollama's conventions: `{"error": ...}`, and a line of JSON in place of an event."""
+
+    id_headers = ("x-request-id",)
+    # Ollama reads every body as JSON, and its users' curl sends none of the right type.
+    any_media_type = True
+
+    def error_body(self, error: ApiError) -> bytes:
+        """Return the JSON of an error."""
+        return orjson.dumps({"error": error.detail})
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the line that ends a stream after a failure."""
+        return self.error_body(error) + b"\n"
+
+    def too_long(self, error: PromptTooLong, field: str) -> str:
+        """Return the message for a prompt that does not fit into the context."""
+        del field
+        longest = error.context - 1
+        prompt = error.prompt_tokens
+        return f"the input length exceeds the context length: {prompt} tokens > {longest}"
+
+    def unknown_model(self, requested: str, own: str) -> str:
+        """Return the message for a request for another model; clients look for `not found`."""
+        return f"model {requested!r} not found; this server has {tagged(own)!r}"
+
+
+class OllamaBody(Body):
+    """An object as Go reads it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_in_any_case(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
+            return given
+        found = {}
+        for name, value in given.items():
+            small = name.lower() if isinstance(name, str) else name
+            known = small in cls.model_fields and small not in given
+            found[small if known else name] = value
+        return found
+
+
+class OllamaModel(OllamaBody):
+    """What names a model, which all requests do."""
+
+    without_effect = frozenset({"verbose", "stream", "insecure", "system", "template", "options"})
+
+    model: Text | None = Field(
+        None, description="as GET /api/tags tells; `:latest` may be left out"
+    )
+    name: Text | None = Field(None, description="older name of `model`")
+    keep_alive: Any = Field(
+        None,
+        description="without effect: the model stays loaded; 0, where nothing else is asked, is "
+        "answered as Ollama does when it unloads one",
+    )
+
+    @property
+    def called(self) -> str:
+        """The model's name; empty if there is none."""
+        return self.model or self.name or ""
+
+    @property
+    def done_reason(self) -> Literal["load", "unload"]:
+        """What Ollama says it did where nothing is asked."""
+        kept = str(self.keep_alive).lower()  # a number of seconds, or a text such as `0h0m0s`
+        return (
+            "unload" if "0" in kept and not any(digit in kept for digit in "123456789") else "load"
+        )
+
+
+def served(ctx: Context, body: OllamaModel) -> Engine:
+    """Return the engine of the model that the client asks for.
+
+    Raises:
+        NotReady: see `AsyncEngine.engine`.
+        ApiError: the client names no model, or another one.
+    """
+    engine, name = ctx.engine, body.called
+    if not name:
+        raise ApiError(400, "model is required", code="missing_parameter", param="model")
+    check_model(ctx, name)
+    return engine
+
+
+def plain_answer(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
+    """Return the answer to a request for which the engine does nothing."""
+    ignore_unknown(ctx, body)
+    return json_answer(reply, ignored_header(ctx), exclude_none=True)
+
+
+def told_time(time: datetime) -> str:
+    """Return a time as Ollama writes it."""
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def tagged(name: str) -> str:
+    """Return the model's name as Ollama lists it."""
+    return name if ":" in name else name + LATEST
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a duration as Ollama tells it: a client divides by it, so it is never 0."""
+    return max(1, round(seconds * 1e9))

@@ -1,0 +1,116 @@
+"""POST /api/embed and /api/embeddings, in Ollama's protocol: texts to vectors."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from specops.http.answering.answers import json_answer
+from specops.http.answering.body import Text
+from specops.http.answering.embed import embed, vectors_answer
+from specops.http.answering.ignored import ignore_unknown
+from specops.http.protocol import Prompt
+from specops.http.protocols.ollama.common import (
+    ERRORS,
+    MACHINE_OPTIONS,
+    Ollama,
+    OllamaModel,
+    nanoseconds,
+    plain_answer,
+    served,
+)
+from specops.http.state import Ctx
+
+EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
+router = APIRouter(tags=["ollama"])
+PROTOCOL = Ollama(
+    router,
+    prompts={
+        EMBED_PATH: Prompt("input", "embeddings"),
+        OLD_EMBED_PATH: Prompt("prompt", "embeddings"),
+    },
+    links={"ollama_embed": EMBED_PATH, "ollama_embeddings": OLD_EMBED_PATH},
+)
+
+
+class OllamaTexts(OllamaModel):
+    """One or several texts to embed."""
+
+    without_effect = MACHINE_OPTIONS | {"options"}
+
+    input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)] | None = Field(
+        None, description="none: asks only whether the model is loaded"
+    )
+    truncate: bool | None = Field(True, description="cut texts that are longer than the context")
+    dimensions: int | None = Field(
+        None, ge=0, description="entries that a vector is cut to; 0: all"
+    )
+
+    @property
+    def inputs(self) -> list[str]:
+        """The texts as a list, also where there is only one; an empty text alone is none."""
+        given = self.input or []
+        return [given] if isinstance(given, str) else given
+
+
+class OllamaText(OllamaModel):
+    """A text to embed, in the older form."""
+
+    without_effect = MACHINE_OPTIONS | {"options", "truncate"}
+
+    prompt: Text | None = Field(None, description="none: asks only whether the model is loaded")
+
+
+class OllamaVectors(BaseModel):
+    """The vectors of all texts, in their order."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = Field(description="from the request's arrival, in nanoseconds")
+    load_duration: int = 0
+    prompt_eval_count: int = Field(description="tokens of all texts")
+
+
+class OllamaVector(BaseModel):
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
+@router.post(EMBED_PATH, response_model=OllamaVectors, responses=ERRORS)
+async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
+    """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
+    engine = served(ctx, body)
+    figures = OllamaVectors(model=body.called, embeddings=[], total_duration=1, prompt_eval_count=0)
+    if not body.inputs:
+        return plain_answer(figures, ctx, body)
+    ignore_unknown(ctx, body)
+    room = engine.info.context if body.truncate is not False else None
+    generation, vectors, tokens = await embed(
+        ctx, engine, body.inputs, body.input, size=None, room=room
+    )
+    if 0 < (size := body.dimensions or 0) < vectors.shape[1]:
+        vectors = vectors[:, :size]
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    figures.total_duration = nanoseconds(time.monotonic() - generation.arrival)
+    figures.prompt_eval_count = tokens
+    rest = figures.model_dump(exclude={"embeddings"})
+    return vectors_answer("embeddings", vectors, lambda _, vector: vector, rest, generation.headers)
+
+
+@router.post(OLD_EMBED_PATH, response_model=OllamaVector, responses=ERRORS)
+async def embed_text(body: OllamaText, ctx: Ctx) -> Response:
+    """Embed a text, in Ollama's older form; a text that is too long is cut."""
+    engine = served(ctx, body)
+    if not body.prompt:
+        return plain_answer(OllamaVector(embedding=[]), ctx, body)
+    ignore_unknown(ctx, body)
+    room = engine.info.context
+    generation, vectors, _ = await embed(
+        ctx, engine, [body.prompt], body.prompt, size=None, room=room
+    )
+    return json_answer(OllamaVector(embedding=vectors[0].tolist()), generation.headers)

@@ -1,0 +1,557 @@
+"""POST /api/chat and /api/generate, in Ollama's protocol.
+
+A stream is a line of JSON per step. The served model is always loaded; answers call it what the
+request did. Defaults are Ollama's, except for `repeat_penalty`: Ollama counts the last 64 tokens,
+this server counts all tokens. A fraction is cut off where a whole number is expected, and a number
+beyond the sensible ones means what llama.cpp makes of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Generation, Step, Writer, arguments, call_id, joined_text
+from specops.http.answering.body import FreeObject, Text, TokenId, Unsupported
+from specops.http.answering.constraints import ANY_OBJECT, json_grammar
+from specops.http.answering.conversation import (
+    ChatTool,
+    Conversation,
+    Function,
+    Message,
+    call_message,
+    conversation,
+    result_message,
+)
+from specops.http.answering.generate import Prepared, generate, generate_chat
+from specops.http.answering.logprobs import TokenLogprob, token_logprobs
+from specops.http.answering.options import SeededOptions
+from specops.http.answering.prompts import Tokens, fill_in, prompt_tokens
+from specops.http.errors import InvalidField
+from specops.http.protocol import Prompt
+from specops.http.protocols.ollama.common import (
+    LINES,
+    MACHINE_OPTIONS,
+    RESPONSES,
+    Ollama,
+    OllamaBody,
+    OllamaModel,
+    nanoseconds,
+    plain_answer,
+    served,
+    told_time,
+)
+from specops.http.state import Ctx
+from specops.request import Grammar, Piece
+from specops.sampling_defaults import SamplingDefaults
+from specops.text.chat_template import question
+from specops.text.json_values import dumps
+
+_NO_IMAGES = Field(None, description="not supported: this server reads texts only")
+_LARGEST = (1 << 63) - 1
+_LEAST = 1e-9  # of a share that is above 0: the likeliest token alone
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN
+
+
+def _whole(value: Any) -> Any:
+    return int(min(max(value, -_LARGEST - 1), _LARGEST)) if _is_number(value) else value
+
+
+def _within(low: float, high: float) -> Callable[[Any], Any]:
+    return lambda value: min(max(value, low), high) if _is_number(value) else value
+
+
+def _penalty(value: Any) -> Any:
+    # llama.cpp divides by it; nobody who sends 0 means that.
+    return _within(0.01, 100)(value) if not _is_number(value) or value > 0 else 1.0
+
+
+_NUMBER = WithJsonSchema({"type": "number"})
+_FINITE = Field(allow_inf_nan=False)
+_Whole = Annotated[int, BeforeValidator(_whole), _NUMBER]
+_Temperature = Annotated[float, _FINITE, BeforeValidator(_within(0, 100)), _NUMBER]
+_Share = Annotated[float, _FINITE, BeforeValidator(_within(_LEAST, 1)), _NUMBER]
+_Least = Annotated[float, _FINITE, BeforeValidator(_within(0, 1)), _NUMBER]
+_Subtracted = Annotated[float, _FINITE, BeforeValidator(_within(-100, 100)), _NUMBER]
+_Divisor = Annotated[float, _FINITE, BeforeValidator(_penalty), _NUMBER]
+
+
+class OllamaRequest(OllamaModel, SeededOptions):
+    """The fields that chats and prompts share. Fields of `options` may also stand beside it."""
+
+    without_effect = MACHINE_OPTIONS
+    usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
+
+    options: dict[str, Any] | None = Field(
+        None, description="the fields from `num_predict` on, and those of `POST /generate`"
+    )
+    stream: bool | None = Field(True, description="a line of JSON per step")
+    format: Literal["", "json"] | FreeObject | None = Field(
+        None, description="`json`, or a JSON schema that the answer follows"
+    )
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description="whether the model thinks, if it can"
+    )
+    truncate: bool | None = Field(
+        True, description="leave out the oldest messages of a conversation that is too long"
+    )
+    logprobs: bool | None = Field(False, description="report each token's probability")
+    top_logprobs: int | None = Field(
+        0, ge=0, le=20, description="report so many likely tokens beside it; with `logprobs`"
+    )
+    num_predict: _Whole | None = Field(
+        None, description="most tokens of the answer; 0 and less: what the server allows"
+    )
+    seed: _Whole | None = Field(None, description="same seed, same output; negative: none")
+    temperature: _Temperature | None = Field(None, description="0: always the likeliest token")
+    top_k: _Whole | None = Field(None, description="draw from so many tokens; 0 and less: from all")
+    top_p: _Share | None = Field(
+        None, description="draw from the likeliest tokens that sum up to this; 0: the likeliest"
+    )
+    min_p: _Least | None = Field(
+        None, description="least probability, as a share of the likeliest token's"
+    )
+    typical_p: _Share | None = Field(
+        1.0, description="draw from the most typical tokens that sum up to this"
+    )
+    repeat_penalty: _Divisor | None = Field(
+        None, description="Ollama's name of `repetition_penalty`; 0 and less: none"
+    )
+    presence_penalty: _Subtracted | None = Field(
+        0.0, description="subtracted from the logits of tokens that the answer has"
+    )
+    frequency_penalty: _Subtracted | None = Field(
+        0.0, description="subtracted from them for each time that they occur"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread(cls, given: Any) -> Any:
+        options = given.get("options") if isinstance(given, dict) else None
+        return {**options, **given} if isinstance(options, dict) else given
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed; a negative one means that there is none."""
+        return None if self.seed is None or self.seed < 0 else self.seed
+
+    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
+        """Return how tokens are drawn; the penalty has two names."""
+        found, penalty = super().drawing(model), self.repeat_penalty
+        return found if penalty is None else found._replace(repetition_penalty=penalty)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None: as many as the server allows."""
+        return self.num_predict if (self.num_predict or 0) > 0 else None
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def streams(self) -> bool:
+        """The answer is a stream."""
+        return self.stream is not False
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """More variables for the chat template."""
+        return {} if self.think is None else {"enable_thinking": bool(self.think)}
+
+    @cached_property
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        own = {}
+        if self.format not in (None, ""):
+            own["format"] = ANY_OBJECT if self.format == "json" else json_grammar(self.format)
+        return own | super().constraints
+
+
+class OllamaFunction(OllamaBody):
+    """The function that was called."""
+
+    index: int | None = None
+    name: Text
+    arguments: FreeObject | Text | None = Field(None, description="an object, or its JSON")
+
+
+class OllamaCall(OllamaBody):
+    """A call that the assistant made."""
+
+    type: Text | None = None
+    id: Text | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(OllamaBody):
+    """One turn of the conversation."""
+
+    role: Text = Field(
+        description="`system`, `user`, `assistant`, `tool`, or one of the template's"
+    )
+    content: Text | None = ""
+    thinking: Text | None = Field(None, description="what the assistant thought")
+    images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_name: Text | None = Field(None, description="of a result: the tool that was called")
+    tool_call_id: Text | None = Field(None, description="of a result: the call that it answers")
+
+    @property
+    def speaker(self) -> str:
+        """The role by the name that templates have for it."""
+        role = self.role.lower()
+        return {"developer": "system", "function": "tool"}.get(role, role)
+
+
+class OllamaToolFunction(OllamaBody, Function):
+    """A function that the model may call."""
+
+
+class OllamaTool(OllamaBody, ChatTool):
+    """A tool that the model may call."""
+
+    type: Text = "function"
+    function: OllamaToolFunction | None = None
+
+
+class OllamaChat(OllamaRequest):
+    """A conversation that the assistant continues."""
+
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = Field(
+        None, description="none: asks only whether the model is loaded"
+    )
+    tools: Annotated[list[OllamaTool], Field(fail_fast=True)] | None = Field(
+        None, description="functions that the model may call; other types are skipped"
+    )
+
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        return conversation(
+            _for_template(self.messages or ()),
+            "messages",
+            self.tools,
+            truncates=self.truncate is not False,
+            template_options=self.template_options,
+        )
+
+
+class OllamaPrompt(OllamaRequest):
+    """A prompt: a chat model answers it, any other model continues it."""
+
+    prompt: Text | None = Field("", description="empty: asks only whether the model is loaded")
+    system: Text | None = Field(None, description="the system message")
+    raw: bool | None = Field(False, description="continue the prompt without the chat template")
+    suffix: Text | None = Field(
+        None, description="what follows the answer, for models that were trained to fill in"
+    )
+    context: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, description="an earlier answer's `context`: the conversation goes on from there"
+    )
+    images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
+    template: Annotated[Any, Unsupported(None, "")] = Field(
+        None, description="not supported: the model's own template, or `raw`"
+    )
+
+    def conversation(self) -> Conversation:
+        """Return the prompt as a question to a chat model.
+
+        A conversation that goes on has its system message already.
+        """
+        before = tuple(self.context or ())
+        return conversation(
+            list(question(self.prompt or "", "" if before else self.system or "")),
+            "prompt",
+            before=before,
+            template_options=self.template_options,
+        )
+
+    def check(self) -> None:
+        """Check what excludes each other.
+
+        Raises:
+            InvalidField: `raw` is set together with what only a template can use.
+        """
+        for name in ("system", "context"):
+            if self.raw and getattr(self, name):
+                raise InvalidField("raw", f"not together with `{name}`: it has no template")
+
+
+class OllamaCalled(BaseModel):
+    """A call that the assistant makes."""
+
+    id: str
+    function: dict[Literal["index", "name", "arguments"], Any]
+
+
+class OllamaAnswer(BaseModel):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCalled] | None = None
+
+
+class OllamaReply(BaseModel):
+    """A line of a stream, or the whole answer. Durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = None
+    logprobs: list[TokenLogprob] | None = Field(None, description="of the new tokens")
+    total_duration: int | None = Field(None, description="from the request's arrival")
+    load_duration: int | None = Field(None, description="0: the model stays loaded")
+    prompt_eval_count: int | None = Field(None, description="tokens of the prompt")
+    prompt_eval_duration: int | None = Field(None, description="from the queue to the first token")
+    eval_count: int | None = Field(None, description="tokens generated")
+    eval_duration: int | None = Field(None, description="from the first token to the last")
+
+
+class OllamaChatReply(OllamaReply):
+    """The answer to a chat."""
+
+    message: OllamaAnswer
+
+
+class OllamaPromptReply(OllamaReply):
+    """The answer to a prompt."""
+
+    response: str
+    thinking: str | None = None
+    context: list[int] | None = Field(
+        None, description="tokens of prompt and answer, for the next request's `context`"
+    )
+
+
+def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
+    """Return the messages for a chat template: it wants an id for each call and its result.
+
+    A result answers the call whose id it has, else the first open one of its tool's. A result
+    without a call stands alone: the messages before it may have been left out.
+    """
+    messages: list[Message] = []
+    unanswered: list[tuple[str, str]] = []  # calls without a result: id and name
+    count = 0
+
+    def new_id() -> str:
+        nonlocal count
+        count += 1
+        return f"{count:09d}"  # Mistral's templates take nine letters
+
+    for turn in turns:
+        text = turn.content or ""
+        if turn.speaker == "assistant":
+            calls = [
+                (call.id or new_id(), call.function.name, call.function.arguments or {})
+                for call in turn.tool_calls or ()
+            ]
+            unanswered += [call[:2] for call in calls]
+            messages.append(call_message(text, calls, turn.thinking or ""))
+        elif turn.speaker == "tool":
+            name = turn.tool_name or ""
+            given = [call for call in unanswered if call[0] == turn.tool_call_id]
+            named = [call for call in unanswered if not name or call[1] == name]
+            answered = (given or named or [(turn.tool_call_id or new_id(), name)])[0]
+            if answered in unanswered:
+                unanswered.remove(answered)
+            messages.append(result_message(answered[0], text, answered[1] or None))
+        else:
+            messages.append({"role": turn.speaker, "content": text})
+    return messages
+
+
+# Ollama's client for Python ends a line at each of these. They stand in texts only.
+_LINE_ENDS = "\u0085\u2028\u2029"
+CHAT_PATH, PROMPT_PATH = "/api/chat", "/api/generate"
+router = APIRouter(tags=["ollama"])
+PROTOCOL = Ollama(
+    router,
+    prompts={
+        CHAT_PATH: Prompt("messages", "chat"),
+        PROMPT_PATH: Prompt("prompt", "text_completion"),
+    },
+    links={"ollama_chat": CHAT_PATH, "ollama_generate": PROMPT_PATH},
+)
+
+Calls = Sequence[dict[str, Any]]
+Fields = Callable[[str, str, Calls], dict[str, Any]]  # of a reply, from text, thoughts and calls
+
+
+@router.post(CHAT_PATH, response_model=OllamaChatReply, responses=RESPONSES)
+async def chat(body: OllamaChat, ctx: Ctx) -> Response:
+    """Continue a conversation.
+
+    With `stream`, which is the default, the answer is a line of JSON per step; the last one has
+    the figures.
+    """
+    engine = served(ctx, body)
+    if not body.messages:
+        reply = OllamaChatReply(**_nothing_asked(body), **_message("", "", ()))
+        return plain_answer(reply, ctx, body)
+    generation = await generate_chat(ctx, body, body.conversation)
+    return await _Writer(generation, engine, body, OllamaChatReply, _message).response(
+        stream=body.streams
+    )
+
+
+@router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=RESPONSES, name="generate")
+async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
+    """Answer a prompt; with `raw`, or where the model is no chat model, continue it."""
+    engine = served(ctx, body)
+    body.check()
+    before = prompt_tokens(body.context or [], engine, "context")
+    if not (body.prompt or body.suffix):
+        return plain_answer(OllamaPromptReply(**_nothing_asked(body), response=""), ctx, body)
+    if not (body.raw or body.suffix) and (engine.info.chat or body.system):
+        generation = await generate_chat(ctx, body, body.conversation)
+    else:
+        gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt or "", body.suffix or ""
+
+        def encode() -> Tokens:
+            if gap:
+                return gap.prompt(prompt, suffix)
+            if before:
+                return (*before, *engine.tokenizer.encode(prompt, special_tokens=False))
+            return engine.encode(prompt)
+
+        generation = await generate(
+            ctx, body, lambda: Prepared(prompts=[encode()], shown=prompt, gap=gap)
+        )
+    writer = _Writer(generation, engine, body, OllamaPromptReply, _response)
+    return await writer.response(stream=body.streams)
+
+
+def _nothing_asked(body: OllamaRequest) -> dict[str, Any]:
+    """Return the answer to an empty request, by which clients have a model loaded or unloaded."""
+    return _heading(body) | {"done": True, "done_reason": body.done_reason}
+
+
+class _Writer(Writer):
+    media_type = LINES
+    pause = b""  # a line of JSON has no comments
+    exclude_none = True
+
+    def __init__(
+        self,
+        generation: Generation,
+        engine: Engine,
+        body: OllamaRequest,
+        schema: type[OllamaReply],
+        fields: Fields,
+    ) -> None:
+        super().__init__(generation)
+        self._engine = engine
+        self._body = body
+        self._schema = schema
+        self._fields = fields
+        (self._answer,) = generation.answers
+
+    def whole(self) -> OllamaReply:
+        answer = self._answer
+        text, thoughts = answer.text, ""
+        if answer.reader:
+            text, thoughts = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
+        told = self._fields(text, thoughts, self._calls()) | self._logprobs(answer.pieces)
+        return self._schema(**_heading(self._body), **told, **self._figures())
+
+    def step(self, step: Step) -> bytes:
+        text, thoughts = step.output.text, ""
+        if self._answer.reader:
+            kinds = [block.kind for block in self._answer.blocks]
+            text, thoughts = (
+                "".join(text for place, text in step.deltas if kinds[place] == which)
+                for which in ("text", "reasoning")
+            )
+        logprobs = self._logprobs(step.output.pieces)
+        if not (text or thoughts or logprobs):
+            return b""
+        return self._line(text, thoughts, (), logprobs | {"done": False})
+
+    def end(self) -> bytes:
+        calls = self._calls()
+        called = self._line("", "", calls, {"done": False}) if calls else b""
+        return called + self._line("", "", (), self._figures())
+
+    def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
+        told = _heading(self._body) | self._fields(text, thoughts, calls) | more
+        line = dumps(told)
+        for end in _LINE_ENDS:
+            line = line.replace(end.encode(), rb"\u%04x" % ord(end))
+        return line + b"\n"
+
+    def _calls(self) -> Calls:
+        called = [block for block in self._answer.blocks if block.kind == "call"]
+        return [
+            {
+                "id": call_id(),
+                "function": {
+                    "index": index,
+                    "name": block.name,
+                    "arguments": arguments(block.text),
+                },
+            }
+            for index, block in enumerate(called)
+        ]
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        found = token_logprobs(pieces, self._engine.tokenizer)
+        return {"logprobs": [token.model_dump() for token in found]} if found else {}
+
+    def _tokens(self) -> list[int]:
+        """Return the tokens of prompt and answer, without what ends the answer."""
+        tokens = [piece.token for piece in self._answer.pieces]
+        while tokens and not self._engine.tokenizer.decode(tokens[-1:]):
+            tokens.pop()
+        return [*self._answer.request.prompt_tokens, *tokens]
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the fields of the end; a client divides by the durations, so none is 0."""
+        answer = self._answer
+        stats = answer.stats
+        body = self._body
+        goes_on = isinstance(body, OllamaPrompt) and not body.raw
+        context = {"context": self._tokens()} if goes_on else {}
+        return context | {
+            "done": True,
+            "done_reason": answer.finish_reason,
+            "total_duration": nanoseconds(time.monotonic() - self.generation.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": len(answer.request.prompt_tokens),
+            "prompt_eval_duration": nanoseconds(stats.prefill_seconds),
+            "eval_count": stats.generated_tokens,
+            "eval_duration": nanoseconds(stats.decode_seconds),
+        }
+
+
+def _message(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts:
+        message["thinking"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    return {"message": message}
+
+
+def _response(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    del calls  # a prompt has no tools
+    return {"response": text} | ({"thinking": thoughts} if thoughts else {})
+
+
+def _heading(body: OllamaRequest) -> dict[str, Any]:
+    return {"model": body.called, "created_at": told_time(datetime.now(UTC))}

@@ -1,0 +1,184 @@
+"""Ollama's endpoints about models: GET /api/tags, /api/ps, /api/version, POST /api/show, /api/pull.
+
+Lists call the model `NAME:latest`, as Ollama does, because clients look for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import json_answer
+from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.served_model import fingerprint
+from specops.http.errors import error_responses
+from specops.http.protocols.ollama.common import (
+    ERRORS,
+    LINES,
+    RESPONSES,
+    Ollama,
+    OllamaErrorResponse,
+    OllamaModel,
+    served,
+    tagged,
+    told_time,
+)
+from specops.http.state import Context, Ctx
+from specops.text.fill_in import FillIn
+
+_MODEL_ERRORS = error_responses(401, 500, 503, model=OllamaErrorResponse)
+_PROTOCOL = "0.12.11"  # the version of Ollama's API: clients ask for a minimum
+_FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that it never unloads
+_ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
+router = APIRouter(tags=["ollama"])
+PROTOCOL = Ollama(
+    router,
+    prefix="/api/",
+    links={f"ollama_{name}": f"/api/{name}" for name in ("show", "pull", "tags", "ps", "version")},
+)
+
+
+class OllamaPull(OllamaModel):
+    """A model to download: only the one that is here."""
+
+    insecure: bool | None = Field(None, description="without effect: nothing is downloaded")
+    stream: bool | None = Field(True, description="a line of JSON per step")
+
+
+class OllamaStatus(BaseModel):
+    """How far a download is: what is served is here."""
+
+    status: str
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))
+async def version() -> dict[str, str]:
+    """Return the version of Ollama whose API this is."""
+    return {"version": _PROTOCOL}
+
+
+@router.head("/api/tags", include_in_schema=False)
+@router.get("/api/tags", responses=_MODEL_ERRORS)
+async def tags(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
+    """List the model that is loaded."""
+    engine = ctx.engine
+    more = {"modified_at": _loaded_since(ctx), "capabilities": _capabilities(engine)}
+    return {"models": [_model(engine) | more]}
+
+
+@router.get("/api/ps", responses=_MODEL_ERRORS)
+async def running(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
+    """List the model that is loaded, with its context length."""
+    engine = ctx.engine
+    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": engine.info.context}
+    return {"models": [_model(engine) | more]}
+
+
+@router.post("/api/show", responses=ERRORS)
+async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any]:
+    """Describe the model that is loaded, and its capabilities."""
+    engine = served(ctx, body)
+    ignore_unknown(ctx, body)
+    response.headers.update(ignored_header(ctx))
+    info, template = engine.info, engine.chat_template
+    described = {
+        "modelfile": _modelfile(engine),
+        "parameters": "\n".join(f"{name:<30} {value:g}" for name, value in _parameters(engine)),
+        "template": template.source if template else "",
+        "details": _details(engine),
+        "model_info": {
+            "general.architecture": _ARCHITECTURE,
+            "general.basename": info.name,
+            "general.parameter_count": info.parameters,
+            f"{_ARCHITECTURE}.context_length": info.context,
+            f"{_ARCHITECTURE}.embedding_length": info.embedding_size,
+            f"{_ARCHITECTURE}.vocab_size": info.vocab_size,
+        },
+        "capabilities": _capabilities(engine),
+        "modified_at": _loaded_since(ctx),
+    }
+    return described if info.system is None else described | {"system": info.system}
+
+
+@router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
+async def pull(body: OllamaPull, ctx: Ctx) -> Response:
+    """Say that the model that is loaded is here, as Ollama does of one that it has already."""
+    served(ctx, body)
+    ignore_unknown(ctx, body)
+    headers = ignored_header(ctx)
+    done = OllamaStatus(status="success")
+    if body.stream is False:
+        return json_answer(done, headers)
+    lines = [OllamaStatus(status="pulling manifest"), done]
+    text = "".join(f"{line.model_dump_json()}\n" for line in lines)
+    return Response(text, headers=headers, media_type=LINES)
+
+
+def _model(engine: Engine) -> dict[str, Any]:
+    return {
+        "name": tagged(engine.info.name),
+        "model": tagged(engine.info.name),
+        "size": engine.info.weight_bytes,
+        # Clients show the beginning of the digest. It changes when a seed's output may change.
+        "digest": hashlib.sha256(fingerprint(engine).encode()).hexdigest(),
+        "details": _details(engine),
+    }
+
+
+def _capabilities(engine: Engine) -> list[str]:
+    template = engine.chat_template
+    found = {
+        "completion": True,
+        "tools": bool(template and template.calls),
+        "thinking": bool(template and template.thinking),
+        "insert": FillIn.of(engine.tokenizer) is not None,
+        "embedding": bool(engine.info.embedding_size),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _loaded_since(ctx: Context) -> str:
+    return told_time(datetime.fromtimestamp(ctx.app.started, UTC))
+
+
+def _details(engine: Engine) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": _ARCHITECTURE,
+        "families": [_ARCHITECTURE],
+        "parameter_size": f"{info.parameters / 1e6:.1f}M",
+        "quantization_level": info.quant,
+        "context_length": info.context,
+        "embedding_length": info.embedding_size,
+    }
+
+
+def _parameters(engine: Engine) -> list[tuple[str, float]]:
+    """Return how tokens are drawn where nobody says it, by Ollama's names."""
+    told = engine.info.sampling.told
+    return [
+        ("repeat_penalty" if name == "repetition_penalty" else name, told[name]) for name in told
+    ]
+
+
+def _modelfile(engine: Engine) -> str:
+    """Return what the model is and is told, in the form of Ollama's files."""
+    info, template = engine.info, engine.chat_template
+    lines = [
+        "# What the server has, as a Modelfile; the template is Jinja",
+        f"FROM {tagged(engine.info.name)}",
+    ]
+    if template:
+        lines.append(f'TEMPLATE """{template.source}"""')
+    if info.system is not None:
+        lines.append(f'SYSTEM """{info.system}"""')
+    lines += [f"PARAMETER {name} {value:g}" for name, value in _parameters(engine)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""OpenAI's protocols: one module for each endpoint, and what completions and chats share."""

@@ -1,0 +1,401 @@
+"""POST /v1/chat/completions: the assistant's next message, in OpenAI's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field, model_validator
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Generation, Step, call_id, joined_text, token_events
+from specops.http.answering.body import Body, FreeObject, Text, Unsupported, absent, wrong_together
+from specops.http.answering.conversation import (
+    ChatTool,
+    Content,
+    Conversation,
+    Function,
+    Mode,
+    call_message,
+    conversation,
+    joined,
+    joined_before,
+    result_message,
+)
+from specops.http.answering.generate import generate_chat
+from specops.http.answering.logprobs import TokenLogprob, token_logprobs
+from specops.http.answering.options import MostTokens
+from specops.http.answering.served_model import check_model
+from specops.http.errors import InvalidField
+from specops.http.protocol import Prompt, Protocol
+from specops.http.protocols.openai.common import (
+    RESPONSES,
+    OpenAiRequest,
+    OpenAiWriter,
+    Timings,
+    Usage,
+    timings,
+    usage,
+)
+from specops.http.state import Ctx
+from specops.request import Piece
+from specops.text.tools.reader import Block
+
+# The id of calls in OpenAI's older form, which has none. Mistral's templates take nine characters.
+_FUNCTION_CALL = "functions"
+
+
+class FunctionCall(Body):
+    """The function that was called."""
+
+    name: Text
+    arguments: Text = Field(description="JSON")
+
+
+class CustomCall(Body):
+    """The custom tool that was called, whose input is no JSON."""
+
+    name: Text
+    input: Text
+
+
+class ToolCall(Body):
+    """A call that the assistant made."""
+
+    id: Text
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+    def parts(self) -> tuple[str, str, Any]:
+        """Return the id, the name and the arguments."""
+        if self.type == "custom" and self.custom is not None:
+            return self.id, self.custom.name, {"input": self.custom.input}
+        if self.function is None:
+            message = f"a call of the type {self.type!r} has no {self.type}"
+            raise InvalidField("messages", message, code="missing_parameter")
+        return self.id, self.function.name, self.function.arguments
+
+
+class Message(Body):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = Field(None, description="null only of assistant, tool and function")
+    name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
+    reasoning_content: Text | None = Field(None, description="what the assistant thought")
+    refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
+    function_call: FunctionCall | None = Field(None, description="older form of `tool_calls`")
+
+    def for_template(self, left_out: list[str]) -> dict[str, Any]:
+        """Return the message for a chat template: plain text, and a role that templates know.
+
+        Args:
+            left_out: gets the names of parts that are left out of it.
+        """
+        name = {} if self.name is None else {"name": self.name}
+        if self.role in ("tool", "function"):
+            call_id = self.tool_call_id if self.role == "tool" else _FUNCTION_CALL
+            if call_id is None:
+                message = "a message of the role 'tool' needs its tool_call_id"
+                raise InvalidField("messages", message, code="missing_parameter")
+            text = joined_before(self.content, "messages", left_out, result=True)
+            return result_message(call_id, text, self.name)
+        if self.role == "assistant":
+            text = joined_before(self.content, "messages", left_out) or self.refusal or ""
+            calls = [call.parts() for call in self.tool_calls or ()]
+            if (call := self.function_call) is not None:
+                calls.append((_FUNCTION_CALL, call.name, call.arguments))
+            return call_message(text, calls, self.reasoning_content or "") | name
+        if self.content is None:
+            raise InvalidField("messages", "a message has no content", code="missing_parameter")
+        # `developer` is OpenAI's newer name of `system`.
+        role = self.role.replace("developer", "system")
+        return {"role": role, "content": joined(self.content, "messages")} | name
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class AllowedTools(Body):
+    """The tools that may be called, of all that the prompt describes."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedChoice(Body):
+    """Some of the tools may be called, or must be."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+
+
+class ChatRequest(OpenAiRequest):
+    """A conversation that the assistant continues."""
+
+    without_effect = OpenAiRequest.without_effect | {
+        *("metadata", "store", "service_tier", "safety_identifier", "prediction"),
+        *("reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention"),
+        *("prompt_cache_options", "moderation"),
+    }
+
+    # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: MostTokens | None = Field(
+        None, description="default, and -1: what the context and the server allow"
+    )
+    max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
+    logprobs: bool | None = Field(False, description="report each token's probability")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="report so many likely tokens beside it; only with `logprobs`",
+    )
+
+    tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(
+        None, description="functions that the model may call; other types are skipped"
+    )
+    tool_choice: Mode | ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
+    chat_template_kwargs: FreeObject | None = Field(
+        None, description="more variables for the chat template, such as `enable_thinking`"
+    )
+    return_tokens: bool | None = Field(
+        False, description="streams: each choice has `tokens`, like the events of `/generate`"
+    )
+    functions: Annotated[Any, Unsupported(None, [])] = Field(
+        None, description="not supported: `tools`"
+    )
+    function_call: Annotated[Any, Unsupported(None, "none", "auto")] = Field(
+        None, description="not supported: `tool_choice`"
+    )
+    modalities: Annotated[Any, Unsupported(None, ["text"])] = Field(
+        None, description="not supported: text"
+    )
+    audio: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
+    web_search_options: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatRequest:
+        if self.stream_options is not None and not self.stream:
+            raise wrong_together("stream_options", "only where `stream` is true")
+        if self.top_logprobs and not self.logprobs:
+            raise wrong_together("top_logprobs", "only where `logprobs` is true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise wrong_together("max_tokens", "not together with `max_completion_tokens`")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None: as many as the server allows."""
+        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return limit if limit and limit > 0 else None
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        mode, named, allowed = self._choice()
+        left_out: list[str] = []
+        return conversation(
+            [message.for_template(left_out) for message in self.messages],
+            "messages",
+            self.tools,
+            mode,
+            named,
+            allowed=allowed,
+            left_out=left_out,
+            parallel=self.parallel_tool_calls is not False,
+            template_options=self.chat_template_kwargs or {},
+        )
+
+    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
+        """Return whether tools are called, the one that must be, and those that may be."""
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return "required", function.name, None
+            case AllowedChoice(allowed_tools=allowed):
+                return allowed.mode, None, [tool.function.name for tool in allowed.tools]
+            case mode:
+                return mode, None, None
+
+
+class ChatLogprobs(BaseModel):
+    """Probabilities, one item per token of the answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerCall(BaseModel):
+    """A call that the assistant makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: dict[Literal["name", "arguments"], str] = Field(description="arguments are JSON")
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = Field(description="null where the assistant only calls tools")
+    refusal: None = None
+    annotations: list[Any] = Field(default=[], description="empty: nothing was searched")
+    reasoning_content: str | None = Field(
+        None, exclude_if=absent, description="what the assistant thought, if it did"
+    )
+    tool_calls: list[AnswerCall] | None = Field(None, exclude_if=absent)
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(BaseModel):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+PATH = "/v1/chat/completions"
+_DELTAS = {"text": "content", "reasoning": "reasoning_content"}
+router = APIRouter(tags=["openai"])
+PROTOCOL = Protocol(
+    router, prefix=PATH, prompts={PATH: Prompt("messages", "chat")}, links={"chat": PATH}
+)
+
+
+@router.post(PATH, response_model=ChatCompletion, responses=RESPONSES)
+async def chat_completions(body: ChatRequest, ctx: Ctx) -> Response:
+    """Continue a conversation.
+
+    The model's own chat template makes a prompt of the messages. With `stream` the answer is a
+    series of server-sent events with a `delta` in place of the message; the last one has no
+    choices but `timings`, and `usage` if the client asked for it; then `[DONE]`.
+    """
+    engine = check_model(ctx, body.model)
+    generation = await generate_chat(ctx, body, body.conversation)
+    return await _Writer(generation, engine, body).response(stream=body.streams)
+
+
+class _Writer(OpenAiWriter):
+    def __init__(self, generation: Generation, engine: Engine, body: ChatRequest) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(generation, engine, "chatcmpl", kind, include_usage=body.include_usage)
+        self._shows_tokens = bool(body.return_tokens)
+        self._begun: set[int] = set()
+
+    def whole(self) -> ChatCompletion:
+        return ChatCompletion(
+            **self.heading,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=_message(answer.blocks),
+                    logprobs=self._logprobs(answer.pieces),
+                    finish_reason=answer.chat_finish_reason,
+                )
+                for index, answer in enumerate(self.generation.answers)
+            ],
+            usage=usage(self.generation),
+            timings=timings(self.generation),
+        )
+
+    def step(self, step: Step) -> bytes:
+        index, events = step.index, b""
+        if index not in self._begun:
+            self._begun.add(index)
+            events += self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+        logprobs = self._logprobs(step.output.pieces)
+        deltas = list(self._deltas(step))
+        tokens = token_events(step.output) if self._shows_tokens else []
+        if (logprobs or tokens) and not deltas:  # the text of these tokens is held back
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            events += self._chunk(index, delta, logprobs, tokens)
+            logprobs, tokens = None, []
+        if step.output.finish:
+            finish = self.generation.answers[index].chat_finish_reason
+            events += self._chunk(index, {}, finish=finish)
+        return events
+
+    def _deltas(self, step: Step) -> Iterator[dict[str, Any]]:
+        """Yield a step's news in OpenAI's form: a call's name first, then pieces of arguments."""
+        blocks = self.generation.answers[step.index].blocks
+        for place, text in step.deltas:
+            block = blocks[place]
+            if block.kind != "call":
+                yield {_DELTAS[block.kind]: text}
+                continue
+            number = sum(other.kind == "call" for other in blocks[:place])
+            call: dict[str, Any] = {"index": number, "function": {"arguments": text}}
+            if not text:
+                call |= {"id": call_id(), "type": "function"}
+                call["function"]["name"] = block.name
+            yield {"tool_calls": [call]}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: ChatLogprobs | None = None,
+        tokens: Sequence[dict[str, Any]] = (),
+        finish: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs and logprobs.model_dump(),
+            "finish_reason": finish,
+        }
+        return self.chunk(choice | {"tokens": tokens} if tokens else choice)
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
+        """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
+        content = token_logprobs(pieces, self.engine.tokenizer)
+        return ChatLogprobs(content=content) if content else None
+
+
+def _message(blocks: Sequence[Block]) -> AnswerMessage:
+    calls = [
+        AnswerCall(id=call_id(), function={"name": block.name, "arguments": block.text})
+        for block in blocks
+        if block.kind == "call"
+    ]
+    return AnswerMessage(
+        content=joined_text(blocks, "text") or (None if calls else ""),
+        reasoning_content=joined_text(blocks, "reasoning") or None,
+        tool_calls=calls or None,
+    )

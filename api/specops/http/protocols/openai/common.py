@@ -1,0 +1,188 @@
+"""What completions and chats of OpenAI's protocol share: options, usage, timings, chunks.
+
+Field names and defaults are OpenAI's. Fields of that API that this server does not support are
+refused by name, unless their value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Generation, Writer
+from specops.http.answering.body import Body
+from specops.http.answering.options import SeededOptions
+from specops.http.answering.served_model import fingerprint
+from specops.http.errors import EVENTS, GENERATING, error_responses
+from specops.http.sse import DONE, event
+
+ERRORS = error_responses(*GENERATING, 404)
+RESPONSES = EVENTS | ERRORS
+MOST_CHOICES = 128  # OpenAI's own bound of `n`
+
+
+class StreamOptions(Body):
+    """How a stream ends."""
+
+    without_effect = frozenset({"include_obfuscation"})
+
+    include_usage: bool | None = Field(None, description="one more chunk, with the usage")
+
+
+class OpenAiRequest(SeededOptions):
+    """The fields that completions and chat share."""
+
+    without_effect = frozenset({"user"})
+
+    model: str = Field(description="as GET /v1/models tells")
+    n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
+    stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """A stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the tokens of the prompts came from."""
+
+    cached_tokens: int = Field(description="computed for an earlier request")
+
+
+class CompletionTokensDetails(BaseModel):
+    """What the tokens of the answers were for."""
+
+    reasoning_tokens: int = Field(description="by the thoughts' share of the characters")
+
+
+class Usage(BaseModel):
+    """Tokens in and out; a prompt counts once, however many answers it gets."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Timings(BaseModel):
+    """The figures of llama.cpp's server, and those of the draft tokens; sums over all choices."""
+
+    cache_n: int = Field(description="tokens of the prompts that needed no pass")
+    prompt_n: int = Field(description="the other tokens of the prompts")
+    prompt_ms: float = Field(description="from leaving the queue to the first token")
+    prompt_per_second: float
+    predicted_n: int = Field(description="tokens generated")
+    predicted_ms: float = Field(description="from the first token to the last")
+    predicted_per_second: float = Field(description="tokens after the first, of one choice")
+    draft_n: int = Field(description="draft tokens verified")
+    draft_n_accepted: int = Field(description="draft tokens accepted")
+    queue_ms: float = Field(description="before a slot was free")
+    steps: int = Field(description="decode and verify passes of the target")
+    tokens_per_step: float = Field(
+        description="tokens after the first, per pass; passes without a draft count"
+    )
+    drafter: str
+
+
+class OpenAiWriter(Writer):
+    """Writes completions and chats, whole or in chunks.
+
+    Args:
+        prefix: of the answer's id.
+        kind: the `object` of each body or chunk.
+        include_usage: a last chunk has the usage, which is null in the others.
+
+    Attributes:
+        heading: the fields that every body and every chunk begins with.
+    """
+
+    def __init__(
+        self, generation: Generation, engine: Engine, prefix: str, kind: str, *, include_usage: bool
+    ) -> None:
+        super().__init__(generation)
+        self.engine = engine
+        self.heading: dict[str, Any] = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": engine.info.name,
+            "system_fingerprint": fingerprint(engine),
+        }
+        self._include_usage = include_usage
+
+    def chunk(self, choice: dict[str, Any]) -> bytes:
+        """Return the event of a chunk; the chunk that ends the last answer has the timings."""
+        data = self.heading | {"choices": [choice]}
+        if self._include_usage:
+            data["usage"] = None
+        elif self.generation.complete and choice["finish_reason"]:
+            data["timings"] = timings(self.generation).model_dump()
+        return event(data)
+
+    def end(self) -> bytes:
+        """Return the events after all choices."""
+        if not self._include_usage:
+            return DONE
+        figures = {
+            "usage": usage(self.generation).model_dump(),
+            "timings": timings(self.generation).model_dump(),
+        }
+        return event(self.heading | {"choices": []} | figures) + DONE
+
+
+def usage(generation: Generation) -> Usage:
+    """Count the tokens; the choices of one prompt share its tokens."""
+    prompts = generation.answers[:: generation.choices]
+    prompt = sum(len(answer.request.prompt_tokens) for answer in prompts)
+    generated = sum(answer.stats.generated_tokens for answer in generation.answers)
+    cached = sum(answer.stats.cached_prompt_tokens for answer in prompts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(answer.reasoning_tokens for answer in generation.answers)
+        ),
+    )
+
+
+def timings(generation: Generation) -> Timings:
+    """Sum up the figures of the answers."""
+    stats = [answer.stats for answer in generation.answers]
+    cached = sum(item.cached_prompt_tokens for item in stats)
+    prompt = sum(item.prompt_tokens for item in stats) - cached
+    prompt_seconds = sum(item.prefill_seconds for item in stats)
+    decoded = sum(max(0, item.generated_tokens - 1) for item in stats)
+    seconds = sum(item.decode_seconds for item in stats)
+    steps = sum(item.sequence_steps for item in stats)
+    return Timings(
+        cache_n=cached,
+        prompt_n=prompt,
+        prompt_ms=round(prompt_seconds * 1000, 3),
+        prompt_per_second=_per(prompt, prompt_seconds),
+        predicted_n=sum(item.generated_tokens for item in stats),
+        predicted_ms=round(seconds * 1000, 3),
+        predicted_per_second=_per(decoded, seconds),
+        draft_n=sum(item.draft_tokens for item in stats),
+        draft_n_accepted=sum(item.accepted_tokens for item in stats),
+        queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
+        steps=steps,
+        tokens_per_step=_per(decoded, steps),
+        drafter=generation.answers[0].request.drafter,
+    )
+
+
+def _per(count: float, unit: float) -> float:
+    return round(count / unit, 3) if unit > 0 else 0.0

@@ -1,0 +1,302 @@
+"""POST /v1/completions: continue prompts, in OpenAI's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field, model_validator
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Answer, Generation, Step
+from specops.http.answering.body import Text, TokenId, wrong_together
+from specops.http.answering.generate import Prepared, generate
+from specops.http.answering.prompts import Tokens, fill_in, prompt_tokens
+from specops.http.answering.served_model import check_model
+from specops.http.protocol import Prompt, Protocol
+from specops.http.protocols.openai.common import (
+    MOST_CHOICES,
+    RESPONSES,
+    OpenAiRequest,
+    OpenAiWriter,
+    Timings,
+    Usage,
+    timings,
+    usage,
+)
+from specops.http.state import Ctx
+from specops.request import Logprob, Piece
+from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.tokenizer import Tokenizer
+
+_DEFAULT_TOKENS = 16  # OpenAI's
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompts = (
+    Text
+    | TokenIds
+    | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)]
+)
+
+
+class CompletionRequest(OpenAiRequest):
+    """One or several prompts to continue, as text or as tokens."""
+
+    limit_field = "max_tokens"
+    strict_limit = True
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
+        _DEFAULT_TOKENS,
+        description="0: generate nothing, only with `echo`; -1: as many as the server allows",
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="report each token's probability, and of so many others"
+    )
+    echo: bool | None = Field(False, description="begin the answer with the prompt")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_CHOICES,
+        description="draw so many answers, return the `n` of the highest mean log-probability",
+    )
+    suffix: Text | None = Field(
+        None, description="what follows the answer, for models that were trained to fill in"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CompletionRequest:
+        if self.stream_options is not None and not self.stream:
+            raise wrong_together("stream_options", "only where `stream` is true")
+        if self.best_of is not None and self.best_of < self.returned:
+            raise wrong_together("best_of", "at least `n`")
+        if self.ranks and self.stream:
+            raise wrong_together("best_of", "no more than `n` where `stream` is true")
+        if self.suffix and self.echo:
+            raise wrong_together("suffix", "not together with `echo`")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise wrong_together("max_tokens", "0 only together with `echo`, and not streamed")
+        return self
+
+    @property
+    def returned(self) -> int:
+        """Number of answers to each prompt that the client gets."""
+        return self.n or 1
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt that are drawn."""
+        return self.best_of or self.returned
+
+    @property
+    def ranks(self) -> bool:
+        """More answers are drawn than returned: the best ones have to be found."""
+        return self.choices > self.returned
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; the engine generates one even where none is asked for."""
+        limit = _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        return None if limit < 0 else max(1, limit)
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report; ranking needs the chosen tokens' at least."""
+        return 0 if self.ranks and self.logprobs is None else self.logprobs
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Report the probabilities of the prompt's tokens, too."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, also where there is only one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class CompletionLogprobs(BaseModel):
+    """Natural logarithms of probabilities, one item per token of the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None] = Field(description="null: the token follows nothing")
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int] = Field(description="where in the choice's text the token begins")
+
+
+class CompletionChoice(BaseModel):
+    """One answer, or in a stream the part of it that a step brought."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(BaseModel):
+    """All answers; in a stream what one step brought, with the usage in the last event."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+PATH = "/v1/completions"
+router = APIRouter(tags=["openai"])
+PROTOCOL = Protocol(
+    router,
+    prefix=PATH,
+    prompts={PATH: Prompt("prompt", "text_completion")},
+    links={"completions": PATH},
+)
+
+
+@router.post(PATH, response_model=Completion, responses=RESPONSES)
+async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
+    """Continue one or several prompts.
+
+    With `stream` the answer is a series of server-sent events, each with the fields of the plain
+    answer and the new text; the last one has no choices but `timings`, and `usage` if the client
+    asked for it; then `[DONE]`.
+    """
+    engine = check_model(ctx, body.model)
+    gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
+
+    def encode(prompt: str | list[int]) -> Tokens:
+        if gap is None:
+            return prompt_tokens(prompt, engine, "prompt")
+        before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
+        return gap.prompt(before, suffix)
+
+    def prepare() -> Prepared:
+        encoded = [encode(prompt) for prompt in prompts]
+        return Prepared(prompts=encoded, shown=body.prompt, gap=gap)
+
+    count = len(prompts)
+    generation = await generate(ctx, body, prepare, count=count, more=count * len(suffix))
+    return await _Writer(generation, engine, body).response(stream=body.streams)
+
+
+class _Writer(OpenAiWriter):
+    def __init__(self, generation: Generation, engine: Engine, body: CompletionRequest) -> None:
+        include_usage = body.include_usage
+        super().__init__(generation, engine, "cmpl", "text_completion", include_usage=include_usage)
+        self._body = body
+        self._texts = [
+            _Text(engine.tokenizer, body, answer, body.prompts[index // generation.choices])
+            for index, answer in enumerate(generation.answers)
+        ]
+
+    def whole(self) -> Completion:
+        answers = self.generation.answers
+        return Completion(
+            **self.heading,
+            choices=[
+                self._texts[place].choice(
+                    index, answers[place].pieces, answers[place].finish_reason
+                )
+                for index, place in enumerate(self._returned())
+            ],
+            usage=self._usage(),
+            timings=timings(self.generation),
+        )
+
+    def step(self, step: Step) -> bytes:
+        finish = self.generation.answers[step.index].finish_reason if step.output.finish else None
+        choice = self._texts[step.index].choice(step.index, step.output.pieces, finish)
+        return self.chunk(choice.model_dump())
+
+    def _returned(self) -> Sequence[int]:
+        """Return the places of the answers that the client gets: the best ones of each prompt."""
+        answers, body = self.generation.answers, self._body
+        if not body.ranks:
+            return range(len(answers))
+        found = []
+        for first in range(0, len(answers), body.choices):
+            places = range(first, first + body.choices)
+            found += sorted(places, key=lambda place: -_mean(answers[place]))[: body.returned]
+        return found
+
+    def _usage(self) -> Usage:
+        counted = usage(self.generation)
+        if self._body.max_tokens == 0:  # the engine generates a token all the same
+            counted.completion_tokens, counted.total_tokens = 0, counted.prompt_tokens
+        return counted
+
+
+def _mean(answer: Answer) -> float:
+    """Return the mean log-probability of an answer's tokens."""
+    chosen = [piece.logprob.chosen for piece in answer.pieces if piece.logprob]
+    return sum(chosen) / max(1, len(chosen))
+
+
+class _Text:
+    """One choice's text so far."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        body: CompletionRequest,
+        answer: Answer,
+        prompt: str | Sequence[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._answer = answer
+        self._silent = body.max_tokens == 0  # the engine generates a token all the same
+        self._shows_logprobs = body.logprobs is not None
+        self._length = 0  # of the text whose tokens have been reported
+        self._prompt_reported = False
+        self._echo = ""  # text that the next choice begins with
+        if body.echo:
+            self._echo = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+
+    def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> CompletionChoice:
+        """Return the choice with the text and the probabilities of these pieces."""
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        if self._shows_logprobs and not self._prompt_reported:
+            self._report_prompt(logprobs)
+        if self._silent:
+            pieces = ()
+        text, self._echo = self._echo + "".join(piece.text for piece in pieces), ""
+        for piece in pieces if self._shows_logprobs else ():
+            self._report(logprobs, piece.token, piece.logprob, len(piece.text))
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs if logprobs.tokens else None,
+            finish_reason=finish,
+        )
+
+    def _report_prompt(self, logprobs: CompletionLogprobs) -> None:
+        """Report the prompt's tokens, which come with the first output."""
+        self._prompt_reported = True
+        tokens = self._answer.request.prompt_tokens
+        text = IncrementalDetokenizer(self._tokenizer, ())
+        for token, logprob in zip(tokens, self._answer.prompt, strict=False):
+            self._report(logprobs, token, logprob, len(text.push(token)))
+        self._length = len(self._echo)
+
+    def _report(
+        self, logprobs: CompletionLogprobs, token: int, logprob: Logprob | None, length: int
+    ) -> None:
+        """Report a token that adds `length` characters to the text."""
+        spelling = self._tokenizer.spelling
+        logprobs.tokens.append(spelling(token)[0])
+        logprobs.token_logprobs.append(None if logprob is None else logprob.chosen)
+        # Of two tokens with the same spelling the likelier one stays.
+        top = None if logprob is None else reversed(logprob.top)
+        logprobs.top_logprobs.append(
+            None if top is None else {spelling(item)[0]: value for item, value in top}
+        )
+        logprobs.text_offset.append(self._length)
+        self._length += length

@@ -1,0 +1,632 @@
+"""POST /v1/responses: the assistant's next turn, in OpenAI's newer protocol. Nothing is stored.
+
+A request has the whole conversation.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from fastapi import Response as HttpResponse
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import BlockWriter, Generation, call_id
+from specops.http.answering.body import Body, FreeObject, Text, Unsupported, known_fields
+from specops.http.answering.constraints import AnyText, JsonObject, NamedSchema
+from specops.http.answering.conversation import (
+    Content,
+    Conversation,
+    Message,
+    Mode,
+    Parameters,
+    Part,
+    ToolName,
+    Typed,
+    call_message,
+    conversation,
+    joined,
+    joined_before,
+    result_message,
+    unread,
+    written,
+)
+from specops.http.answering.generate import generate_chat
+from specops.http.answering.options import EngineOptions
+from specops.http.answering.served_model import check_model
+from specops.http.errors import ApiError, InvalidField
+from specops.http.protocol import MAXIMUM, Prompt, Protocol
+from specops.http.protocols.openai.common import RESPONSES
+from specops.http.sse import named_event
+from specops.http.state import Ctx
+from specops.request import Grammar, PromptTooLong
+from specops.text.json_values import MOST_PARTS, dumps, loads
+from specops.text.tools.formats import Tool
+from specops.text.tools.reader import Block
+
+_FIELD = "input"
+# A message is an object with two names at least, and a body has room for no more of those. Of empty
+# objects it has room for three times as many, and to check and free them takes 22 ms.
+_MOST_ITEMS = MOST_PARTS // 3
+_TOLD = "part of the answer, and without effect"
+
+
+# Calls whose results the client brings: the field with the arguments, and the name of a tool that
+# has no other.
+_CALLS = {
+    "function_call": ("arguments", ""),
+    "custom_tool_call": ("input", ""),
+    "mcp_call": ("arguments", ""),
+    "local_shell_call": ("action", "local_shell"),
+    "shell_call": ("action", "shell"),
+    "apply_patch_call": ("operation", "apply_patch"),
+}
+_RESULTS = tuple(f"{kind}_output" for kind in _CALLS if kind != "mcp_call")
+_REFERENCE = "item_reference"
+Anything = Annotated[Any, AfterValidator(written)]
+
+
+class Item(Typed):
+    """A message, a thought, a call of a tool or its result.
+
+    What other servers have done (searched the web, run code, made pictures) is left out.
+    """
+
+    without_effect = frozenset({"status", "encrypted_content", "phase", "caller", "namespace"})
+    source, called = _FIELD, "an item"
+
+    type: str = Field(
+        "message",
+        description="read are message, reasoning, item_reference, and calls and results of "
+        "functions, custom tools, shells, patches and MCP; others are left out",
+    )
+    id: Text | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Anything = Field(None, description="JSON")
+    input: Text | None = Field(None, description="of a custom tool")
+    action: FreeObject | None = Field(None, description="of a shell")
+    operation: FreeObject | None = Field(None, description="of `apply_patch`")
+    output: Anything = Field(None, description="of a tool: a text, or a list of parts")
+    summary: Annotated[list[Part], Field(fail_fast=True)] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The item's type; OpenAI's clients may leave that of a reference out."""
+        return _REFERENCE if self.model_fields_set == {"id"} else self.type
+
+    @property
+    def refers(self) -> bool:
+        """Whether it stands for an item of an earlier answer."""
+        return self.kind == _REFERENCE
+
+    def call(self) -> tuple[str, str, Any]:
+        """Return the id, the name and the arguments of a call."""
+        field, name = _CALLS[self.type]
+        value = self.required(field)
+        arguments = {"input": value} if field == "input" else value
+        call_id = self.call_id or self.id or self.required("call_id")
+        return call_id, name or self.required("name"), arguments
+
+    def result(self, left_out: list[str]) -> str:
+        """Return the text of a tool's result; what is no text has a word in its place."""
+        if self.output is None or isinstance(self.output, str):
+            return self.output or ""
+        parts = self.output if isinstance(self.output, list) else [self.output]
+        texts = []
+        for part in parts:
+            match part:
+                case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": str(kind)}:
+                    left_out.append(f"{_FIELD}.{kind}")
+                    texts.append(unread(kind))
+                case _:  # what a shell wrote, with its exit code
+                    texts.append(dumps(part).decode())
+        return "".join(texts)
+
+
+def _few(items: object) -> object:
+    # Not as `maxItems` in /openapi.json: a body cannot have more anyway.
+    if isinstance(items, list) and len(items) > _MOST_ITEMS:
+        raise ValueError(f"at most {_MOST_ITEMS} items")
+    return items
+
+
+class ResponsesTool(Body):
+    """A tool that the model may call; this server only has the type `function`."""
+
+    type: Text
+    name: ToolName | None = None
+    description: Text | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = Field(None, description="arguments follow the schema")
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None for another type of tool.
+
+        Raises:
+            InvalidField: the function's name is missing.
+        """
+        if self.type != "function":
+            return None
+        if self.name is None:
+            raise InvalidField("tools", "a function has no name", code="missing_parameter")
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
+
+    def told(self) -> dict[str, Any]:
+        """Return the tool for the answer, which has the fields that the client sent."""
+        return {
+            name: value
+            for name, value in known_fields(self).items()
+            if name in self.model_fields_set
+        }
+
+
+class NamedFunction(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedFunctions(Body):
+    """Some of the tools may be called, or must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, fail_fast=True)]
+
+
+ToolChoice = Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
+
+
+class Reasoning(Body):
+    """Whether a model thinks, if it can."""
+
+    without_effect = frozenset({"summary", "generate_summary"})
+
+    effort: str | None = Field(None, description="`none` turns it off; else without effect")
+
+
+class FlatSchema(NamedSchema):
+    """A JSON schema with this protocol's fields around it."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Body):
+    """The form of the answer's text."""
+
+    without_effect = frozenset({"verbosity"})
+
+    format: Annotated[AnyText | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
+
+
+class ResponsesRequest(EngineOptions):
+    """A conversation that the assistant continues."""
+
+    without_effect = frozenset(
+        {
+            *("include", "service_tier", "prompt_cache_retention", "stream_options"),
+            *("top_logprobs", "truncation", "client_metadata", "context_management", "moderation"),
+            *("prompt_cache_options", "access_programs", "background_options", "image"),
+        }
+    )
+
+    limit_field = "max_output_tokens"
+
+    model: str = Field(description="as GET /v1/models tells")
+    input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)]
+    instructions: Text | None = Field(None, description="the system message")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="default: what the context and the server allow"
+    )
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
+        None, description="functions that the model may call; other types are skipped"
+    )
+    tool_choice: Mode | ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    store: bool | None = Field(
+        True, description="false: references to the answer's items will not be understood"
+    )
+    max_tool_calls: int | None = Field(None, description=_TOLD)
+    metadata: FreeObject | None = Field(None, description=_TOLD)
+    prompt_cache_key: Text | None = Field(None, description=_TOLD)
+    safety_identifier: Text | None = Field(None, description=_TOLD)
+    user: Text | None = Field(None, description=_TOLD)
+
+    previous_response_id: Annotated[Any, Unsupported(None)] = Field(
+        None, description="not supported: nothing is stored"
+    )
+    conversation_id: Annotated[Any, Unsupported(None)] = Field(
+        None, alias="conversation", description="not supported: nothing is stored"
+    )
+    background: Annotated[Any, Unsupported(None, False)] = Field(None, description="not supported")
+    prompt: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model should think; `none`: not at all."""
+        return self.reasoning.effort if self.reasoning else None
+
+    @cached_property
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        form = self.text and self.text.format
+        own = {"text": form.grammar} if isinstance(form, FlatSchema | JsonObject) else {}
+        return own | super().constraints
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of the items that the input only refers to, each once."""
+        items = () if isinstance(self.input, str) else self.input
+        return list(dict.fromkeys(item.id for item in items if item.id and item.refers))
+
+    def conversation(self, recalled: dict[str, bytes]) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Args:
+            recalled: JSON of items of earlier answers, by id. Each is read once, however often the
+                input refers to it.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        (mode, named, allowed), effort = self._choice(), self.effort
+        left_out: list[str] = []
+        return conversation(
+            self._messages(recalled, left_out),
+            _FIELD,
+            self.tools,
+            mode,
+            named,
+            allowed=allowed,
+            left_out=left_out,
+            parallel=self.parallel_tool_calls is not False,
+            template_options={} if effort is None else {"enable_thinking": effort != "none"},
+        )
+
+    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
+        """Return whether tools are called, the one that must be, and those that may be."""
+        match self.tool_choice:
+            case NamedFunction(name=name):
+                return "required", name, None
+            case AllowedFunctions(mode=mode, tools=tools):
+                return mode, None, [tool.name for tool in tools]
+            case mode:
+                return mode, None, None
+
+    def _messages(self, recalled: dict[str, bytes], left_out: list[str]) -> list[Message]:
+        """Return the messages for a chat template.
+
+        Args:
+            recalled: see `conversation`.
+            left_out: gets the names of items and parts that are left out of them.
+        """
+        system: list[Message] = []
+        if self.instructions:
+            system.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*system, {"role": "user", "content": self.input}]
+        history = _History(left_out)
+        unread = dict(recalled)
+        for item in self.input:
+            text = unread.pop(item.required("id"), None) if item.refers else None
+            history.add(item if text is None else Item.model_validate(loads(text.decode())))
+        # Nothing to answer is an empty question: templates need a message.
+        return [*system, *(history.messages or [{"role": "user", "content": ""}])]
+
+
+class _History:
+    """Gathers items: thoughts, text and calls of one turn belong to one message.
+
+    Attributes:
+        messages: for a chat template.
+        left_out: names of items and parts that are not in them.
+    """
+
+    def __init__(self, left_out: list[str]) -> None:
+        self.messages: list[Message] = []
+        self.left_out = left_out
+        self._thoughts = ""
+
+    def add(self, item: Item) -> None:
+        """Add an item behind those before it."""
+        match item.kind:
+            case "reasoning":
+                self._thoughts += joined_before(item.content or item.summary, _FIELD, self.left_out)
+                return
+            case "message":
+                self._message(item)
+            case kind if kind in _CALLS:
+                self._call(item)
+            case kind if kind in _RESULTS:
+                self._result(item.call_id or item.id or "", item)
+            case kind:  # a reference to what is no longer known among them
+                self.left_out.append(f"{_FIELD}.{kind}")
+                return
+        self._thoughts = ""
+
+    def _message(self, item: Item) -> None:
+        role, content = item.required("role"), item.required("content")
+        if role == "assistant":
+            text = joined_before(content, _FIELD, self.left_out)
+            self.messages.append(call_message(text, (), self._thoughts))
+        else:
+            role = role.replace("developer", "system")
+            self.messages.append({"role": role, "content": joined(content, _FIELD)})
+
+    def _call(self, item: Item) -> None:
+        call, last = item.call(), self.messages[-1] if self.messages else {"role": ""}
+        made = call_message("", [call], self._thoughts)
+        if last["role"] == "assistant":
+            last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
+        else:
+            self.messages.append(made)
+        if item.type == "mcp_call" and item.output is not None:
+            self._result(call[0], item)
+
+    def _result(self, call_id: str, item: Item) -> None:
+        self.messages.append(result_message(call_id, item.result(self.left_out)))
+
+
+class ResponsesUsage(BaseModel):
+    """Tokens in and out."""
+
+    input_tokens: int
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
+    output_tokens: int
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
+    total_tokens: int
+
+
+class Response(BaseModel):
+    """The answer, and the request's options."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[dict[str, Any]] = Field(description="items: message, reasoning, function_call")
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: dict[Literal["effort", "summary"], str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int = 0
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None = None
+    user: str | None
+
+
+PATH = "/v1/responses"
+_STEMS = {
+    "text": "output_text",
+    "reasoning": "reasoning_text",
+    "call": "function_call_arguments",
+}
+router = APIRouter(tags=["openai"])
+
+
+class _Responses(Protocol):
+    def too_long(self, error: PromptTooLong, field: str) -> str:
+        """Return the message for a prompt that does not fit into the context."""
+        del field
+        return (
+            f"Your input exceeds the context window of this model. {MAXIMUM} {error.context} "
+            f"tokens. However, your input resulted in {error.prompt_tokens} tokens, and the answer "
+            "needs at least one. Please adjust your input and try again. (context_length_exceeded)"
+        )
+
+
+PROTOCOL = _Responses(
+    router, prefix=PATH, prompts={PATH: Prompt("input", "chat")}, links={"responses": PATH}
+)
+
+
+@router.post(PATH, response_model=Response, responses=RESPONSES)
+async def responses(body: ResponsesRequest, ctx: Ctx) -> HttpResponse:
+    """Continue a conversation; the request has all of it.
+
+    With `stream` the answer is a series of server-sent events, from `response.created` to
+    `response.completed`, `response.incomplete` or `response.failed`.
+    """
+    engine = check_model(ctx, body.model)
+    recalled = ctx.app.items.get(ctx.client, body.references)
+    more = sum(map(len, recalled.values()))
+    generation = await generate_chat(ctx, body, lambda: body.conversation(recalled), more=more)
+    keep = partial(ctx.app.items.keep, ctx.client) if body.store is not False else None
+    return await _Writer(generation, engine, body, keep).response(stream=body.streams)
+
+
+class _Writer(BlockWriter):
+    def __init__(
+        self,
+        generation: Generation,
+        engine: Engine,
+        body: ResponsesRequest,
+        keep: Callable[[list[dict[str, Any]]], None] | None,
+    ) -> None:
+        super().__init__(generation)
+        self._model = engine.info.name
+        self._body = body
+        self._keep = keep
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._items: list[dict[str, Any]] = []  # one per block: the fields that never change
+        self._sent = 0  # events
+
+    def whole(self, error: ApiError | None = None) -> Response:
+        body, answer = self._body, self.answer
+        complete = answer.last is not None and error is None
+        cut = complete and answer.finish_reason == "length"
+        blocks = answer.blocks
+        output = [self._item(index) for index in range(len(blocks))]
+        for item, block in zip(output, blocks, strict=True):
+            whole = complete and not (cut and block is blocks[-1])
+            item["status"] = "completed" if whole else "incomplete"
+        if complete and self._keep is not None:
+            self._keep(output)
+        form = body.text and body.text.format
+        status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+        if error:
+            status = "failed"
+        elif complete:
+            status = "incomplete" if cut else "completed"
+        return Response(
+            id=self._id,
+            created_at=self._created,
+            completed_at=int(time.time()) if complete else None,
+            status=status,
+            error={"code": "server_error", "message": error.detail} if error else None,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
+            model=self._model,
+            output=output,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning={"effort": body.effort, "summary": None},
+            safety_identifier=body.safety_identifier,
+            temperature=answer.request.sampling.temperature,
+            text={"format": known_fields(form) if form else {"type": "text"}},
+            tool_choice=_choice(body),
+            tools=[tool.told() for tool in body.tools or ()],
+            top_p=answer.request.sampling.top_p,
+            usage=self._usage() if complete else None,
+            user=body.user,
+        )
+
+    def begin(self) -> bytes:
+        begun = self.whole().model_dump()
+        begun |= {"status": "in_progress", "output": [], "usage": None}
+        return self._event("response.created", response=begun) + self._event(
+            "response.in_progress", response=begun
+        )
+
+    def begin_block(self, index: int) -> bytes:
+        block = self.answer.blocks[index]
+        item = self._item(index) | {"status": "in_progress"}
+        item["arguments" if block.kind == "call" else "content"] = (
+            "" if block.kind == "call" else []
+        )
+        events = self._event("response.output_item.added", output_index=index, item=item)
+        return events if block.kind == "call" else events + self._part_event("added", index, "")
+
+    def block_delta(self, index: int, text: str) -> bytes:
+        return self._written("delta", index, delta=text)
+
+    def end_block(self, index: int, *, complete: bool) -> bytes:
+        block = self.answer.blocks[index]
+        if block.kind == "call":
+            events = self._written("done", index, arguments=block.text, name=block.name)
+        else:
+            events = self._written("done", index, text=block.text)
+            events += self._part_event("done", index, block.text)
+        item = self._item(index) | {"status": "completed" if complete else "incomplete"}
+        return events + self._event("response.output_item.done", output_index=index, item=item)
+
+    def end(self) -> bytes:
+        done = self.whole().model_dump()
+        return self.end_open_block(complete=done["status"] == "completed") + self._event(
+            f"response.{done['status']}", response=done
+        )
+
+    def failed(self, error: ApiError) -> bytes:
+        if not self._sent:
+            raise error
+        return self._event("response.failed", response=self.whole(error).model_dump())
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._sent += 1
+        return named_event({"type": kind, "sequence_number": self._sent - 1, **fields})
+
+    def _part_event(self, what: str, index: int, text: str) -> bytes:
+        """Return the event of an item's only part."""
+        part = _part(self.answer.blocks[index], text)
+        where = {"item_id": self._item(index)["id"], "output_index": index, "content_index": 0}
+        return self._event(f"response.content_part.{what}", part=part, **where)
+
+    def _written(self, what: str, index: int, **fields: str) -> bytes:
+        """Return the event of an item's text, or of a call's arguments."""
+        block = self.answer.blocks[index]
+        where: dict[str, Any] = {"item_id": self._item(index)["id"], "output_index": index}
+        if block.kind != "call":
+            where["content_index"] = 0
+        if block.kind == "text":
+            where["logprobs"] = []
+        return self._event(f"response.{_STEMS[block.kind]}.{what}", **fields, **where)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        """Return an item of the output, as far as it has come."""
+        blocks = self.answer.blocks
+        for block in blocks[len(self._items) :]:
+            self._items.append(_fixed(block))
+        block = blocks[index]
+        if block.kind == "call":
+            return self._items[index] | {"arguments": block.text}
+        return self._items[index] | {"content": [_part(block, block.text)]}
+
+    def _usage(self) -> ResponsesUsage:
+        answer = self.answer
+        prompt, generated = len(answer.request.prompt_tokens), answer.stats.generated_tokens
+        return ResponsesUsage(
+            input_tokens=prompt,
+            input_tokens_details={
+                "cached_tokens": answer.stats.cached_prompt_tokens,
+                "cache_write_tokens": 0,  # a service that counts them charges for them
+            },
+            output_tokens=generated,
+            output_tokens_details={"reasoning_tokens": answer.reasoning_tokens},
+            total_tokens=prompt + generated,
+        )
+
+
+def _fixed(block: Block) -> dict[str, Any]:
+    """Return the fields of an item that do not change while it is written."""
+    key = uuid.uuid4().hex
+    match block.kind:
+        case "text":
+            return {"id": f"msg_{key}", "type": "message", "role": "assistant"}
+        case "reasoning":
+            return {"id": f"rs_{key}", "type": "reasoning", "summary": []}
+    return {"id": f"fc_{key}", "type": "function_call", "call_id": call_id(), "name": block.name}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _choice(body: ResponsesRequest) -> Any:
+    choice = body.tool_choice or "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()

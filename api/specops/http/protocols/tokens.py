@@ -1,0 +1,156 @@
+"""POST /tokenize, /detokenize and /apply-template, like those of llama.cpp's server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import json_answer
+from specops.http.answering.body import Body, FreeObject, Text, TokenId
+from specops.http.answering.conversation import ChatTool, Conversation, conversation
+from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.offload import run_aside, run_if_large
+from specops.http.answering.prompts import prompt_tokens, render
+from specops.http.errors import error_responses
+from specops.http.protocol import Protocol
+from specops.http.protocols.openai.chat import Message
+from specops.http.state import Context, Ctx
+from specops.text.json_values import dumps
+
+
+class TokenizeRequest(Body):
+    """A text to encode."""
+
+    content: Text
+    add_special: bool = Field(False, description="with the special tokens that begin a prompt")
+    with_pieces: bool = Field(False, description="report each token's text as well")
+
+
+class TokenPiece(BaseModel):
+    """A token and its spelling."""
+
+    id: int
+    piece: str | list[int] = Field(description="a text, or the bytes of a part of a character")
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class DetokenizeRequest(Body):
+    """Tokens to decode."""
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class DetokenizeResponse(BaseModel):
+    """The text of tokens."""
+
+    content: str
+
+
+class ApplyTemplateRequest(Body):
+    """A conversation to write as one text."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: FreeObject | None = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        left_out: list[str] = []
+        return conversation(
+            [message.for_template(left_out) for message in self.messages],
+            "messages",
+            self.tools,
+            left_out=left_out,
+            template_options=self.chat_template_kwargs or {},
+        )
+
+
+class ApplyTemplateResponse(BaseModel):
+    """The prompt that the model's chat template writes."""
+
+    prompt: str
+
+
+_PART = 1 << 12  # tokens that are written at once
+_RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
+router = APIRouter(tags=["tokens"])
+PROTOCOL = Protocol(
+    router,
+    links={
+        "tokenize": "/tokenize",
+        "detokenize": "/detokenize",
+        "apply_template": "/apply-template",
+    },
+)
+
+
+@router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)
+async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
+    """Encode a text."""
+    engine = _engine(ctx, body)
+
+    def spelled() -> tuple[Sequence[int], dict[int, bytes]]:
+        tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
+        texts: dict[int, bytes] = {}
+        for token in tokens:
+            if token not in texts:
+                texts[token] = dumps(_piece(engine, token) if body.with_pieces else token)
+        return tokens, texts
+
+    tokens, texts = await run_aside(ctx, spelled, len(body.content))
+
+    async def written() -> AsyncIterator[bytes]:
+        # In parts: a text of 1 MiB may have 500,000 pieces, an answer of 12 MB.
+        yield b'{"tokens":['
+        for start in range(0, len(tokens), _PART):
+            part = b",".join([texts[token] for token in tokens[start : start + _PART]])
+            yield b"," + part if start else part
+            await asyncio.sleep(0)  # a fast client never makes the server wait
+        yield b"]}"
+
+    return StreamingResponse(written(), headers=ignored_header(ctx), media_type="application/json")
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
+async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
+    """Decode tokens; special tokens have no text."""
+    engine = _engine(ctx, body)
+    tokens = prompt_tokens(body.tokens, engine, "tokens")
+    decode = engine.tokenizer.decode
+    text = await run_aside(ctx, lambda: decode(tokens), len(tokens))
+    return json_answer(DetokenizeResponse(content=text), ignored_header(ctx))
+
+
+@router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
+async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
+    """Write a conversation as one text with the model's chat template."""
+    engine = _engine(ctx, body)
+    asked = await run_if_large(ctx, body.conversation)
+    text = await run_aside(ctx, lambda: render(engine, asked), asked.size, renders=True)
+    return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(ctx))
+
+
+def _engine(ctx: Context, body: Body) -> Engine:
+    ignore_unknown(ctx, body)
+    return ctx.engine
+
+
+def _piece(engine: Engine, token: int) -> dict[str, Any]:
+    text, encoded = engine.tokenizer.spelling(token)
+    whole = text.encode() == encoded
+    return TokenPiece(id=token, piece=text if whole else list(encoded)).model_dump()

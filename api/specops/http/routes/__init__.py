@@ -1,1 +1,0 @@
-"""The API's endpoints, one file per kind."""
