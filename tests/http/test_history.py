@@ -398,7 +398,7 @@ async def test_an_item_is_read_once_however_often_a_request_refers_to_it() -> No
     assert asked.headers["x-ignored-fields"] == "input.item_reference"
 
 
-async def test_long_items_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_items_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     built = ResponsesRequest.conversation
 
@@ -413,5 +413,5 @@ async def test_long_items_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
             answer = await here.openai.responses.create(model="fake", input="a")
             reference: Any = {"type": "item_reference", "id": answer.output[0].id}
             await here.openai.responses.create(model="fake", input=[reference, USER])  # type: ignore[list-item]
-    own = threading.get_ident()
-    assert [thread == own for thread in threads] == [True, True, True, False]
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads

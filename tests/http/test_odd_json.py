@@ -69,7 +69,7 @@ async def test_half_a_character_in_a_clients_object_is_its_mistake(
         headers = {"content-type": "application/json"}
         answer = await here.http.post(path, content=json.dumps(body), headers=headers)
     assert answer.status_code == 400
-    assert "half a surrogate pair" in answer.text
+    assert "unpaired surrogate" in answer.text
 
 
 WRITTEN = [

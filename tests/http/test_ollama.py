@@ -140,7 +140,7 @@ async def test_an_answer_follows_a_schema() -> None:
         assert some is not None
         assert json.loads(wanted.text) == schema
         assert some.text == '{"type":"object"}'
-        with pytest.raises(ollama.ResponseError, match="not together"):
+        with pytest.raises(ollama.ResponseError, match="cannot be combined"):
             await here.ollama.chat("fake", ASKED, format="json", options={"guided_regex": "a"})
 
 

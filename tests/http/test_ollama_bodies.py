@@ -241,9 +241,9 @@ async def test_a_text_goes_on_by_its_context_and_raw_has_none() -> None:
         raw = await here.ollama.generate("fake", "A", raw=True)
         assert raw.context is None
         for fields in ({"context": [65]}, {"system": "a"}):
-            with pytest.raises(ollama.ResponseError, match="raw: not together with"):
+            with pytest.raises(ollama.ResponseError, match="raw: cannot be combined with"):
                 await here.ollama.generate("fake", "A", raw=True, **fields)  # type: ignore[call-overload]
-        with pytest.raises(ollama.ResponseError, match="context: 256 is no token"):
+        with pytest.raises(ollama.ResponseError, match="context: token 256 does not exist"):
             await here.ollama.generate("fake", "A", context=[256])
 
 

@@ -98,7 +98,7 @@ def writable(value: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("half a surrogate pair in a text") from None
+        raise ValueError("unpaired surrogate in a text") from None
     return value
 
 

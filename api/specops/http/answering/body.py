@@ -13,11 +13,11 @@ from specops.text.json_values import writable
 
 
 def _encodable(text: str) -> str:
-    """Refuse half a surrogate pair: JSON can spell it, but no encoding of text can."""
+    """Refuse an unpaired surrogate: JSON can spell it, but no encoding of text can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"half a surrogate pair at position {error.start}") from None
+        raise ValueError(f"unpaired surrogate at position {error.start}") from None
     return text
 
 

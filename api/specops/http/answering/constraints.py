@@ -87,7 +87,7 @@ class StructuredOutputs(Body):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if len(self.grammars) != 1:
-            message = "one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+            message = "needs exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`"
             raise wrong_together("structured_outputs", message)
         return self
 
@@ -130,7 +130,7 @@ class Constraints(Body):
     def _one_constraint(self) -> Self:
         given = list(self.constraints)
         if len(given) > 1:
-            raise wrong_together(given[1], f"not together with `{given[0]}`")
+            raise wrong_together(given[1], f"cannot be combined with `{given[0]}`")
         return self
 
     @property

@@ -97,7 +97,11 @@ class ChatTool(Body):
         if self.type != "function":
             return None
         if (own := self.function) is None:
-            raise InvalidField("tools", "a function is missing", code="missing_parameter")
+            raise InvalidField(
+                "tools",
+                "a tool of the type 'function' needs a `function`",
+                code="missing_parameter",
+            )
         return Tool(own.name, own.description or "", own.parameters, bool(own.strict))
 
 
@@ -133,7 +137,7 @@ def conversation(
     offered = tuple(tool for _, tool in found if tool and mode != "none")
     names = {tool.name for tool in offered}
     if len(names) < len(offered):
-        raise InvalidField("tools", "two of them have the same name")
+        raise InvalidField("tools", "two tools have the same name")
     if mode == "required" and not offered:
         raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
     chosen = allowed if named is None else (named,)
@@ -267,7 +271,7 @@ class Typed(Body):
 
 def not_text(kind: str, source: str) -> InvalidField:
     """Return the error of a part that is not a text."""
-    message = f"this server reads texts only, a part is {kind[:64]!r}"
+    message = f"this server reads text only, but a part is {kind[:64]!r}"
     return InvalidField(source, message, code="unsupported_parameter")
 
 

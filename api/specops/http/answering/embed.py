@@ -56,13 +56,13 @@ async def embed(
     if not own:
         raise ApiError(
             400,
-            f"the graph of {engine.info.name} does not give the hidden states that embeddings are "
-            "made of: serve a model that was converted here",
+            f"the graph of {engine.info.name} does not output the hidden states that embeddings "
+            "need: serve a model that this server has converted",
             code="no_embeddings",
         )
     if size not in (None, own):
         raise InvalidField(
-            "dimensions", f"this model's embeddings have {own}; shorter ones would mean nothing"
+            "dimensions", f"this model's embeddings have {own} dimensions and cannot be shortened"
         )
     encoded = await run_off_loop(
         ctx,

@@ -75,7 +75,7 @@ async def generate(
     ignore_unknown(ctx, body)
     places, answers = engine.info.slots + settings.queue_size, count * body.choices
     if answers > places:
-        message = f"this server takes at most {places} answers at a time: prompts times n"
+        message = f"prompts times `n` must be at most {places} on this server"
         raise InvalidField("n", message)
     # Exchange the place of one for places of all answers; no other request comes between.
     ctx.release()
@@ -195,7 +195,7 @@ def _limit(body: EngineOptions, settings: Settings) -> int:
     if limit is None or limit <= most:
         return most if limit is None else limit
     if body.strict_limit and body.limit_field in body.model_fields_set:
-        raise InvalidField(body.limit_field, f"at most {most} on this server")
+        raise InvalidField(body.limit_field, f"must be at most {most} on this server")
     return most
 
 
@@ -205,9 +205,11 @@ def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[
     default = settings.max_k_draft if adaptive else min(FIXED_K_DRAFT, settings.max_k_draft)
     k_draft = default if body.k_draft is None else body.k_draft
     if k_draft > settings.max_k_draft:
-        raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
+        raise InvalidField("k_draft", f"must be at most {settings.max_k_draft} on this server")
     drafter = body.drafter or info.default_drafter
     if drafter not in info.drafters:
-        raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
+        raise InvalidField(
+            "drafter", f"this model has no drafter {drafter!r}, but {', '.join(info.drafters)}"
+        )
     k_draft = k_draft if drafter != "none" else 0
     return {"k_draft": k_draft, "drafter": drafter, "adaptive": adaptive}

@@ -68,7 +68,7 @@ async def run_aside(
         ApiError: the work took too long, or too many such requests wait already.
     """
     if not _aside.acquire(blocking=False):
-        raise unavailable(f"{_MOST_ASIDE} texts are being encoded or decoded", "texts")
+        raise unavailable("too many texts are being encoded or decoded; try again", "texts")
     try:
         return await run_off_loop(ctx, work, size, renders=renders)
     finally:

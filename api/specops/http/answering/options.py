@@ -44,7 +44,7 @@ MOST_STOPS = 64
 
 def _not_zero(tokens: int) -> int:
     if tokens == 0:
-        raise ValueError("takes 1 or more; -1 and -2: as many as the server allows")
+        raise ValueError("must be at least 1, or -1 for as many as the server allows")
     return tokens
 
 

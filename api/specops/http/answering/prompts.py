@@ -26,7 +26,9 @@ def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[
     if isinstance(prompt, str):
         return engine.encode(prompt)
     if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
-        raise InvalidField(field, f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
+        raise InvalidField(
+            field, f"token {wrong[0]} does not exist (the vocabulary has {engine.info.vocab_size})"
+        )
     return tuple(prompt)
 
 
@@ -38,7 +40,7 @@ def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
     """
     found = FillIn.of(engine.tokenizer) if suffix else None
     if suffix and found is None:
-        message = "this model's tokenizer has no tokens for a gap that is to be filled in"
+        message = "this model cannot fill in a gap: its tokenizer has no tokens for that"
         raise InvalidField("suffix", message, code="unsupported_parameter")
     return found
 

@@ -28,7 +28,7 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
         number = name.isdecimal() and len(name) <= _DIGITS
         tokens = (int(name),) if number else _spelled(name, engine)
         if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
-            raise InvalidField("logit_bias", f"{name!r} is no token of this model")
+            raise InvalidField("logit_bias", f"{name!r} is not a token of this model")
         found[tokens[0]] = bias
     return tuple(found.items())
 
@@ -46,7 +46,9 @@ def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...
     for word in body.bad_words or ():
         for text in (word,) if word[0].isspace() else (word, f" {word}"):
             if not (tokens := _spelled(text, engine)):
-                raise InvalidField("bad_words", f"{word[:64]!r} has no tokens in this model")
+                raise InvalidField(
+                    "bad_words", f"{word[:64]!r} cannot be written in this model's tokens"
+                )
             found[tokens] = None
     return tuple(found)
 
@@ -68,7 +70,7 @@ async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine)
     field = body.grammar_field or "tools"
     for name in ("bad_words", "min_tokens"):
         if getattr(body, name):  # together they might forbid every token
-            raise InvalidField(name, f"not together with `{field}`")
+            raise InvalidField(name, f"cannot be combined with `{field}`")
     if (matcher := engine.grammars.compiled(grammar)) is not None:
         return matcher
     try:
@@ -79,5 +81,5 @@ async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine)
         field = "tools" if error.in_tools else field
         raise InvalidField(field, str(error), code="invalid_grammar") from None
     except TimeoutError:  # it goes on, and the grammar is there when the client comes again
-        message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds"
+        message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds; try again"
         raise unavailable(message, "grammar_pending") from None

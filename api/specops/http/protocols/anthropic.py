@@ -251,7 +251,9 @@ class TokensRequest(Body):
             messages.insert(0, {"role": "system", "content": system})
         choice = self.tool_choice or Choice(type="auto", name=None)
         if choice.type == "tool" and choice.name is None:
-            raise InvalidField("tool_choice", "name the tool", code="missing_parameter")
+            raise InvalidField(
+                "tool_choice", "needs the `name` of the tool", code="missing_parameter"
+            )
         return conversation(
             messages,
             _FIELD,

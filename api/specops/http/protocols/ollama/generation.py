@@ -288,7 +288,9 @@ class OllamaPrompt(OllamaRequest):
         """
         for name in ("system", "context"):
             if self.raw and getattr(self, name):
-                raise InvalidField("raw", f"not together with `{name}`: it has no template")
+                raise InvalidField(
+                    "raw", f"cannot be combined with `{name}`, which needs the template"
+                )
 
 
 class OllamaCalled(BaseModel):

@@ -190,11 +190,11 @@ class ChatRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.stream_options is not None and not self.stream:
-            raise wrong_together("stream_options", "only where `stream` is true")
+            raise wrong_together("stream_options", "requires `stream` to be true")
         if self.top_logprobs and not self.logprobs:
-            raise wrong_together("top_logprobs", "only where `logprobs` is true")
+            raise wrong_together("top_logprobs", "requires `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise wrong_together("max_tokens", "not together with `max_completion_tokens`")
+            raise wrong_together("max_tokens", "cannot be combined with `max_completion_tokens`")
         return self
 
     @property

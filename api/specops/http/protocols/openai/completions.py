@@ -68,15 +68,15 @@ class CompletionRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if self.stream_options is not None and not self.stream:
-            raise wrong_together("stream_options", "only where `stream` is true")
+            raise wrong_together("stream_options", "requires `stream` to be true")
         if self.best_of is not None and self.best_of < self.returned:
-            raise wrong_together("best_of", "at least `n`")
+            raise wrong_together("best_of", "must be at least `n`")
         if self.ranks and self.stream:
-            raise wrong_together("best_of", "no more than `n` where `stream` is true")
+            raise wrong_together("best_of", "must be at most `n` where `stream` is true")
         if self.suffix and self.echo:
-            raise wrong_together("suffix", "not together with `echo`")
+            raise wrong_together("suffix", "cannot be combined with `echo`")
         if self.max_tokens == 0 and (self.stream or not self.echo):
-            raise wrong_together("max_tokens", "0 only together with `echo`, and not streamed")
+            raise wrong_together("max_tokens", "0 requires `echo`, and `stream` to be false")
         return self
 
     @property
