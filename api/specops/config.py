@@ -214,9 +214,8 @@ class Settings:
     sampling: str = _knob(
         "",
         _sampling,
-        "how tokens are drawn where a request does not say it, such as "
-        "`temperature=0.2,top_p=0.9`; empty: as the preset or the model advises; `none`: as the "
-        "protocol has it",
+        "sampling of requests that do not set it, such as `temperature=0.2,top_p=0.9`; empty: what "
+        "the preset or the model recommends; `none`: the protocol's defaults",
     )
     system: str = _knob(
         "",
@@ -262,7 +261,7 @@ class Settings:
         "which request gets a free slot: the oldest, or one of the client with the least use",
     )
     threads: int = _knob(
-        0, _integer(0, 256), "compute threads; 0: one a core, within the CPU quota"
+        0, _integer(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
     max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "most tokens of one answer")
@@ -284,21 +283,21 @@ class Settings:
     metrics_key: str = _knob(
         "",
         _key,
-        "key that /metrics asks for (`Authorization: Bearer ...`); empty: /metrics is open",
+        "key that /metrics needs (`Authorization: Bearer ...`); empty: /metrics is open",
         secret=True,
     )
     allowed_hosts: str = _knob(
         "",
         _hosts,
         "names under which the API answers while no key is set, such as "
-        "`llm.example.org,*.example.net`; `*`: any. Addresses and names of private networks need "
-        "no mention",
+        "`llm.example.org,*.example.net`; `*`: any. Addresses and names of private networks are "
+        "always allowed",
     )
     allowed_origins: str = _knob(
         "",
         _origins,
         "web pages that may call the API, such as `https://chat.example.org`; `*`: any. Pages of "
-        "this machine, editors and desktop apps need no mention",
+        "this machine, editors and desktop apps are always allowed",
     )
     unknown_fields: str = _knob(
         "ignore",
