@@ -22,12 +22,12 @@ from specops.config import Settings
 from specops.engine import postprocessor, request_state
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
-from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.base import Chain
 from specops.text.text_stream import TextStream
 from tests.leavers import alone, heldout, kinds
 
 PLACES = 48  # requests at a time
-DRAFTER = ("begin", "look_up", "backlog", "prefill", "propose", "release")
+DRAFTER = ("begin", "look_up", "num_uncomputed", "prefill", "propose", "release")
 ALL = (*DRAFTER, "next_token", "verify", "logprob", "push", "flush")
 _ids = count()
 
@@ -61,7 +61,7 @@ class _FaultyText(TextStream):
 class _FaultyDrafter:
     """Passes calls on; fails if the client is named after the method."""
 
-    def __init__(self, drafter: Drafter, clients: dict[int, str]) -> None:
+    def __init__(self, drafter: Any, clients: dict[int, str]) -> None:
         self._drafter, self._clients = drafter, clients
 
     def __getattr__(self, name: str) -> Any:
@@ -113,7 +113,10 @@ def faults(engine: Engine) -> Iterator[None]:
             wrapped = _sampled(getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
         patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))
-        drafters.update({name: _FaultyDrafter(item, clients) for name, item in before.items()})
+        for name, chain in before.items():
+            lookups = tuple(_FaultyDrafter(item, clients) for item in chain.lookups)
+            model = chain.model and _FaultyDrafter(chain.model, clients)
+            drafters[name] = Chain(lookups, model)
         yield
     drafters.update(before)
 
@@ -121,8 +124,8 @@ def faults(engine: Engine) -> Iterator[None]:
 def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
     """Return the request, changed so that it fails at a place, if it gets there."""
     if place in DRAFTER:
-        model = place in ("backlog", "prefill", "propose")
-        drafter = "draft" if model else request.drafter
+        model = place in ("num_uncomputed", "prefill", "propose")
+        drafter = "draft" if model else "suffix" if place == "look_up" else request.drafter
         return replace(request, client=f"fault {place}", drafter=drafter, k_draft=4, adaptive=False)
     if place in ("push", "flush"):
         return replace(request, stop=(f"fault {place}",))

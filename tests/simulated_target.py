@@ -8,7 +8,7 @@ a wrong block, a stale number or a missing copy changes the text, as it does wit
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -26,7 +26,7 @@ from specops.request import (
     GenerationStats,
     Output,
     SamplingParams,
-    StepResult,
+    Step,
 )
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
@@ -35,7 +35,7 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
 from specops.speculation.verifier import verify
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
@@ -275,9 +275,17 @@ def make_sequence(request: GenerationRequest) -> RequestState:
     )
 
 
+def chains(*drafters: LookupDrafter | DraftModel) -> dict[str, Chain]:
+    """Each drafter alone, under its own name."""
+    return {
+        item.name: Chain((item,)) if isinstance(item, LookupDrafter) else Chain(model=item)
+        for item in drafters
+    }
+
+
 def make_scheduler(
     target: SimulatedTarget,
-    drafters: Mapping[str, Drafter] | None = None,
+    drafters: Iterable[LookupDrafter | DraftModel] = (),
     *,
     draft_costs: CostModel | None = None,
     end_tokens: frozenset[int] = frozenset(),
@@ -286,11 +294,11 @@ def make_scheduler(
     positions: int = 8,
     waiting: RequestQueue | None = None,
 ) -> Scheduler:
-    """A scheduler with the target's clock and costs."""
+    """A scheduler with the target's clock and costs; each drafter is asked alone."""
     costs = tinyllama()
     return Scheduler(
         target,  # type: ignore[arg-type]
-        drafters or {},
+        chains(*drafters),
         Controller(costs, draft_costs, positions),
         costs,
         tokenizer(),
@@ -308,9 +316,9 @@ class Served:
     """Outputs of requests, and results of steps."""
 
     outputs: dict[str, list[Output]] = field(default_factory=dict)
-    results: list[StepResult] = field(default_factory=list)
+    results: list[Step] = field(default_factory=list)
 
-    def step(self, scheduler: Scheduler) -> StepResult:
+    def step(self, scheduler: Scheduler) -> Step:
         """Run one step and keep its outputs."""
         result = scheduler.step()
         self.results.append(result)

@@ -26,7 +26,7 @@ from specops.engine import postprocessor
 from specops.engine.model_info import ModelState
 from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
-from specops.request import DRAFTERS, FinishReason, GenerationRequest, StepResult
+from specops.request import DRAFTERS, FinishReason, GenerationRequest, Step
 from specops.serving.async_engine import AsyncEngine
 from specops.serving.request_handle import RequestHandle
 from specops.text.chat_template import ChatTemplate
@@ -314,7 +314,7 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
         monkeypatch.setattr(here.service, "submit", observed)
         step, steps = here.service.engine.scheduler.step, itertools.count()
 
-        def halting() -> StepResult:
+        def halting() -> Step:
             """The request does not end before it is cancelled."""
             if next(steps) == 3:
                 assert cancelled.wait(30)

@@ -192,35 +192,39 @@ class Piece(NamedTuple):
     logprob: Logprob | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SourceStats:
     """Counts of one source's draft tokens for one request; item i counts the token i + 1."""
 
-    verified_per_position: tuple[int, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()
+    verified_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    reached_per_position: list[int] = field(default_factory=list)  # those before were accepted
+
+    def add(self, verified: int, accepted: int) -> None:
+        """Count a draft of so many verified tokens, of which so many were accepted."""
+        for counts, length in (
+            (self.verified_per_position, verified),
+            (self.accepted_per_position, accepted),
+            (self.reached_per_position, accepted + 1),
+        ):
+            counts.extend([0] * (verified - len(counts)))
+            for position in range(min(verified, length)):
+                counts[position] += 1
 
     def __add__(self, other: SourceStats) -> SourceStats:
         """Both together, position by position."""
-        pairs = zip(
-            (self.verified_per_position, self.accepted_per_position),
-            (other.verified_per_position, other.accepted_per_position),
-            strict=True,
+        pairs = (
+            (self.verified_per_position, other.verified_per_position),
+            (self.accepted_per_position, other.accepted_per_position),
+            (self.reached_per_position, other.reached_per_position),
         )
-        return SourceStats(*(tuple(map(sum, zip_longest(*pair, fillvalue=0))) for pair in pairs))
+        return SourceStats(*([*map(sum, zip_longest(*pair, fillvalue=0))] for pair in pairs))
 
-    @classmethod
-    def of(cls, drafts: Mapping[tuple[int, int], int]) -> SourceStats:
-        """From the number of drafts by their verified and accepted tokens."""
-        longest = max((verified for verified, _ in drafts), default=0)
-        return cls(
-            *(
-                tuple(
-                    sum(times for lengths, times in drafts.items() if lengths[which] > position)
-                    for position in range(longest)
-                )
-                for which in (0, 1)
-            )
-        )
+    @property
+    def acceptance(self) -> list[float]:
+        """By position, the share that was accepted where those before it were."""
+        pairs = zip(self.accepted_per_position, self.reached_per_position, strict=True)
+        return [accepted / reached for accepted, reached in pairs if reached]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +233,7 @@ class GenerationStats:
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
     decoded, in `sequence_steps` steps. `sources` counts draft tokens by their origin: a step may
-    verify tokens of a drafter and of the grammar. `acceptance` is, per origin and position, the
-    share of draft tokens that were accepted where those before them were.
+    verify tokens of a drafter and of the grammar.
     """
 
     prompt_tokens: int = 0
@@ -245,7 +248,6 @@ class GenerationStats:
     decode_seconds: float = 0.0  # from the first token to the last
     estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
     preemptions: int = 0  # how often the request gave its KV blocks up and was computed again
-    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def draft_tokens(self) -> int:
@@ -258,7 +260,7 @@ class GenerationStats:
         return sum(self.accepted_per_position)
 
     @property
-    def accepted_per_position(self) -> tuple[int, ...]:
+    def accepted_per_position(self) -> list[int]:
         """Accepted tokens of all sources, by position."""
         return sum(self.sources.values(), SourceStats()).accepted_per_position
 
@@ -313,25 +315,46 @@ class Output:
         return len(told) + sum(len(item.top) for item in told if item)
 
 
-class DraftStats(NamedTuple):
-    """One verified draft of one request. Tokens behind the first rejected one were not judged."""
+@dataclass(slots=True)
+class Draft:
+    """Draft tokens of one request in one step, from the drafter to the metrics.
 
-    drafter: str
-    draft_tokens: int
-    accepted: int
-    promised: tuple[float, ...] = ()  # the drafter's probabilities of the judged tokens
-    chosen: bool = True  # the controller chose the number of its tokens
+    Attributes:
+        tokens: [k].
+        probs: [k, V], the distribution that each token was drawn from; None where no token was
+            drawn (greedy, or looked up), or where the request has a seed: verification then
+            compares tokens.
+        drafter: the name of their source; the engine fills it in.
+        accept_probs: [k], the drafter's own estimate that each token is accepted, given that those
+            before it are. The controller believes it, so a drafter learns from the tokens that
+            come. Empty where the drafter makes no estimate: the controller then goes by the
+            acceptance of earlier drafts. Once verified, of the judged tokens: no token behind the
+            first rejected one was judged.
+        accepted: number of the tokens that became output.
+        adaptive: the controller chose the number of tokens.
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: npt.NDArray[np.float32] | None = None
+    drafter: str = ""
+    accept_probs: tuple[float, ...] = ()
+    accepted: int = 0
+    adaptive: bool = False
+
+    def cut(self, count: int) -> Draft:
+        """Its first `count` tokens."""
+        return Draft(self.tokens[:count], self.probs, self.drafter, self.accept_probs[:count])
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """Plain numbers of one forward pass of the target, for the metrics.
+@dataclass(slots=True)
+class Step:
+    """What one `Scheduler.step()` did: one forward pass of the target, or none.
 
     `seconds` is the target's pass alone; `draft_seconds` is the time that drafting took.
     """
 
-    kind: StepKind
-    seconds: float
+    kind: StepKind | None = None  # None: nothing was computed
+    seconds: float = 0.0
     decoding: int = 0  # requests that decoded in it, one sequence step each
     prompt_tokens: int = 0  # prompt tokens that it computed
     budget_tokens: int = 0  # prompt tokens that it had room for; 0 where no prompt waited
@@ -339,33 +362,27 @@ class StepStats:
     prefix_hits: int = 0  # requests with such tokens
     emitted_tokens: int = 0  # generated tokens, requests' first ones included
     first_tokens: int = 0  # requests that got their first token
-    drafts: tuple[DraftStats, ...] = ()
+    drafts: list[Draft] = field(default_factory=list)  # the verified ones
     draft_seconds: float = 0.0
-    missed_drafters: tuple[str, ...] = ()  # one entry per request whose drafter had nothing
-    declined_drafters: tuple[str, ...] = ()  # one per request where drafting did not pay
+    missed_drafters: list[str] = field(default_factory=list)  # one per request without a proposal
+    declined_drafters: list[str] = field(default_factory=list)  # one where drafting did not pay
     preempted: int = 0  # requests that gave their KV blocks up
-
-    @property
-    def draft_tokens(self) -> int:
-        """Number of verified draft tokens."""
-        return sum(draft.draft_tokens for draft in self.drafts)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Number of draft tokens that became output."""
-        return sum(draft.accepted for draft in self.drafts)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of one `Scheduler.step()`; `stats` is None where nothing was computed."""
-
-    stats: StepStats | None
-    outputs: tuple[Output, ...]
-    running: int  # requests that hold a slot after the step
-    waiting: int
+    # After the pass:
+    outputs: list[Output] = field(default_factory=list)
+    running: int = 0  # requests that hold a slot
+    waiting: int = 0
     kv_tokens: int = 0  # tokens of running requests in the target's KV cache
     kept_tokens: int = 0  # tokens in it that finished requests have left
     used_blocks: int = 0  # blocks of running requests, each counted once
     shared_blocks: int = 0  # blocks that more than one request holds
     kept_blocks: int = 0  # blocks that finished requests have left
+
+    @property
+    def draft_tokens(self) -> int:
+        """Number of verified draft tokens."""
+        return sum(len(draft.tokens) for draft in self.drafts)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Number of draft tokens that became output."""
+        return sum(draft.accepted for draft in self.drafts)

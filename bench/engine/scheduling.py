@@ -21,7 +21,7 @@ from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.tools.quiet import watched
 from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.engine.engine import Engine
-from specops.request import GenerationRequest, StepResult
+from specops.request import GenerationRequest, Step
 
 SLOTS = 8
 CONTEXT = 1792
@@ -83,7 +83,7 @@ class Bench:
         self._scheduler.add(request)
         return name
 
-    def _steps(self) -> Iterator[tuple[float, StepResult]]:
+    def _steps(self) -> Iterator[tuple[float, Step]]:
         """Run until nothing is left to do; yields the end of each step and its result."""
         while self._scheduler.busy:
             result = self._scheduler.step()
@@ -95,8 +95,8 @@ class Bench:
             self._add(_prompt(SHORT, 1), output)
         first_tokens = 0
         while first_tokens < streams:
-            stats = self._scheduler.step().stats
-            first_tokens += stats.first_tokens if stats else 0
+            step = self._scheduler.step()
+            first_tokens += step.first_tokens
 
     def _clear(self) -> None:
         self._scheduler.cancel_all()
@@ -108,9 +108,9 @@ class Bench:
         self._fill(streams, _ROUNDS + _WARM_STEPS)
         begun, tokens, passes = time.perf_counter(), 0, 0.0
         for _, result in self._steps():
-            if result.stats is not None:
-                tokens += result.stats.emitted_tokens
-                passes += result.stats.seconds
+            if result.kind is not None:
+                tokens += result.emitted_tokens
+                passes += result.seconds
             if tokens >= _ROUNDS * streams:
                 break
         seconds = time.perf_counter() - begun
@@ -128,7 +128,7 @@ class Bench:
         passes = 0
         with watched(os.getpid()) as seen:
             for now, result in self._steps():
-                passes += bool(result.stats and result.stats.prompt_tokens)
+                passes += bool(result.prompt_tokens)
                 heard = {output.request_id for output in result.outputs}
                 if name in heard:
                     break
@@ -144,7 +144,7 @@ class Bench:
         tokens: list[int] = []
         for now, result in self._steps():
             tokens += [piece.token for output in result.outputs for piece in output.pieces]
-            if not first and result.stats and result.stats.first_tokens:
+            if not first and result.first_tokens:
                 first = now - begun
         return first, tuple(tokens)
 

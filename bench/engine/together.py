@@ -79,15 +79,14 @@ def run_together(
     ask(clients)
     while scheduler.busy:
         begun = time.perf_counter()
-        result = scheduler.step()
+        step = scheduler.step()
         took = time.perf_counter() - begun
-        for output in result.outputs:
+        for output in step.outputs:
             outputs[output.request_id].append(output)
-        ask(sum(output.finish is not None for output in result.outputs))
-        stats = result.stats
-        if stats is not None and stats.decoding == clients and not stats.prompt_tokens:
-            tokens += stats.emitted_tokens
-            steps += stats.decoding
+        ask(sum(output.finish is not None for output in step.outputs))
+        if step.decoding == clients and not step.prompt_tokens:
+            tokens += step.emitted_tokens
+            steps += step.decoding
             seconds += took
     end = time.perf_counter()
     answers = tuple(_answer(found) for found in outputs.values())

@@ -21,6 +21,7 @@ from bench.speculation.simulated_drafter import SimulatedDrafter, continuations
 from bench.speculation.ways import Config, Measured, Runner, Sizes
 from bench.tools.report import Outcome, Table, progress
 from specops.runtime.cost_model import CostModel
+from specops.speculation.drafters.base import Chain
 
 _SIMULATED = (
     "simulated acceptance: each draft token is the target's own next one with this probability "
@@ -114,7 +115,7 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
         for level in plan.levels:
             progress(f"{load} at once, simulated acceptance {level:g}")
             script = SimulatedDrafter(level, known, vocab_size=engine.info.vocab_size)
-            engine.scheduler.drafters[name] = script
+            engine.scheduler.drafters[name] = Chain((script,))
             anew = Runner(engine, plan.longest)  # its controllers have learned at no other level
             measured = ways.measure(anew, configs, chosen, sizes)
             costs = engine.scheduler.cost_model

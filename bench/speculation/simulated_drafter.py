@@ -56,7 +56,9 @@ class SimulatedDrafter(LookupDrafter):
             self._scripts.append(_Script(tokens, wrong))
         self._slots: dict[int, _Script] = {}
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
         """Propose the continuation with its mistakes; see `LookupDrafter.look_up`."""
         begun = list(tokens)
         last = [self._slots[slot]] if slot in self._slots else []

@@ -16,14 +16,16 @@ class Sure(LookupDrafter):
 
     name = "sure"
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
         return Draft((7,) * count)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_it_chooses_neither_for_fixed_drafts_nor_for_grammars(adaptive: bool) -> None:
     target = SimulatedTarget(text=Text(vocab_size=4096))
-    scheduler = make_scheduler(target, {"sure": Sure()}, end_tokens=frozenset({0}))
+    scheduler = make_scheduler(target, [Sure()], end_tokens=frozenset({0}))
     follows = SamplingParams(grammar=Grammar(GrammarKind.CHOICE, '["one answer, and no other"]'))
     drafting = {"drafter": "sure", "k_draft": 3, "adaptive": adaptive}
     served = serve(
@@ -32,9 +34,6 @@ def test_it_chooses_neither_for_fixed_drafts_nor_for_grammars(adaptive: bool) ->
         make_request(8, 20, sampling=follows, **drafting),
     )
     drafts = {
-        (draft.drafter, draft.chosen)
-        for result in served.results
-        if result.stats
-        for draft in result.stats.drafts
+        (draft.drafter, draft.adaptive) for result in served.results for draft in result.drafts
     }
     assert drafts == {("sure", adaptive), (GRAMMAR, False)}

@@ -41,31 +41,28 @@ class Known(LookupDrafter):
         self._tokens, self._right = tuple(tokens), right
         self._rng = np.random.default_rng(5)
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
         start = len(tokens) - len(PROMPT)
         found = np.array(self._tokens[start : start + count], int)
         wrong = self._rng.random(len(found)) >= self._right
         return Draft(tuple(np.where(wrong, found ^ 1, found).tolist()))
 
 
-class Drawing(LookupDrafter):
+class Drawing:
     """Draws as a draft model does: from a distribution of its own that knows no grammar.
 
     One that `leaves_out` what the grammar forbids does what the engine must not do.
     """
 
-    runs_model = True
-
     def __init__(self, name: str, *, leaves_out: bool = False) -> None:
         self.name, self._leaves_out = name, leaves_out
-
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
-        return Draft()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = []
         for item in requests:
-            logits = np.random.default_rng(9).standard_normal((item.count, 4096)) * 0.1
+            logits = np.random.default_rng(9).standard_normal((item.max_draft, 4096)) * 0.1
             logits[:, SIGNS] += (25, 18, 24, 20)
             probs = filtered_probs(logits.astype(np.float32), item.sampling)
             tokens = [int(item.rng.choice(4096, p=row / row.sum())) for row in probs]
@@ -74,16 +71,25 @@ class Drawing(LookupDrafter):
             drafts.append(Draft(tuple(tokens), probs))
         return drafts
 
-    def backlog(self, slot: int, length: int) -> int:
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        pass
+
+    def num_uncomputed(self, slot: int, length: int) -> int:
         return 1
+
+    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
+        return 0
+
+    def release(self, slot: int) -> None:
+        pass
 
 
 SIGNS = [32, 94, 62, 64]  # "@", "~", "^", "`"
 
 
-def made(*drafters: LookupDrafter) -> Scheduler:
+def made(*drafters: LookupDrafter | Drawing) -> Scheduler:
     target = SimulatedTarget(text=TEXT)
-    return make_scheduler(target, {item.name: item for item in drafters}, end_tokens=ENDS)
+    return make_scheduler(target, drafters, end_tokens=ENDS)
 
 
 def request(sampling: SamplingParams, **fields: object) -> GenerationRequest:
@@ -138,9 +144,9 @@ def test_what_the_grammar_forces_needs_no_step_of_its_own(
         assert len(forced) > len(found) / 3
         stats = served.stats(asked)
         assert stats.sequence_steps < len(found) - len(forced) + 1
-        drafts = [item for result in served.results if result.stats for item in result.stats.drafts]
+        drafts = [item for result in served.results for item in result.drafts]
         mine = [item for item in drafts if item.drafter == "grammar"]
-        assert sum(item.draft_tokens for item in mine) == len(forced)
+        assert sum(len(item.tokens) for item in mine) == len(forced)
         assert sum(item.accepted for item in drafts) == stats.accepted_tokens
         assert {piece.origin for piece in found} <= {"grammar", "known", "target"}
 
@@ -162,9 +168,7 @@ def test_forced_tokens_overrun_neither_the_limit_nor_the_pass(most: int) -> None
         for _ in range(8)
     ]
     target = SimulatedTarget(text=TEXT, max_tokens=8 * 5)
-    served = serve(
-        make_scheduler(target, {"known": Known(tokens, 1.0)}, end_tokens=ENDS), *requests
-    )
+    served = serve(make_scheduler(target, [Known(tokens, 1.0)], end_tokens=ENDS), *requests)
     for asked in requests:
         assert served.tokens(asked) == tokens
 

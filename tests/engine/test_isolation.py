@@ -32,7 +32,7 @@ def test_only_clients_that_share_skip_work(reuse: PrefixCache, shared: set[str])
     models = [SimulatedTarget(num_slots=1, text=Text(seed=seed), reuse=reuse) for seed in (0, 1)]
     target, draft = models
     drafter = DraftModelDrafter(draft, vocab_size=VOCAB)  # type: ignore[arg-type]
-    scheduler = make_scheduler(target, {"draft": drafter}, draft_costs=tinyllama(0.1))
+    scheduler = make_scheduler(target, [drafter], draft_costs=tinyllama(0.1))
 
     def work(client: str) -> list[int]:
         before = [model.computed for model in models]

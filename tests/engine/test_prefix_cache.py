@@ -28,7 +28,7 @@ def test_a_conversation_is_the_same_and_only_its_new_part_is_computed(
     drafter: str, sampling: SamplingParams, slots: int
 ) -> None:
     target = SimulatedTarget(num_slots=slots)
-    scheduler = make_scheduler(target, {"half": Scripted(target.text, 0.6, name="half")})
+    scheduler = make_scheduler(target, [Scripted(target.text, 0.6, name="half")])
     rng = np.random.default_rng(1)
     prompt, held = SYSTEM, 0
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
         assert served.tokens(request) == expected(target.text, request)
     assert target.computed < 600 + 4 * (64 + 4)
     assert max(result.shared_blocks for result in served.results) == 600 // 64
-    assert sum(item.stats.cached_tokens for item in served.results if item.stats) > 3 * 500
+    assert sum(item.cached_tokens for item in served.results) > 3 * 500
 
 
 def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
+from specops.engine.proposer import Proposer
 from specops.engine.request_state import RequestState
+from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
-from specops.request import StepStats
+from specops.request import Grammar, GrammarKind, SamplingParams
+from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
-from specops.speculation.controller import Controller, Proposal
-from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest, LookupDrafter
-from specops.speculation.drafters.cascade import CascadeDrafter
+from specops.speculation.acceptance import SpeculationState
+from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
 from tests.simulated_target import (
     Clock,
     Served,
     SimulatedTarget,
     Text,
+    chains,
     expected,
     make_request,
     make_scheduler,
@@ -26,7 +29,7 @@ from tests.simulated_target import (
     serve,
     tinyllama,
 )
-from tests.speculation.drafters.scripted import Scripted
+from tests.speculation.drafters.scripted import Scripted, ScriptedModel
 
 LONG = 100
 PIECE = 40
@@ -40,131 +43,88 @@ class FixedLengths(Controller):
         self.most = most
         self.paying = pays
 
-    def choose(self, proposals: Sequence[Proposal], prompt_tokens: int = 0) -> list[int]:
-        return [min(item.most, self.most) for item in proposals]
+    def choose(self, requests: Sequence[DraftRequest], prompt_tokens: int = 0) -> list[int]:
+        return [min(item.max_draft, self.most) for item in requests]
 
-    def model_pays(self, drafter: str) -> bool:
+    def pays(self, drafter: str, speculation: SpeculationState) -> bool:
         return self.paying
 
 
-class Reader(LookupDrafter):
-    """A draft model that notes what it takes in, and proposes anything."""
+class Promising(LookupDrafter):
+    """Finds one token, as likely as it is told; none with probability 0."""
 
-    name = "draft"
-    runs_model = True
+    def __init__(self, name: str, probability: float = 0.0) -> None:
+        self.name = name  # type: ignore[misc]
+        self.probability = probability
+        self.asked = 0
 
-    def __init__(self) -> None:
-        self.read: dict[int, int] = {}
-        self.calls: list[str] = []
-
-    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        self.read[slot] = 0
-
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
-        return NO_DRAFT
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self.calls.append("propose")
-        for request in requests:
-            self.read[request.slot] = len(request.tokens)
-        return [Draft((request.tokens[-1],) * request.count) for request in requests]
-
-    def backlog(self, slot: int, length: int) -> int:
-        return max(1, length - self.read[slot])
-
-    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        self.calls.append("prefill")
-        taken = min(most, len(tokens) - 1 - self.read[slot])
-        self.read[slot] += taken
-        return taken
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        self.asked += 1
+        found = self.probability > min_reach
+        return Draft((9,), accept_probs=(self.probability,)) if found else NO_DRAFT
 
 
-class CrampedReader(Reader):
+class CrampedModel(ScriptedModel):
     """Its cache has no room for the first slot."""
 
-    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        if slot == 0:
-            self.calls.append("prefill")
-            return 0
-        return super().prefill(slot, tokens, most)
-
-
-class Silent(LookupDrafter):
-    """Never finds anything."""
-
-    name = "suffix"
-
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
-        return NO_DRAFT
+    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
+        return super().prefill(slot, tokens, max_tokens if slot else 0)
 
 
 def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object) -> RequestState:
-    sequence = make_sequence(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
-    sequence.tokens.append(5)
-    sequence.num_computed = 20
-    return sequence
+    state = make_sequence(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
+    state.tokens.append(5)
+    state.num_computed = 20
+    return state
+
+
+def cache_of(*states: RequestState, num_blocks: int | None = None) -> KvCache:
+    """A cache in which each of the requests has a slot, and room for its next token."""
+    cache = SimulatedTarget(num_blocks=num_blocks).cache
+    for slot, state in enumerate(states):
+        state.slot = slot
+        cache.begin(slot, state.tokens)
+        assert cache.reserve(slot, state.num_computed + 1)
+        cache.commit(slot, state.tokens, state.num_computed)
+    return cache
 
 
 def propose(
-    drafters: Sequence[LookupDrafter], controller: Controller, *sequences: RequestState
-) -> list[SequenceProposal]:
-    for slot, sequence in enumerate(sequences):
-        sequence.slot = slot
-        for drafter in drafters:
-            drafter.begin(slot, sequence.tokens, "")
-    named = {drafter.name: drafter for drafter in drafters}
-    cache = cache_of(*sequences)
-    proposer = Proposer(cache, named, controller, Clock(), max_tokens=96)  # type: ignore[arg-type]
-    proposals, times = proposer.propose(list(sequences), 0)
-    assert times == DraftTimes()
-    return proposals
-
-
-def cache_of(*sequences: RequestState, num_blocks: int | None = None) -> KvCache:
-    """A cache in which each of the sequences has a slot, and room for its next token."""
-    cache = SimulatedTarget(num_blocks=num_blocks).cache
-    for slot, sequence in enumerate(sequences):
-        sequence.slot = slot
-        cache.begin(slot, sequence.tokens)
-        assert cache.reserve(slot, sequence.num_computed + 1)
-        cache.commit(slot, sequence.tokens, sequence.num_computed)
-    return cache
+    asked: Mapping[str, Chain],
+    controller: Controller,
+    *states: RequestState,
+    clock: Clock | None = None,
+    prompt_tokens: int = 0,
+) -> list[Scheduled]:
+    proposer = Proposer(cache_of(*states), asked, controller, clock or Clock(), max_tokens=96)
+    for drafter in {one for chain in asked.values() for one in chain.drafters}:
+        for state in states:
+            drafter.begin(state.slot, state.tokens, "")
+    return proposer.propose(list(states), prompt_tokens)
 
 
 def test_what_was_looked_up_is_cut_to_what_pays() -> None:
     lookup = Scripted(Text(), 1.0, name="lookup")
-    (proposal,) = propose([lookup], FixedLengths(2), decoding("lookup"))
-    sequence = proposal.sequence
-    assert list(proposal.draft.tokens) == Text().continuation(sequence.tokens, 2)
-    assert (proposal.missed, proposal.declined) == (None, None)
+    (item,) = propose(chains(lookup), FixedLengths(2), decoding("lookup"))
+    assert list(item.draft.tokens) == Text().continuation(item.state.tokens, 2)
+    assert item.tokens == [5, *item.draft.tokens]
+    assert (item.num_logits, item.missed, item.declined) == (3, None, None)
 
 
 def test_a_draft_model_is_asked_for_as_many_as_pay_and_for_all_at_once() -> None:
-    model = Scripted(Text(), 1.0, name="model", model=True)
-    sequences = [decoding("model"), decoding("model", k_draft=1), decoding("model", output=3)]
-    proposals = propose([model], FixedLengths(2), *sequences)
-    assert [len(item.draft.tokens) for item in proposals] == [2, 1, 1]
+    model = ScriptedModel(Text(), name="model")
+    states = [decoding("model"), decoding("model", k_draft=1), decoding("model", output=3)]
+    found = propose(chains(model), FixedLengths(2), *states)
+    assert [len(item.draft.tokens) for item in found] == [2, 1, 1]
     assert model.asked == [3]
 
 
-def test_what_does_not_pay_is_declined_and_no_drafter_is_asked() -> None:
-    lookup, model = (
-        Scripted(Text(), 1.0, name="lookup"),
-        Scripted(Text(), 1.0, name="m", model=True),
-    )
-    proposals = propose([lookup, model], FixedLengths(0), decoding("lookup"), decoding("m"))
-    assert [item.declined for item in proposals] == ["lookup", "m"]
-    assert [item.missed for item in proposals] == [None, None]
-    assert [item.draft for item in proposals] == [NO_DRAFT, NO_DRAFT]
-    assert model.asked == []
-
-
-@pytest.mark.parametrize(
-    ("drafter", "missed"), [("suffix", "suffix"), ("none", None), ("unknown", None)]
-)
+@pytest.mark.parametrize(("drafter", "missed"), [("silent", "silent"), ("none", None)])
 def test_a_drafter_that_has_nothing_has_missed(drafter: str, missed: str | None) -> None:
-    (proposal,) = propose([Silent()], FixedLengths(8), decoding(drafter))
-    assert (proposal.missed, proposal.declined) == (missed, None)
+    (item,) = propose(chains(Promising("silent")), FixedLengths(8), decoding(drafter))
+    assert (item.missed, item.declined) == (missed, None)
 
 
 @pytest.mark.parametrize("fields", [{"k_draft": 0}, {"output": 2}])
@@ -172,205 +132,198 @@ def test_where_there_is_no_room_for_a_draft_token_no_drafter_is_asked(
     fields: dict[str, int],
 ) -> None:
     """The target adds a token of its own to accepted ones: the last one is never drafted."""
-    lookup = Scripted(Text(), 1.0, name="lookup")
-    (proposal,) = propose([lookup], FixedLengths(8), decoding("lookup", **fields))
-    assert (proposal.most, proposal.missed, proposal.declined) == (0, None, None)
+    lookup = Promising("lookup", 0.9)
+    (item,) = propose(chains(lookup), FixedLengths(8), decoding("lookup", **fields))
+    assert (lookup.asked, item.missed, item.declined) == (0, None, None)
 
 
-def cascade(lookup: LookupDrafter, model: LookupDrafter) -> list[LookupDrafter]:
-    return [lookup, model, CascadeDrafter(lookup, model)]  # type: ignore[list-item]
+# Probabilities of a lookup and of a head; draft tokens that pay; source, missed, declined; who was
+# asked: the lookup, the head, the model.
+Case = tuple[float, float, int, str, str | None, str | None, tuple[int, int, int]]
+CHAIN: list[Case] = [
+    (0.6, 0.9, 4, "suffix", None, None, (1, 0, 0)),  # a sure lookup is enough
+    (0.45, 0.4, 4, "suffix", None, None, (1, 1, 0)),  # the likelier one is taken
+    (0.35, 0.4, 4, "head", None, None, (1, 1, 0)),
+    (0.0, 0.0, 4, "draft", None, None, (1, 1, 1)),
+    (0.6, 0.9, 0, "", None, "suffix", (1, 0, 0)),
+    (0.0, 0.0, 0, "", None, "cascade", (1, 1, 0)),
+]
 
 
-def test_a_cascade_asks_its_model_where_a_lookup_has_nothing() -> None:
-    model = Scripted(Text(), 1.0, name="draft", model=True)
-    (proposal,) = propose(cascade(Silent(), model), FixedLengths(3), decoding("cascade"))
-    assert (proposal.draft.origin, len(proposal.draft.tokens)) == ("draft", 3)
-    lookup = Scripted(Text(), 1.0, name="suffix")
-    (proposal,) = propose(cascade(lookup, model), FixedLengths(3), decoding("cascade"))
-    assert (proposal.draft.origin, len(proposal.draft.tokens)) == ("suffix", 3)
-    assert model.asked == [1]
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("case", CHAIN)
+def test_a_chain_asks_the_cheapest_first_and_the_next_where_that_is_not_sure(
+    case: Case, adaptive: bool
+) -> None:
+    lookup, head, most, source, missed, declined, asked = case
+    parts, model = (Promising("suffix", lookup), Promising("head", head)), ScriptedModel(Text())
+    chain = {"cascade": Chain(parts, model)}
+    (item,) = propose(chain, FixedLengths(most), decoding("cascade", adaptive=adaptive))
+    assert (item.draft.drafter, item.missed, item.declined) == (source, missed, declined)
+    assert (*(part.asked for part in parts), len(model.asked)) == asked
 
 
-def test_the_time_of_a_draft_model_is_told_apart_from_that_of_lookups() -> None:
+def test_the_time_of_each_drafter_is_told_apart_and_fixed_lengths_have_no_part_in_it() -> None:
     clock = Clock()
 
-    class Slow(Scripted):
+    class SlowLookup(Promising):
         def look_up(self, *arguments: object, **more: object) -> Draft:
             clock.now += 1
             return NO_DRAFT
 
+    class SlowModel(ScriptedModel):
         def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
             clock.now += 10
             return super().propose(requests)
 
-    slow = Slow(Text(), 1.0, name="slow", model=True)
-    sequences = [decoding("slow"), decoding("slow", adaptive=True)]
-    proposer = Proposer(cache_of(*sequences), {"slow": slow}, FixedLengths(2), clock, max_tokens=96)
-    _, times = proposer.propose(sequences, 0)
-    # The lookup of the request of a fixed length does not count as asking.
-    assert times == DraftTimes(total=12.0, model=10.0, asking=1.0)
+    chain = {"slow": Chain((SlowLookup("lookup"),), SlowModel(Text(), name="model"))}
+    states = [decoding("slow"), decoding("slow", adaptive=True)]
+    fixed, adaptive = propose(chain, FixedLengths(2), *states, clock=clock)
+    assert fixed.asked == {}
+    assert adaptive.asked == {"lookup": 1.0, "model": 0.0}
+    assert fixed.draft_seconds == adaptive.draft_seconds == 5.0
 
 
 def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
     """A lookup takes what it was asked for as the text: a draft thrown away stood in it twice."""
     full, roomy = (decoding("lookup", output=200) for _ in range(2))
-    for sequence, length in ((full, 62), (roomy, 40)):
-        sequence.tokens += [5] * (length + 1 - len(sequence.tokens))
-        sequence.num_computed = length
+    for state, length in ((full, 62), (roomy, 40)):
+        state.tokens += [5] * (length + 1 - len(state.tokens))
+        state.num_computed = length
     lookup = Scripted(Text(), 1.0, name="lookup")
     cache = cache_of(full, roomy, num_blocks=2)
-    proposer = Proposer(cache, {"lookup": lookup}, FixedLengths(8), Clock(), max_tokens=96)
-    proposals, _ = proposer.propose([full, roomy], 0)
-    assert [len(item.draft.tokens) for item in proposals] == [1, 4]  # one place in its block
+    proposer = Proposer(cache, chains(lookup), FixedLengths(8), Clock(), max_tokens=96)
+    found = proposer.propose([full, roomy], 0)
+    assert [len(item.draft.tokens) for item in found] == [1, 4]  # one place in its block
     full.tokens.append(5)
     full.num_computed = 63
     assert cache.reserve(full.slot, 64)
-    (proposal, _), _ = proposer.propose([full, roomy], 0)
-    assert (proposal.draft.tokens, proposal.asked, proposal.missed) == ((), False, None)
+    item, _ = proposer.propose([full, roomy], 0)
+    assert (item.draft.tokens, item.missed) == ((), None)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "most"), [(0, 96), (5, 91), (400, 48)])
+def test_forced_tokens_leave_room_to_prompts_that_wait(prompt_tokens: int, most: int) -> None:
+    """Eight answers whose grammar forces far more than a pass takes."""
+    grammar = Grammar(GrammarKind.CHOICE, '["one answer, and no other that could be given"]')
+    fields = {"sampling": SamplingParams(grammar=grammar), "drafter": "silent", "output": 60}
+    states = [make_sequence(make_request(20, k_draft=2, **fields)) for _ in range(8)]
+    for state in states:
+        state.num_computed = 19
+    found = propose(
+        chains(Promising("silent")), FixedLengths(8), *states, prompt_tokens=prompt_tokens
+    )
+    assert all(item.forced for item in found)
+    assert most - 16 <= sum(len(item.tokens) + 2 for item in found) <= most
 
 
 def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
-    model = Scripted(Text(), 1.0, name="model", model=True)
+    model = ScriptedModel(Text(), name="model")
     controller = FixedLengths(2)
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
-    fresh.speculation.gain, dull.speculation.gain = 1.0, -1.0
-    lost = Proposal(dull.speculation, asked=True)
-    controller.stepped(
-        [lost], [1], [1], draft_seconds=1.0, asking_seconds=1.0
-    )  # more than may be lost
-    asked, declined = propose([model], controller, fresh, dull)
+    lost = DraftRequest(0, (), speculation=dull.speculation, asked={"model": 1.0}, tokens=(5,))
+    lost.emitted = 1
+    for _ in range(2):  # more than may be lost
+        controller.stepped([lost], 1.0)
+        dull.speculation.gains["model"] = -1.0
+    asked, declined = propose(chains(model), controller, fresh, dull)
     assert (len(asked.draft.tokens), asked.declined) == (2, None)
-    assert (declined.tokens, declined.declined) == ((), "model")
+    assert (declined.tokens, declined.declined) == ([5], "model")
     assert model.asked == [1]
-
-
-def test_it_is_told_whose_tokens_were_declined() -> None:
-    """The lookup's where it had some; else those that the model would have been asked for."""
-    model, lookup = (
-        Scripted(Text(), 1.0, name=name, model=name == "draft") for name in ("draft", "suffix")
-    )
-    (proposal,) = propose(cascade(Silent(), model), FixedLengths(0), decoding("cascade"))
-    assert proposal.declined == "cascade"
-    (proposal,) = propose(cascade(lookup, model), FixedLengths(0), decoding("cascade"))
-    assert proposal.declined == "suffix"
-    assert model.asked == []
 
 
 def test_a_request_that_is_not_adaptive_keeps_its_length() -> None:
     lookup = Scripted(Text(), 0.0, name="lookup")
     controller = Controller(tinyllama(), None, 8)
     for _ in range(50):
-        (proposal,) = propose([lookup], controller, decoding("lookup", k_draft=5))
-        assert len(proposal.draft.tokens) == 5
-        controller.verified(proposal, 5, 0)
-    (proposal,) = propose([lookup], controller, decoding("lookup", k_draft=5, adaptive=True))
-    assert proposal.declined == "lookup"
+        (item,) = propose(chains(lookup), controller, decoding("lookup", k_draft=5))
+        assert len(item.draft.tokens) == 5
+        controller.verified(item, 0)
+    last = decoding("lookup", k_draft=5, adaptive=True)
+    controller._account("lookup").spare = -1.0
+    (item,) = propose(chains(lookup), controller, last)
+    assert item.declined == "lookup"
 
 
-# -- a draft model that has to take in a prompt ----------------------------------------------------
+# -- a draft model that has to compute a prompt ----------------------------------------------------
 
 
 def reading(
-    monkeypatch: pytest.MonkeyPatch,
-    reader: Reader | None = None,
-    *,
-    controller: FixedLengths | None = None,
-    lookup: LookupDrafter | None = None,
-) -> tuple[Scheduler, Reader]:
-    """A scheduler that lets a draft model take in so many tokens of a prompt at once."""
-    target, reader = SimulatedTarget(), reader or Reader()
-    drafters = {"draft": reader}
-    if lookup is not None:
-        parts = cascade(lookup, reader)
-        drafters |= {part.name: part for part in parts}  # type: ignore[misc]
-    scheduler = make_scheduler(target, drafters)  # type: ignore[arg-type]
+    model: ScriptedModel | None = None, *, controller: FixedLengths | None = None
+) -> tuple[Scheduler, ScriptedModel]:
+    """A scheduler beside whose passes a draft model has time for so many tokens of a prompt."""
+    model = model or ScriptedModel(Text(), reads=True)
+    seconds = tinyllama().cost(1) / 3 / PIECE * 1.01
+    costs = CostModel([1, 2], [seconds, 2 * seconds])
+    scheduler = make_scheduler(
+        SimulatedTarget(), [model], draft_costs=costs, max_inter_token_latency=1e-9
+    )
+    scheduler.drafters["cascade"] = Chain((Promising("suffix"),), model)  # type: ignore[index]
     scheduler.controller = controller or FixedLengths(2)
-    monkeypatch.setattr(scheduler._budget, "draft_model_tokens", lambda decoding, position: PIECE)
-    return scheduler, reader
+    return scheduler, model
 
 
-def steps(served: Served) -> list[StepStats]:
-    return [result.stats for result in served.results if result.stats is not None]
-
-
-def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler, reader = reading(monkeypatch)
+def test_a_prompt_is_computed_piece_by_piece_while_plain_tokens_come() -> None:
+    scheduler, model = reading()
     served = Served()
     request = make_request(LONG, 20, drafter="draft", k_draft=2)
     scheduler.add(request)
     while not served.tokens(request):
         served.step(scheduler)
-    stats = served.step(scheduler).stats
-    assert reader.read == {0: PIECE}
-    assert stats.emitted_tokens == 1
-    assert stats.missed_drafters == stats.declined_drafters == stats.drafts == ()  # not asked
-    stats = served.step(scheduler).stats
-    assert reader.calls == ["prefill", "prefill", "propose"]
-    assert len(stats.drafts) == 1
+    step = served.step(scheduler)
+    assert model.calls == ["prefill"]
+    (first,) = model.read.values()
+    assert 0 < first < LONG - 32
+    assert step.emitted_tokens == 1
+    assert step.missed_drafters == step.declined_drafters == step.drafts == []  # not asked
+    while "propose" not in model.calls:
+        served.step(scheduler)
+    before = len(model.calls)
     while scheduler.busy:
         served.step(scheduler)
-    assert reader.calls.count("prefill") == 2  # the rest comes with the first draft token
+    assert "prefill" not in model.calls[before:]  # the rest comes with the first draft token
     assert served.tokens(request) == expected(Text(), request)
 
 
-def test_a_full_draft_cache_keeps_no_other_request_from_catching_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_draft_cache_keeps_no_other_request_from_catching_up() -> None:
     """The first request cannot catch up any further, so the next one does."""
-    scheduler, reader = reading(monkeypatch, CrampedReader())
-    served, requests = Served(), [make_request(LONG, 30, drafter="draft", k_draft=2) for _ in "ab"]
-    for request in requests:
-        scheduler.add(request)
-    while reader.read.get(1, 0) < LONG:
-        assert scheduler.busy
-        served.step(scheduler)
-    assert reader.read[0] == 0
-    assert reader.calls.count("prefill") >= 4  # each time the first one was tried, too
-    while scheduler.busy:
-        served.step(scheduler)
-    drafts = []
-    for request in requests:
-        stats = served.stats(request)
-        drafts.append(stats.drafts)
-        assert served.tokens(request) == expected(Text(), request)
+    scheduler, _ = reading(CrampedModel(Text(), reads=True))
+    requests = [make_request(LONG, 30, drafter="draft", k_draft=2) for _ in "ab"]
+    served = serve(scheduler, *requests)
+    drafts = [served.stats(request).drafts for request in requests]
     assert drafts[0] == 0 < drafts[1]
+    for request in requests:
+        assert served.tokens(request) == expected(Text(), request)
 
 
-def test_no_prompt_is_taken_in_for_drafts_that_do_not_pay_or_have_no_room(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("output", "adaptive"), [(2, False), (20, True)])
+def test_no_prompt_is_computed_for_drafts_that_have_no_room_or_do_not_pay(
+    output: int, adaptive: bool
 ) -> None:
-    scheduler, reader = reading(monkeypatch, controller=FixedLengths(0, pays=False))
-    serve(scheduler, make_request(LONG, 2, drafter="draft", k_draft=2))
-    assert reader.calls == []
-    serve(scheduler, make_request(LONG, 20, drafter="draft", k_draft=2, adaptive=True))
-    assert reader.calls == []
-
-
-def test_a_draft_model_that_is_far_behind_catches_up_at_once_where_it_came_to_pay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its backlog is counted when that is decided; see the controller."""
-    scheduler, reader = reading(monkeypatch, controller=FixedLengths(2, pays=False))
-    request = make_request(LONG, 20, drafter="draft", k_draft=2, adaptive=True)
-    served = serve(scheduler, request)
-    assert set(reader.calls) == {"propose"}
-    assert served.tokens(request) == expected(Text(), request)
+    """If a model that is far behind comes to pay, it catches up at once."""
+    scheduler, model = reading(controller=FixedLengths(0, pays=False))
+    fields = {"drafter": "draft", "k_draft": 2, "adaptive": adaptive}
+    serve(scheduler, make_request(LONG, output, **fields))
+    assert model.calls == []
+    if adaptive:
+        scheduler.controller = FixedLengths(2, pays=False)
+        request = make_request(LONG, output, **fields)
+        served = serve(scheduler, request)
+        assert set(model.calls) == {"propose"}
+        assert served.tokens(request) == expected(Text(), request)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize(("drafter", "missed"), [("draft", []), ("cascade", ["suffix"])])
+@pytest.mark.parametrize(("drafter", "missed"), [("draft", set()), ("cascade", {"suffix"})])
 def test_a_draft_model_that_still_reads_misses_nothing(
-    monkeypatch: pytest.MonkeyPatch, drafter: str, missed: list[str], adaptive: bool
+    drafter: str, missed: set[str], adaptive: bool
 ) -> None:
     """A lookup in the meantime can miss, and that is told."""
-    scheduler, _ = reading(monkeypatch, lookup=Silent())
+    scheduler, _ = reading()
     request = make_request(LONG, 20, drafter=drafter, k_draft=2, adaptive=adaptive)
     served = serve(scheduler, request)
-    assert [name for step in steps(served) for name in step.missed_drafters] == missed
-    assert [name for step in steps(served) for name in step.declined_drafters] == []
+    assert {name for step in served.results for name in step.missed_drafters} == missed
+    assert not any(step.declined_drafters for step in served.results)
     stats = served.stats(request)
-    assert stats.draft_misses == len(missed)
-    # One step before it had read enough; the last of all may have had no room for a draft token.
-    assert stats.sequence_steps - 2 <= stats.drafts <= stats.sequence_steps - 1
+    assert stats.draft_misses == sum(len(step.missed_drafters) for step in served.results)
+    assert stats.drafts > 0

@@ -38,10 +38,7 @@ KNOBS = {
 
 def made() -> Scheduler:
     target = SimulatedTarget()
-    drafters = {
-        "suffix": SuffixDrafter(),
-        "half": Scripted(target.text, 0.6, name="half", silent=0.2),
-    }
+    drafters = [SuffixDrafter(), Scripted(target.text, 0.6, name="half", silent=0.2)]
     return make_scheduler(target, drafters, end_tokens=frozenset({0}))
 
 

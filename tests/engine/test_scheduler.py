@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from specops.engine.scheduler import Scheduler
-from specops.request import TARGET, FinishReason, SamplingParams, StepKind, StepStats
-from specops.speculation.drafters.base import Drafter
+from specops.request import TARGET, FinishReason, SamplingParams, Step, StepKind
+from specops.speculation.drafters.base import DraftModel, LookupDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
     Served,
@@ -20,21 +19,21 @@ from tests.simulated_target import (
     make_scheduler,
     serve,
 )
-from tests.speculation.drafters.scripted import Scripted
+from tests.speculation.drafters.scripted import Scripted, ScriptedModel
 
 SEEDED = SamplingParams(1.5, top_k=8, top_p=0.95, seed=5)
 DRAFTERS = ("none", "right", "wrong", "half", "model", "suffix")
 
 
-def drafters(text: Text) -> Mapping[str, Drafter]:
+def drafters(text: Text) -> list[LookupDrafter | DraftModel]:
     """Always right, always wrong, as it comes, and one that runs a model."""
-    return {
-        "right": Scripted(text, 1.0, name="right"),
-        "wrong": Scripted(text, 0.0, name="wrong"),
-        "half": Scripted(text, 0.6, name="half", silent=0.2),
-        "model": Scripted(text, 0.8, name="model", model=True),
-        "suffix": SuffixDrafter(),
-    }
+    return [
+        Scripted(text, 1.0, name="right"),
+        Scripted(text, 0.0, name="wrong"),
+        Scripted(text, 0.6, name="half", silent=0.2),
+        ScriptedModel(text, 0.8, name="model"),
+        SuffixDrafter(),
+    ]
 
 
 def made(**fields: object) -> tuple[SimulatedTarget, Scheduler]:
@@ -43,8 +42,8 @@ def made(**fields: object) -> tuple[SimulatedTarget, Scheduler]:
     return target, make_scheduler(target, drafters(target.text))
 
 
-def all_stats(served: Served) -> list[StepStats]:
-    return [result.stats for result in served.results if result.stats is not None]
+def passes(served: Served) -> list[Step]:
+    return [step for step in served.results if step.kind is not None]
 
 
 # -- what a pass holds -----------------------------------------------------------------------------
@@ -60,9 +59,9 @@ def test_decoding_and_verifying_come_first_and_prompts_fill_the_pass() -> None:
     result = served.step(scheduler)
     spans = target.passes[-1].spans
     assert [(len(span.tokens), span.num_logits) for span in spans] == [(5, 5), (1, 1), (90, 0)]
-    assert result.stats.kind is StepKind.MIXED
-    assert result.stats.budget_tokens == result.stats.prompt_tokens == 90
-    assert result.stats.decoding == 2
+    assert result.kind is StepKind.MIXED
+    assert result.budget_tokens == result.prompt_tokens == 90
+    assert result.decoding == 2
 
 
 def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
@@ -74,7 +73,7 @@ def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
     first = served.step(scheduler)
     assert [len(span.tokens) for span in target.passes[0].spans] == [10, 20, 30, 36]
     assert [span.num_logits for span in target.passes[0].spans] == [1, 1, 1, 0]
-    assert (first.stats.kind, first.stats.first_tokens) == (StepKind.PREFILL, 3)
+    assert (first.kind, first.first_tokens) == (StepKind.PREFILL, 3)
     assert {output.request_id for output in first.outputs} == {
         request.request_id for request in requests[:3]
     }
@@ -87,12 +86,11 @@ def test_kinds_of_passes_are_told_apart() -> None:
     kinds = []
     scheduler.add(make_request(8, 6, drafter="right", k_draft=2))
     for _ in range(2):
-        kinds.append(scheduler.step().stats)
+        kinds.append(scheduler.step().kind)
     scheduler.add(make_request(8, 6))
     while scheduler.busy:
-        kinds.append(scheduler.step().stats)
-    found = [stats.kind for stats in kinds if stats is not None]
-    assert found == [
+        kinds.append(scheduler.step().kind)
+    assert [kind for kind in kinds if kind] == [
         StepKind.PREFILL,
         StepKind.VERIFY,
         StepKind.MIXED,
@@ -209,39 +207,39 @@ def test_the_counts_add_up(drafter: str, adaptive: bool) -> None:
         for index in range(1, 8)
     ]
     served = serve(scheduler, *requests)
-    steps = all_stats(served)
+    steps = passes(served)
     stats = [served.stats(request) for request in requests]
 
-    def passes(name: str) -> int:
+    def counted(name: str) -> int:
         return sum(getattr(step, name) for step in steps)
 
     def told(name: str) -> int:
         return sum(getattr(item, name) for item in stats)
 
-    assert told("generated_tokens") == passes("emitted_tokens")
+    assert told("generated_tokens") == counted("emitted_tokens")
     assert told("generated_tokens") == sum(request.max_new_tokens for request in requests)
-    assert told("sequence_steps") == passes("decoding")
-    assert told("draft_tokens") == passes("draft_tokens")
-    assert told("accepted_tokens") == passes("accepted_tokens")
+    assert told("sequence_steps") == counted("decoding")
+    assert told("draft_tokens") == counted("draft_tokens")
+    assert told("accepted_tokens") == counted("accepted_tokens")
     assert told("drafts") == sum(len(step.drafts) for step in steps)
     assert told("draft_misses") == sum(len(step.missed_drafters) for step in steps)
-    assert told("cached_prompt_tokens") == passes("cached_tokens") > 0
-    assert told("prompt_tokens") == passes("prompt_tokens") + passes("cached_tokens")
-    assert passes("first_tokens") == len(requests)
-    assert passes("prefix_hits") == sum(item.cached_prompt_tokens > 0 for item in stats if item)
+    assert told("cached_prompt_tokens") == counted("cached_tokens") > 0
+    assert told("prompt_tokens") == counted("prompt_tokens") + counted("cached_tokens")
+    assert counted("first_tokens") == len(requests)
+    assert counted("prefix_hits") == sum(item.cached_prompt_tokens > 0 for item in stats if item)
     assert told("sequence_steps") + told("accepted_tokens") == told("generated_tokens") - 7
     for item in stats:
         assert item.accepted_tokens == sum(item.accepted_per_position)
         assert sorted(item.accepted_per_position, reverse=True) == list(item.accepted_per_position)
     tokens = sum(batch.num_tokens for batch in target.passes)
-    assert tokens == passes("prompt_tokens") + passes("decoding") + passes("draft_tokens")
+    assert tokens == counted("prompt_tokens") + counted("decoding") + counted("draft_tokens")
     assert all(step.prompt_tokens <= step.budget_tokens for step in steps)
     asked = sum(len(step.drafts) + len(step.missed_drafters) for step in steps)
     declined = sum(len(step.declined_drafters) for step in steps)
     if drafter == "none":
         assert asked == declined == 0
     else:  # but for steps that had no room for a draft token
-        assert passes("decoding") - len(requests) <= asked + declined <= passes("decoding")
+        assert counted("decoding") - len(requests) <= asked + declined <= counted("decoding")
         assert adaptive or not declined
 
 
@@ -252,7 +250,7 @@ def test_a_prompt_that_gets_no_room_is_counted_once() -> None:
     serve(scheduler, make_request(shared, 1))
     late = make_request((*shared, 5, 6, 7), 1)
     served = serve(scheduler, make_request(600, 1), late)
-    steps = all_stats(served)
+    steps = passes(served)
     assert sum(step.cached_tokens for step in steps) == 128
     assert sum(step.prefix_hits for step in steps) == 1
     stats = served.stats(late)
@@ -263,7 +261,7 @@ def test_drafting_that_never_helps_is_declined() -> None:
     """The controller's choice is told: what a histogram of choices is made from."""
     _, scheduler = made()
     served = serve(scheduler, make_request(9, 80, drafter="wrong", k_draft=4, adaptive=True))
-    declined = [name for step in all_stats(served) for name in step.declined_drafters]
+    declined = [name for step in passes(served) for name in step.declined_drafters]
     assert set(declined) == {"wrong"}
     assert len(declined) > 60
 

@@ -122,7 +122,7 @@ class Serving(RuleBasedStateMachine):
         ]
         lengths = [len(item.tokens) for item in before]
         result = self.served.step(self.scheduler)
-        assert len(self.target.passes) - passes == (result.stats is not None)
+        assert len(self.target.passes) - passes == (result.kind is not None)
         for sequence, length in zip(before, lengths, strict=True):
             assert len(sequence.tokens) > length or sequence.preemptions
         assert result.running == len(self.scheduler.running) <= self.target.cache.num_slots

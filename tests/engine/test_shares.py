@@ -61,7 +61,7 @@ def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_besid
                     scheduler.cancel(name)
         served.step(scheduler)
         steps += 1
-        again = sum(result.stats.preempted for result in served.results if result.stats)
+        again = sum(result.preempted for result in served.results)
         most = sum(prompt // 8 + output + wait + 2 for _, prompt, output, wait, _ in coming)
         assert steps <= most + 20 * again + 2
     for request in requests:

@@ -17,13 +17,12 @@ from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.metrics.series import STATES
 from specops.request import (
-    DraftStats,
+    Draft,
     FinishReason,
     GenerationRequest,
     GenerationStats,
+    Step,
     StepKind,
-    StepResult,
-    StepStats,
 )
 from specops.system.memory import read_memory
 from specops.system.resources import read_disk, read_faults
@@ -53,14 +52,21 @@ def metrics() -> Readable:
     return Readable()
 
 
-def verify_step(draft_tokens: int = 4, accepted: int = 2) -> StepStats:
+def draft(
+    drafter: str, tokens: int, accepted: int, probs: tuple[float, ...] = (), adaptive: bool = True
+) -> Draft:
+    """A verified draft of so many tokens."""
+    return Draft((7,) * tokens, None, drafter, probs, accepted, adaptive)
+
+
+def verify_step(draft_tokens: int = 4, accepted: int = 2) -> Step:
     """A pass in which one request verifies one draft of the draft model."""
-    return StepStats(
+    return Step(
         StepKind.VERIFY,
         0.04,
         decoding=1,
         emitted_tokens=accepted + 1,
-        drafts=(DraftStats("draft", draft_tokens, accepted),),
+        drafts=[draft("draft", draft_tokens, accepted)],
         draft_seconds=0.5,
     )
 
@@ -121,9 +127,9 @@ def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> No
 
 
 def test_prefill_step_is_no_jump(metrics: Readable) -> None:
-    step = StepStats(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
+    step = Step(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
     metrics.observe_step(step)
-    cached = StepStats(
+    cached = Step(
         StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, prefix_hits=2, preempted=3
     )
     metrics.observe_step(cached)
@@ -136,7 +142,7 @@ def test_prefill_step_is_no_jump(metrics: Readable) -> None:
 
 def test_a_mixed_pass_counts_its_prompts_and_its_decoding_requests(metrics: Readable) -> None:
     metrics.observe_step(
-        StepStats(
+        Step(
             StepKind.MIXED,
             0.1,
             decoding=3,
@@ -144,7 +150,7 @@ def test_a_mixed_pass_counts_its_prompts_and_its_decoding_requests(metrics: Read
             budget_tokens=50,
             emitted_tokens=6,  # three decoded, one accepted, two prompts ended
             first_tokens=2,
-            drafts=(DraftStats("draft", 2, 1),),
+            drafts=[draft("draft", 2, 1)],
         )
     )
     names = "generated_tokens_total decode_tokens_total sequence_steps_total avg_jump"
@@ -156,9 +162,9 @@ def test_a_mixed_pass_counts_its_prompts_and_its_decoding_requests(metrics: Read
 
 def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable) -> None:
     """A draft of a grammar may be longer than the counted positions."""
-    drafts = (DraftStats("draft", 3, 3), DraftStats("suffix", 5, 0), DraftStats("suffix", 1, 1))
-    drafts += (DraftStats("grammar", 20, 20, chosen=False),)
-    step = StepStats(StepKind.VERIFY, 0.1, decoding=4, emitted_tokens=27, drafts=drafts)
+    drafts = [draft("draft", 3, 3), draft("suffix", 5, 0), draft("suffix", 1, 1)]
+    drafts += [draft("grammar", 20, 20, adaptive=False)]
+    step = Step(StepKind.VERIFY, 0.1, decoding=4, emitted_tokens=27, drafts=drafts)
     metrics.observe_step(step)
     names = "drafts_total draft_tokens_total accepted_tokens_total"
     found = {name: metrics.values(names, drafter=name) for name in ("draft", "suffix", "grammar")}
@@ -170,8 +176,8 @@ def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable
 
 
 def test_promised_and_accepted_draft_tokens_are_counted_by_tenth(metrics: Readable) -> None:
-    drafts = (DraftStats("suffix", 4, 2, (1.0, 0.95, 0.42)), DraftStats("suffix", 1, 0, (0.9,)))
-    step = StepStats(StepKind.VERIFY, 0.1, decoding=2, emitted_tokens=4, drafts=drafts)
+    drafts = [draft("suffix", 4, 2, (1.0, 0.95, 0.42)), draft("suffix", 1, 0, (0.9,))]
+    step = Step(StepKind.VERIFY, 0.1, decoding=2, emitted_tokens=4, drafts=drafts)
     metrics.observe_step(step)
     for tenth, tried, promised, kept in (("9", 3, 2.85, 2), ("4", 1, 0.42, 0), ("0", 0, 0, 0)):
         names = "draft_promises_total draft_promised_total draft_promises_kept_total"
@@ -182,13 +188,13 @@ def test_promised_and_accepted_draft_tokens_are_counted_by_tenth(metrics: Readab
 def test_misses_and_declined_drafts_are_steps_without_a_draft(metrics: Readable) -> None:
     metrics.observe_step(verify_step(draft_tokens=4))
     metrics.observe_step(verify_step(draft_tokens=1, accepted=0))
-    step = StepStats(
+    step = Step(
         StepKind.DECODE,
         0.02,
         4,
         emitted_tokens=4,
-        missed_drafters=("suffix", "suffix"),
-        declined_drafters=("draft", "cascade"),
+        missed_drafters=["suffix", "suffix"],
+        declined_drafters=["draft", "cascade"],
     )
     metrics.observe_step(step)
     assert metrics.values("draft_misses_total drafts_total", drafter="suffix") == [2, 0]
@@ -202,11 +208,9 @@ def test_misses_and_declined_drafts_are_steps_without_a_draft(metrics: Readable)
 
 
 def test_only_lengths_that_the_controller_chose_are_counted_as_chosen(metrics: Readable) -> None:
-    drafts = (DraftStats("suffix", 3, 1, chosen=False), DraftStats("grammar", 5, 5, chosen=False))
-    drafts += (DraftStats("suffix", 2, 1),)
-    metrics.observe_step(
-        StepStats(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=10, drafts=drafts)
-    )
+    drafts = [draft("suffix", 3, 1, adaptive=False), draft("grammar", 5, 5, adaptive=False)]
+    drafts += [draft("suffix", 2, 1)]
+    metrics.observe_step(Step(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=10, drafts=drafts))
     names = "draft_tokens_total chosen_draft_tokens_count chosen_draft_tokens_sum"
     assert metrics.values(names, drafter="suffix") == [5, 1, 2]
     assert metrics.values("draft_tokens_total", drafter="grammar") == [5]
@@ -246,10 +250,10 @@ def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
     metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, 64)
     assert metrics.value("model_info", name="demo", quant="int8-128") == 1
     assert metrics.value("kv_blocks", state="free") == 64
-    metrics.observe_step_result(StepResult(None, (), running=2, waiting=5, kv_tokens=300))
-    metrics.observe_step_result(
-        StepResult(
-            None, (), running=1, waiting=0, kv_tokens=120, kept_tokens=50, used_blocks=9,
+    metrics.observe_step(Step(running=2, waiting=5, kv_tokens=300))
+    metrics.observe_step(
+        Step(
+            running=1, waiting=0, kv_tokens=120, kept_tokens=50, used_blocks=9,
             shared_blocks=4, kept_blocks=1,
         )
     )  # fmt: skip

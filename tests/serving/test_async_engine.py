@@ -25,7 +25,7 @@ from specops.request import (
     Output,
     PromptTooLong,
     SamplingParams,
-    StepResult,
+    Step,
 )
 from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
@@ -376,9 +376,7 @@ async def test_an_output_that_cannot_be_delivered_ends_its_request_alone(
         assert service.waiting == 0
 
 
-@pytest.mark.parametrize(
-    "method", ["observe_step", "observe_finish", "observe_step_result", "observe_inter_token"]
-)
+@pytest.mark.parametrize("method", ["observe_step", "observe_finish", "observe_inter_token"])
 async def test_a_figure_that_cannot_be_counted_does_not_stop_the_service(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -428,7 +426,7 @@ async def test_an_end_that_cannot_wait_says_for_what(
         engine = Engine.load(settings)
         step = engine.scheduler.step
 
-        def slow() -> StepResult:
+        def slow() -> Step:
             free.wait()
             return step()
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from specops.request import SamplingParams
 from specops.runtime.cost_model import CostModel
 from specops.speculation.acceptance import Acceptance, SpeculationState
-from specops.speculation.controller import Controller, Proposal
+from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import Draft, DraftRequest
 from tests.simulated_target import tinyllama
 
 MOST = 8
+SAMPLED = SamplingParams(1.0)
 Accepts = Callable[[int], float]  # step → probability that a draft token is right
 
 
@@ -43,36 +46,35 @@ class Machine:
         before = self.tokens, self.time
         states = [SpeculationState() for _ in rates]
         for step in range(steps):
-            proposals = [
-                Proposal(
-                    state,
-                    sampled=self.drawing > 0,
-                    fixed=fixed is not None,
+            requests = [
+                request(
+                    MOST if fixed is None else fixed,
                     drafter="draft",
-                    most=MOST if fixed is None else fixed,
-                    backlog=int(self.draft is not None),
+                    speculation=state,
+                    sampling=SAMPLED if self.drawing else SamplingParams(),
+                    adaptive=fixed is None,
+                    num_uncomputed=int(self.draft is not None),
                 )
                 for state in states
             ]
-            lengths = self.controller.choose(proposals)
+            lengths = self.controller.choose(requests)
             self.lengths.append(lengths)
-            widths = [1 + length for length in lengths]
             drafting = self.passes(lengths)
-            got = []
-            for proposal, rate, length in zip(proposals, rates, lengths, strict=True):
+            for item, rate, length in zip(requests, rates, lengths, strict=True):
                 accepted = 0
                 while accepted < length and self.rng.random() < rate(step):
                     accepted += 1
-                got.append(1 + accepted)
+                passed(item, 1 + length, 1 + accepted)
                 if self.drawing:
-                    self.controller.drawn(got[-1], self.drawing * got[-1])
+                    self.controller.drawn(item.emitted, self.drawing * item.emitted)
                 if length:
-                    self.controller.verified(proposal, length, accepted)
-            self.time += self.costs.cost(sum(widths)) + drafting + self.drawing * sum(got)
-            self.controller.stepped(
-                proposals, got, widths, draft_seconds=drafting, asking_seconds=0.0
-            )
-            self.tokens += sum(got)
+                    item.draft.tokens = (0,) * length
+                    self.controller.verified(item, accepted)
+            got = sum(item.emitted for item in requests)
+            width = len(requests) + sum(lengths)
+            self.time += self.costs.cost(width) + drafting + self.drawing * got
+            self.controller.stepped(requests, drafting)
+            self.tokens += got
             self.drafted += sum(lengths)
         return (self.tokens - before[0]) / (self.time - before[1])
 
@@ -84,15 +86,26 @@ class Machine:
         return sum(map(self.draft.cost, counts))
 
 
-def proposal(rate: float, most: int = MOST, **fields: object) -> Proposal:
+def request(
+    most: int = MOST, *, drafter: str = "suffix", rate: float = 0.0, **fields: object
+) -> DraftRequest:
+    """A request with a draft; a rate is what its drafter knows about its tokens."""
+    draft = Draft(drafter=drafter, accept_probs=(rate,) * most if rate else ())
+    return DraftRequest(0, (), most, draft=draft, **fields)  # type: ignore[arg-type]
+
+
+def proposal(rate: float, most: int = MOST, **fields: object) -> DraftRequest:
     """A request of which is known how often its draft tokens are right."""
-    return Proposal(
-        SpeculationState(), drafter="suffix", most=most, promised=[rate] * most,
-        **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return request(most, rate=rate or 1e-9, **fields)
 
 
-def choose(*proposals: Proposal, costs: CostModel | None = None, prompt: int = 0) -> list[int]:
+def passed(item: DraftRequest, width: int, emitted: int) -> DraftRequest:
+    """A request that had so many tokens in a pass and got so many."""
+    item.tokens, item.emitted = (0,) * width, emitted
+    return item
+
+
+def choose(*proposals: DraftRequest, costs: CostModel | None = None, prompt: int = 0) -> list[int]:
     return Controller(costs or tinyllama(), None, MOST).choose(proposals, prompt)
 
 
@@ -163,14 +176,14 @@ def test_beside_a_prompt_a_draft_token_must_be_worth_what_it_adds(prompt: int) -
 
 def test_looking_back_far_makes_places_dear() -> None:
     costs = CostModel([1, 16], [0.010, 0.012], pair_seconds=1e-6)
-    (near,) = choose(proposal(0.8, position=0), costs=costs)
-    (far,) = choose(proposal(0.8, position=30_000), costs=costs)
+    (near,) = choose(proposal(0.8, start=0), costs=costs)
+    (far,) = choose(proposal(0.8, start=30_000), costs=costs)
     assert far < near == MOST
 
 
 def test_one_token_that_was_drawn_late_counts_as_twice_the_usual() -> None:
     controller = Controller(tinyllama(), None, MOST)
-    greedy, sampled = proposal(0.8), proposal(0.8, sampled=True)
+    greedy, sampled = proposal(0.8), proposal(0.8, sampling=SAMPLED)
     for _ in range(60):
         controller.drawn(3, 0.015)
     together = controller.choose([greedy, sampled])
@@ -184,13 +197,13 @@ def test_adjusting_a_position_is_a_cost_of_its_request_greedy_or_not() -> None:
     plain, adjusted = proposal(0.8), proposal(0.8)
     before = controller.choose([plain, adjusted])
     for _ in range(60):
-        controller.adjusted(adjusted.state, 3, 0.015)
-    assert adjusted.state.adjusting == pytest.approx(0.005)
+        controller.adjusted(adjusted.speculation, 3, 0.015)
+    assert adjusted.speculation.adjusting == pytest.approx(0.005)
     together = controller.choose([plain, adjusted])
     assert together[1] < before[1]
-    controller.stepped([plain, adjusted], [1, 1], [1, 5], draft_seconds=0.0, asking_seconds=0.0)
+    controller.stepped([passed(plain, 1, 1), passed(adjusted, 5, 1)], 0.0)
     cost = controller._target.cost
-    (loss,) = (state.seconds - state.plain_seconds for state in [adjusted.state])
+    (loss,) = (state.seconds - state.plain_seconds for state in [adjusted.speculation])
     assert loss == pytest.approx(4 * (cost(6) - cost(2)) / 4 + 4 * 0.005)
 
 
@@ -198,18 +211,11 @@ def test_adjusting_a_position_is_a_cost_of_its_request_greedy_or_not() -> None:
 def test_lookups_of_requests_of_a_fixed_length_say_nothing_about_asking(fixed: int) -> None:
     """One adaptive request beside seven others was believed to take all their time."""
     controller = Controller(tinyllama(), None, MOST)
-    asked = Proposal(SpeculationState(), asked=True)
-    others = [Proposal(SpeculationState(), fixed=True) for _ in range(fixed)]
-    count = 1 + fixed
+    asked = passed(request(asked={"suffix": 500e-6}), 1, 1)
+    others = [passed(request(adaptive=False), 1, 1) for _ in range(fixed)]
     for _ in range(400):
-        controller.stepped(
-            [asked, *others],
-            [1] * count,
-            [1] * count,
-            draft_seconds=count * 500e-6,
-            asking_seconds=500e-6,
-        )
-    assert controller._asking == pytest.approx(500e-6)
+        controller.stepped([asked, *others], (1 + fixed) * 500e-6)
+    assert asked.speculation.gains["suffix"] == pytest.approx(-500e-6, rel=0.01)
 
 
 @pytest.mark.parametrize(("requests", "rate"), [(1, 0.6), (4, 0.9)])
@@ -234,17 +240,17 @@ def test_no_place_below_the_least_probability_is_admitted() -> None:
     """A drafter that ends its drafts there leaves out nothing that pays."""
     for requests in (1, 4, 8):
         for prompt in (0, 64):
-            least = Controller(tinyllama(), None, MOST).least(requests, prompt)
+            least = Controller(tinyllama(), None, MOST).min_reach(requests, prompt)
             assert not any(
                 choose(*(proposal(0.99 * least) for _ in range(requests)), prompt=prompt)
             )
 
 
 def test_lengths_that_are_not_adaptive_are_kept() -> None:
-    fixed = [proposal(0.0, most=length, fixed=True) for length in (5, 0, 8)]
+    fixed = [proposal(0.0, most=length, adaptive=False) for length in (5, 0, 8)]
     assert choose(*fixed, prompt=300) == [5, 0, 8]
     assert choose(*fixed, proposal(0.9))[:3] == [5, 0, 8]
-    assert choose(Proposal(SpeculationState())) == [0]
+    assert choose(request(0)) == [0]
 
 
 # -- draft models ----------------------------------------------------------------------------------
@@ -256,20 +262,18 @@ def test_lengths_that_are_not_adaptive_are_kept() -> None:
 def test_what_a_draft_model_costs_is_counted(share: float, requests: int, asked: bool) -> None:
     """A token in 1.9 costs 14.3 ms and a draft pass instead of 12.5; 15.2 in 39.5, of 8 in 23.6."""
     machine = Machine(tinyllama(share))
-    assert machine.controller.model_pays("draft")  # before it was seen
     states = [always(0.9)] * requests
     machine.run(states, 100)
     drafted = machine.drafted
     machine.run(states, 300)
     assert ((machine.drafted - drafted) / (300 * requests) > 0.5) == asked
-    assert machine.controller.model_pays("draft") == asked
 
 
 def test_a_draft_model_far_behind_has_to_be_worth_catching_up_and_several_share_its_passes() -> (
     None
 ):
     def chosen(share: float, *backlogs: int) -> list[int]:
-        proposals = [proposal(0.9, backlog=backlog) for backlog in backlogs]
+        proposals = [proposal(0.9, num_uncomputed=backlog) for backlog in backlogs]
         return Controller(tinyllama(), tinyllama(share), MOST).choose(proposals)
 
     assert chosen(0.1, 1)[0] > 0
@@ -300,10 +304,8 @@ def test_a_text_that_is_not_drafted_well_any_more_is_left_alone() -> None:
 def test_a_new_request_begins_with_what_others_have_learned_of_its_drafter() -> None:
     machine = Machine()
     machine.run([always(0.0)], 300)
-    machine.controller.choose([Proposal(SpeculationState(), drafter="draft", most=1)])  # a probe
-    unknown, other = (
-        Proposal(SpeculationState(), drafter=name, most=MOST) for name in ("draft", "suffix")
-    )
+    machine.controller.choose([request(1, drafter="draft")])  # a probe
+    unknown, other = (request(drafter=name) for name in ("draft", "suffix"))
     assert machine.controller.choose([unknown]) == [0]
     assert machine.controller.choose([other])[0] > 0
 
@@ -367,21 +369,19 @@ def look_up(
     """
     made = 0
     for _ in range(steps):
-        now = controller.asking_pays(state)
-        asked = [Proposal(state, most=found * now, asked=now, backlog=int(by_model > 0))]
-        widths = [1 + asked[0].most]
-        model = by_model * now
-        tokens = widths if right else [1]
-        controller.stepped(
-            asked,
-            tokens,
-            widths,
-            draft_seconds=took * now + model,
-            model_seconds=model,
-            asking_seconds=took * now,
-        )
+        item = request(found, speculation=state)
+        now = controller.asks(item, "suffix")
+        width = 1 + found * now
+        passed(item, width, width if right else 1)
+        if now:
+            item.asked, item.draft_seconds = {"suffix": took}, by_model
+        controller.stepped([item], (took + by_model) * now)
         made += now
     return made
+
+
+def asks(controller: Controller, state: SpeculationState) -> bool:
+    return controller.asks(request(speculation=state), "suffix")
 
 
 def small_model() -> Controller:
@@ -407,10 +407,10 @@ def test_lookups_that_find_nothing_take_a_small_share_until_the_text_repeats_its
 def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
     controller, dull, fresh = small_model(), SpeculationState(), SpeculationState()
     look_up(controller, dull, LONG)
-    while controller.asking_pays(dull):
+    while asks(controller, dull):
         look_up(controller, dull, 1)
     assert look_up(controller, fresh, 1) == 1
-    while controller.asking_pays(dull):
+    while asks(controller, dull):
         look_up(controller, dull, 1)
     assert look_up(controller, fresh, 1) == 0  # its own text has brought nothing
 

@@ -223,7 +223,7 @@ def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafte
         hidden_size=head.hidden_size,
         table_size=len(head.tokens),
     )
-    return HeadDrafter(runs, states, head.tokens, head.calibration, costs=target.costs)
+    return HeadDrafter(runs, states, head.tokens, head.calibration)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:

@@ -1,4 +1,4 @@
-"""Plans the next pass: one flat batch of spans, and the sequence of each span.
+"""Plans the next pass: one flat batch of spans, and the request of each span.
 
 Requests that decode come first, each with its last token and the draft tokens to verify. The rest
 of the token budget goes to the prompts of admitted requests.
@@ -7,13 +7,13 @@ of the token budget goes to the prompts of admitted requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
+from specops.engine.proposer import Proposer
 from specops.engine.request_state import RequestState
+from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.engine.token_budget import TokenBudget
-from specops.request import StepKind
+from specops.request import Step, StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import KvCache
 
@@ -22,62 +22,12 @@ from specops.runtime.kv_cache import KvCache
 _ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a prompt in a pass.
-
-    Attributes:
-        sequence: the request.
-        tokens: number of tokens.
-        last: the prompt ends with this piece, whose last token brings the answer's first.
-        rows: number of its last tokens that need logits.
-    """
-
-    sequence: RequestState
-    tokens: int
-    last: bool
-    rows: int
-
-
-@dataclass(slots=True)
-class PlannedStep:
-    """The plan of one step.
-
-    Attributes:
-        batch: the spans of `proposals`, then those of `chunks`.
-        proposals: the requests that decode, with their draft tokens.
-        chunks: pieces of prompts.
-        budget: number of prompt tokens that there was room for; 0 where no prompt waited.
-        drafting: time to get the draft tokens.
-        reading_seconds: time that a draft model took to catch up with a sequence.
-        cached: number of prompt tokens that need no pass.
-        prefix_hits: number of requests with such tokens.
-    """
-
-    batch: Batch = field(default_factory=Batch)
-    proposals: list[SequenceProposal] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    budget: int = 0
-    drafting: DraftTimes = field(default_factory=DraftTimes)
-    reading_seconds: float = 0.0
-    cached: int = 0
-    prefix_hits: int = 0
-
-    @property
-    def kind(self) -> StepKind:
-        """What the pass is for."""
-        if self.chunks:
-            return StepKind.MIXED if self.proposals else StepKind.PREFILL
-        drafted = self.batch.num_tokens > len(self.proposals)
-        return StepKind.VERIFY if drafted else StepKind.DECODE
-
-
 class Planner:
     """Fills batches. Used by the engine's thread.
 
     Args:
         cache: the target's.
-        running: the sequences that hold a slot.
+        slots: the requests that hold a slot.
         proposer: asks for draft tokens.
         budget: bounds what prompts get.
         clock: seconds.
@@ -86,105 +36,124 @@ class Planner:
     def __init__(
         self,
         cache: KvCache,
-        running: SlotManager,
+        slots: SlotManager,
         proposer: Proposer,
         budget: TokenBudget,
         clock: Callable[[], float],
     ) -> None:
-        self._cache = cache
         self._most_rows = _ROWS_PER_SLOT * cache.num_slots
-        self._running = running
+        self._slots = slots
         self._proposer = proposer
         self._budget = budget
         self._clock = clock
 
-    def plan(self, started: float) -> PlannedStep:
-        """Choose the spans of the next pass, maybe none; `started` is when the step began."""
-        step = PlannedStep()
-        decoding = self._running.schedule_decodes()
-        prompts = [item for item in self._running if item.num_uncomputed_tokens and not item.finish]
-        beside = 0
+    def plan(self, step: Step) -> tuple[Batch, list[Scheduled]]:
+        """Choose the spans of the next pass, maybe none, and the request of each span.
+
+        May preempt requests, and has draft models compute.
+
+        Args:
+            step: the step that begins; gets what is known before the pass.
+        """
+        batch, started = Batch(), self._clock()
+        decoding = self._slots.schedule_decodes()
+        prompts = [item for item in self._slots if item.num_uncomputed_tokens and not item.finish]
+        waiting = 0
         if prompts:
-            beside = min(
-                sum(item.num_uncomputed_tokens for item in prompts), self._budget.usual_chunk
-            )
+            uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
+            waiting = min(uncomputed, self._budget.usual_chunk)
         else:
-            step.reading_seconds = self._proposer.prefill_draft_model(
+            self._proposer.prefill_draft_model(
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
-        if decoding:
-            step.proposals, step.drafting = self._proposer.propose(decoding, beside)
-        for proposal in step.proposals:
-            self._add_decoding(step, proposal)
+        scheduled = self._proposer.propose(decoding, waiting) if decoding else []
+        step.draft_seconds = self._clock() - started
+        for item in scheduled:
+            batch.add(item.slot, item.start, item.tokens, item.num_logits)
+        step.decoding = len(scheduled)
         if prompts:
-            self._add_prompts(step, decoding, prompts, started)
-        return step
+            self._add_prompts(step, batch, scheduled, prompts, started)
+        step.prompt_tokens = batch.num_tokens - sum(
+            len(item.tokens) for item in scheduled[: step.decoding]
+        )
+        step.kind = _kind(step, batch)
+        return batch, scheduled
 
     def _add_prompts(
         self,
-        step: PlannedStep,
-        decoding: list[RequestState],
+        step: Step,
+        batch: Batch,
+        scheduled: list[Scheduled],
         prompts: list[RequestState],
         started: float,
     ) -> None:
         """Fill the pass with the prompts' next tokens, as far as the budget goes."""
         # A text to be embedded may be far longer than any prompt, so it gets what is left.
-        prompts.sort(key=lambda item: item.request.embed)
-        watched = any(sequence.request.stream for sequence in decoding)
-        after = sum(proposal.sequence.choosing_seconds for proposal in step.proposals)
+        prompts.sort(key=lambda state: state.request.embed)
+        watched = any(item.state.request.stream for item in scheduled)
+        after = sum(item.state.choosing_seconds for item in scheduled)
         seconds = self._budget.pass_seconds(
-            step.batch, watched=watched, spent=self._clock() - started + after
+            batch, watched=watched, spent=self._clock() - started + after
         )
-        for sequence in prompts:
-            if sequence.slot < 0:  # preempted for one before it
+        decoding = batch.num_tokens
+        for state in prompts:
+            if state.slot < 0:  # preempted for one before it
                 continue
-            rows = step.batch.num_logits
-            if not self._add_chunk(step, sequence, seconds):
-                break
-            seconds -= (step.batch.num_logits - rows) * _reading_seconds(sequence)
+            held = self._take_prefix(step, state)
+            each = state.reader.seconds if state.reader and not state.generated else 0.0
+            room = self._budget.prompt_tokens(
+                batch, held, seconds, first=batch.num_tokens == decoding, each=each
+            )
+            step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
+            if room < 1:
+                return
+            if (chunk := self._next_chunk(batch, state, room)) is not None:
+                batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits)
+                batch.hidden |= state.request.embed
+                scheduled.append(chunk)
+                seconds -= chunk.num_logits * each
 
-    def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
-        sequence = proposal.sequence
-        tokens = [sequence.tokens[-1], *proposal.tokens]
-        step.batch.add(sequence.slot, sequence.num_computed, tokens, proposal.num_logits)
-
-    def _add_chunk(self, step: PlannedStep, sequence: RequestState, seconds: float) -> bool:
-        """Let a prompt's next tokens join the pass; False where the pass is full."""
-        held = self._take_prefix(step, sequence)
-        each, first = _reading_seconds(sequence), not step.chunks
-        room = self._budget.prompt_tokens(step.batch, held, seconds, first=first, each=each)
-        taken = sum(chunk.tokens for chunk in step.chunks)
-        step.budget = max(step.budget, taken + room)
-        if room < 1:
-            return False
-        count = min(room, sequence.num_uncomputed_tokens)
+    def _next_chunk(self, batch: Batch, state: RequestState, room: int) -> Scheduled | None:
+        """A prompt's next tokens, at most `room`; None where there is nothing to compute or no KV
+        block for it."""
+        held, count = state.num_computed, min(room, state.num_uncomputed_tokens)
         if not count:  # another request has computed all that this one had given up
-            return True
-        reads = sequence.reader is not None and not sequence.generated
+            return None
+        reads = state.reader is not None and not state.generated
         if reads:
-            count = min(count, max(_LEAST_ROWS, self._most_rows - step.batch.num_logits))
-        if not self._running.reserve(sequence, held + count, step.batch):
-            return True
-        last = count == sequence.num_uncomputed_tokens and not sequence.generated
-        tokens = sequence.tokens[held : held + count]
-        rows = count if reads else int(last)
-        step.batch.add(sequence.slot, held, tokens, rows)
-        step.batch.hidden |= sequence.request.embed
-        step.chunks.append(Chunk(sequence, count, last, rows))
-        sequence.was_scheduled = True
-        return True
+            count = min(count, max(_LEAST_ROWS, self._most_rows - batch.num_logits))
+        if not self._slots.reserve(state, held + count, batch):
+            return None
+        state.was_scheduled = True
+        ends = count == state.num_uncomputed_tokens and not state.generated
+        return Scheduled(
+            state.slot,
+            state.tokens,
+            sampling=state.request.sampling,
+            start=held,
+            tokens=state.tokens[held : held + count],
+            state=state,
+            num_logits=count if reads else int(ends),
+            rng=state.rng,
+            speculation=state.speculation,
+            is_prompt=True,
+            ends_prompt=ends,
+        )
 
-    def _take_prefix(self, step: PlannedStep, sequence: RequestState) -> int:
+    def _take_prefix(self, step: Step, state: RequestState) -> int:
         """Skip what other requests have computed of the beginning; returns the computed tokens."""
-        before = sequence.num_computed if sequence.was_scheduled else sequence.num_cached_tokens
-        held = self._running.extend_prefix(sequence)
-        if held > before and not sequence.preemptions:
-            step.prefix_hits += not sequence.num_cached_tokens
-            step.cached += held - before
-            sequence.num_cached_tokens += held - before
+        before = state.num_computed if state.was_scheduled else state.num_cached_tokens
+        held = self._slots.share_prefix(state)
+        if held > before and not state.preemptions:
+            step.prefix_hits += not state.num_cached_tokens
+            step.cached_tokens += held - before
+            state.num_cached_tokens += held - before
         return held
 
 
-def _reading_seconds(sequence: RequestState) -> float:
-    """Seconds that a reader of the prompt takes for each of its tokens, after the pass."""
-    return sequence.reader.seconds if sequence.reader and not sequence.generated else 0.0
+def _kind(step: Step, batch: Batch) -> StepKind | None:
+    if step.prompt_tokens:
+        return StepKind.MIXED if step.decoding else StepKind.PREFILL
+    if not step.decoding:
+        return None
+    return StepKind.VERIFY if batch.num_tokens > step.decoding else StepKind.DECODE

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from specops.engine.planner import Chunk, PlannedStep
-from specops.engine.proposer import SequenceProposal
 from specops.engine.request_state import RequestState
-from specops.request import GRAMMAR, DraftStats
+from specops.engine.scheduled import Scheduled
+from specops.request import GRAMMAR, Draft, Step
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.verifier import Verdict, compare, verify
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the requests of a pass got.
-
-    Attributes:
-        decoded: number of tokens of each request that decoded.
-        first_tokens: number of requests that got their first token.
-        drafts: counts of each verified draft.
-    """
-
-    decoded: list[int] = field(default_factory=list)
-    first_tokens: int = 0
-    drafts: list[DraftStats] = field(default_factory=list)
 
 
 class Postprocessor:
@@ -47,39 +29,36 @@ class Postprocessor:
         self._clock = clock
         self.controller = controller
 
-    def process(self, step: PlannedStep, logits: Floats) -> Progress:
-        """Give every sequence of a pass its tokens. A sequence that raises an error fails alone.
+    def process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> None:
+        """Give every request of a pass its tokens. A request that raises an error fails alone.
 
         Args:
-            step: the pass that was computed.
+            step: gets the counts of tokens and drafts.
+            scheduled: the requests of the pass that was computed.
             logits: [n, V], of the tokens that needed them, in the order of the spans.
         """
-        progress, row = Progress(), 0
+        row, decoding = 0, scheduled[: step.decoding]
         likeliest: list[int] | None = None
-        if not any(proposal.sampled for proposal in step.proposals):
-            rows = sum(proposal.num_logits for proposal in step.proposals)
+        if not any(item.sampling.temperature > 0 for item in decoding):
+            rows = sum(item.num_logits for item in decoding)
             likeliest = logits[:rows].argmax(axis=-1).tolist()
-        for proposal in step.proposals:
-            rows, start = proposal.num_logits, self._clock()
+        for item in scheduled:
+            own, start = logits[row : row + item.num_logits], self._clock()
             try:
-                self._take_decoded(progress, proposal, logits[row : row + rows], row, likeliest)
+                if item.is_prompt:
+                    self._process_prompt(step, item, own, row)
+                else:
+                    self._process_decoded(step, item, own, row, likeliest)
+                    item.state.took_to_choose(self._clock() - start)
             except Exception as error:
-                proposal.sequence.fail(error)
-                progress.decoded.append(0)
-            proposal.sequence.took_to_choose(self._clock() - start)
-            row += rows
-        for chunk in step.chunks:
-            try:
-                self._take_chunk(progress, chunk, logits[row : row + chunk.rows], row)
-            except Exception as error:
-                chunk.sequence.fail(error)
-            row += chunk.rows
-        return progress
+                item.state.fail(error)
+            step.emitted_tokens += item.emitted
+            row += item.num_logits
 
-    def _take_decoded(
+    def _process_decoded(
         self,
-        progress: Progress,
-        proposal: SequenceProposal,
+        step: Step,
+        item: Scheduled,
         logits: Floats,
         row: int,
         likeliest: Sequence[int] | None,
@@ -87,89 +66,83 @@ class Postprocessor:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
         Args:
-            progress: is added to.
-            proposal: the request's part in the pass.
-            logits: [k + 1, V], after the sequence's last token, or the last forced one, and after
+            step: gets the verified drafts.
+            item: the request's part in the pass.
+            logits: [k + 1, V], after the text's last token, or the last forced one, and after
                 each of the k draft tokens. Where the request wants probabilities, the logits of the
                 forced tokens come before these.
             row: of the first of them among the pass's logits.
             likeliest: [n], the likeliest token of each of the pass's rows; None where a request
                 draws its tokens.
         """
-        sequence, draft, forced = proposal.sequence, proposal.draft, proposal.forced
+        state, draft, forced = item.state, item.draft, item.forced
         drafted, before = len(draft.tokens), len(logits) - 1 - len(draft.tokens)
-        if likeliest is not None and not sequence.adjusts:
+        if likeliest is not None and not state.adjusts:
             verdict = compare(likeliest[row + before : row + len(logits)], draft.tokens)
         else:
             start = self._clock()
-            wanted = logits[before:] if before else logits
-            adjusted = sequence.adjusted(wanted, draft.tokens, forced)
-            if sequence.adjusts:
+            adjusted = state.adjusted(logits[before:], draft.tokens, forced)
+            if state.adjusts:
                 begun, start = start, self._clock()
-                self.controller.adjusted(proposal.state, drafted + 1, start - begun)
-            verdict = _verify(sequence, adjusted, draft, len(forced))
-            if proposal.sampled:
+                self.controller.adjusted(state.speculation, drafted + 1, start - begun)
+            verdict = _verify(item, adjusted)
+            if item.sampling.temperature > 0:
                 self.controller.drawn(verdict.accepted + 1, self._clock() - start)
         accepted = verdict.accepted
         if drafted:
-            self.controller.verified(proposal, drafted, accepted)
-        name = draft.origin or proposal.drafter
+            self.controller.verified(item, accepted)
         tokens = [*forced, *draft.tokens[:accepted], verdict.next_token]
-        emitted = sequence.append(tokens, len(tokens) - 1, name, logits, forced=len(forced))
+        item.emitted = state.append(tokens, len(tokens) - 1, draft.drafter, logits, len(forced))
         # Where the request ends inside of the accepted tokens, the rest was never output.
-        stands = min(len(tokens) - 1, emitted)
+        kept = min(len(tokens) - 1, item.emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
-        self._computed(sequence, 1 + stands)
+        self._computed(state, 1 + kept)
         last = row + before + accepted
-        self._target.keep_hidden_state(
-            sequence.slot, last, sequence.num_computed, sequence.tokens[-1]
-        )
+        self._target.keep_hidden_state(state.slot, last, state.num_computed, state.tokens[-1])
         drafts = []
         if forced:
-            stood = min(len(forced), stands)
-            drafts.append(DraftStats(GRAMMAR, len(forced), stood, chosen=False))
+            drafts.append(Draft(forced, drafter=GRAMMAR, accepted=min(len(forced), kept)))
         if drafted:
-            kept = max(0, stands - len(forced))
-            judged = draft.promised[: kept + (kept == accepted)]
-            drafts.append(DraftStats(name, drafted, kept, judged, chosen=not proposal.fixed))
-        sequence.count_step(drafts, missed=proposal.missed is not None)
-        progress.drafts += drafts
-        progress.decoded.append(emitted)
+            draft.accepted, draft.adaptive = max(0, kept - len(forced)), item.adaptive
+            judged = draft.accepted + (draft.accepted == accepted)
+            draft.accept_probs, draft.probs = draft.accept_probs[:judged], None
+            drafts.append(draft)
+        state.count_step(drafts, missed=item.missed is not None)
+        step.drafts += drafts
 
-    def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats, row: int) -> None:
-        """Take in a piece of a prompt; `logits` [chunk.rows, V] follow its last tokens."""
-        sequence, start = chunk.sequence, chunk.sequence.num_computed
-        self._computed(sequence, chunk.tokens)
-        if sequence.reader is not None and chunk.rows:
-            hidden, begun = self._target.hidden_states(row, chunk.rows), self._clock()
-            sequence.reader.take(start, logits, hidden)
-            sequence.reader.took(chunk.rows, self._clock() - begun)
-        if chunk.last and sequence.request.embed:
-            if sequence.next_prompt():
+    def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, row: int) -> None:
+        """Note a computed piece of a prompt; `logits` [num_logits, V] follow its last tokens."""
+        state, rows = item.state, item.num_logits
+        self._computed(state, len(item.tokens))
+        if state.reader is not None and rows:
+            hidden, begun = self._target.hidden_states(row, rows), self._clock()
+            state.reader.take(item.start, logits, hidden)
+            state.reader.took(rows, self._clock() - begun)
+        if item.ends_prompt and state.request.embed:
+            if state.next_prompt():
                 cache = self._target.cache
-                cache.release(sequence.slot)
-                cache.begin(sequence.slot, sequence.tokens, share=False)
-        elif chunk.last:
-            token = _verify(sequence, sequence.adjusted(logits[-1:], ())).next_token
-            row += chunk.rows - 1
-            self._target.keep_hidden_state(sequence.slot, row, sequence.num_computed, token)
-            sequence.append([token], 0, None, logits[-1:])
-            progress.first_tokens += 1
+                cache.release(state.slot)
+                cache.begin(state.slot, state.tokens, share=False)
+        elif item.ends_prompt:
+            token = _verify(item, state.adjusted(logits[-1:], ())).next_token
+            row += rows - 1
+            self._target.keep_hidden_state(state.slot, row, state.num_computed, token)
+            item.emitted = state.append([token], 0, "", logits[-1:])
+            step.first_tokens += 1
 
-    def _computed(self, sequence: RequestState, tokens: int) -> None:
-        sequence.num_computed += tokens
-        self._target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)
+    def _computed(self, state: RequestState, tokens: int) -> None:
+        state.num_computed += tokens
+        self._target.cache.commit(state.slot, state.tokens, state.num_computed)
 
 
-def _verify(
-    sequence: RequestState, logits: Floats, draft: Draft = NO_DRAFT, forced: int = 0
-) -> Verdict:
-    """Verify a draft behind so many forced tokens; without a draft, choose the next token."""
+def _verify(item: Scheduled, logits: Floats) -> Verdict:
+    """Verify a request's draft behind its forced tokens; without a draft, choose its next token."""
+    draft, position = item.draft, len(item.state.tokens) + len(item.forced)
     return verify(
         logits,
         draft.tokens,
         draft.probs,
-        sampling=sequence.request.sampling,
-        rng=sequence.rng,
-        position=len(sequence.tokens) + forced,
+        sampling=item.sampling,
+        rng=item.rng,
+        position=position,
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +13,7 @@ from specops.engine.prompt_reader import PromptReader
 from specops.request import (
     GRAMMAR,
     TARGET,
-    DraftStats,
+    Draft,
     FinishReason,
     GenerationRequest,
     GenerationStats,
@@ -33,17 +32,6 @@ from specops.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _LATEST = 1 / 8  # weight of the newest pass in the mean time to choose tokens
-
-
-@dataclass(slots=True)
-class _Counts:
-    sequence_steps: int = 0
-    drafts: int = 0
-    draft_misses: int = 0
-    # By source: number of drafts by their verified and accepted tokens.
-    lengths: dict[str, Counter[tuple[int, int]]] = field(
-        default_factory=lambda: defaultdict(Counter)
-    )
 
 
 class RequestState:
@@ -105,7 +93,8 @@ class RequestState:
         self._grammars = grammars
         self._pieces: list[Piece] = []  # not handed out yet
         self._stop: str | None = None  # the stop string that was found
-        self._counts = _Counts()
+        self._steps = self._drafts = self._draft_misses = 0
+        self._sources: defaultdict[str, SourceStats] = defaultdict(SourceStats)
         self._clock = clock
         self._started: float | None = None
         self._first_token: float | None = None
@@ -194,9 +183,8 @@ class RequestState:
         self,
         tokens: list[int],
         accepted: int,
-        drafter: str | None,
+        drafter: str,
         logits: Floats,
-        *,
         forced: int = 0,
     ) -> int:
         """Append one pass's tokens up to where the request ends.
@@ -216,7 +204,7 @@ class RequestState:
             self._first_token = self._last_token
         most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
         for position, token in enumerate(tokens):
-            origin = TARGET if drafter is None or position >= accepted else drafter
+            origin = TARGET if position >= accepted else drafter
             if position < forced:
                 origin = GRAMMAR
             self.tokens.append(token)
@@ -255,19 +243,18 @@ class RequestState:
         """Take in how long it took to make tokens of a pass's logits."""
         self.choosing_seconds = mean_with(self.choosing_seconds, seconds, _LATEST)
 
-    def count_step(self, drafts: Collection[DraftStats] = (), *, missed: bool) -> None:
-        """Count one pass in which the sequence decoded.
+    def count_step(self, drafts: Collection[Draft] = (), *, missed: bool) -> None:
+        """Count one pass in which the request decoded.
 
         Args:
             drafts: the verified drafts, at most one of each source.
             missed: a drafter was asked for draft tokens and had none.
         """
-        counts = self._counts
-        counts.sequence_steps += 1
-        counts.draft_misses += missed
+        self._steps += 1
+        self._draft_misses += missed
+        self._drafts += bool(drafts)
         for draft in drafts:
-            counts.lengths[draft.drafter][draft.draft_tokens, draft.accepted] += 1
-        counts.drafts += bool(drafts)
+            self._sources[draft.drafter].add(len(draft.tokens), draft.accepted)
 
     def output(self) -> Output | None:
         """The output since the last call; None if there is none."""
@@ -290,30 +277,17 @@ class RequestState:
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         last = self._last_token if self._last_token is not None else now
-        counts = self._counts
         return GenerationStats(
             prompt_tokens=self.request.num_prompt_tokens,
             cached_prompt_tokens=self.num_cached_tokens,
             generated_tokens=self.generated,
-            sequence_steps=counts.sequence_steps,
-            drafts=counts.drafts,
-            draft_misses=counts.draft_misses,
-            sources={name: SourceStats.of(found) for name, found in counts.lengths.items()},
+            sequence_steps=self._steps,
+            drafts=self._drafts,
+            draft_misses=self._draft_misses,
+            sources=dict(self._sources),
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,
             estimated_speedup=self.speculation.speedup,
             preemptions=self.preemptions,
-            acceptance={name: _acceptance(found) for name, found in counts.lengths.items()},
         )
-
-
-def _acceptance(drafts: Counter[tuple[int, int]]) -> tuple[float, ...]:
-    """[k], the share of accepted draft tokens at each position where those before were accepted."""
-    rates: list[float] = []
-    while reached := sum(
-        times for (verified, accepted), times in drafts.items() if verified > len(rates) <= accepted
-    ):
-        hits = sum(times for (_, accepted), times in drafts.items() if accepted > len(rates))
-        rates.append(hits / reached)
-    return tuple(rates)

@@ -1,27 +1,29 @@
-"""The engine's loop: a step drops cancelled requests, admits, and runs one forward pass for all.
+"""The engine's loop. A step expires, admits, plans, runs one forward pass for all, and retires.
 
-`running` gives slots and KV blocks, `planner` plans the pass, `postprocessor` turns its logits into
+`slots` gives slots and KV blocks, `planner` plans the pass, `postprocessor` turns its logits into
 tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 
-from specops.engine.planner import PlannedStep, Planner
-from specops.engine.postprocessor import Postprocessor, Progress
+from specops.engine.planner import Planner
+from specops.engine.postprocessor import Postprocessor
 from specops.engine.proposer import Proposer
 from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
 from specops.engine.request_state import RequestState
+from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.engine.token_budget import TokenBudget
-from specops.request import FinishReason, GenerationRequest, Output, StepResult, StepStats
+from specops.request import FinishReason, GenerationRequest, Step
+from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.base import Chain
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
@@ -34,7 +36,7 @@ class Scheduler:
 
     Args:
         target: the model that answers.
-        drafters: sources of draft tokens by name.
+        drafters: what each name in a request asks for draft tokens.
         controller: chooses how many draft tokens pay.
         cost_model: of the target's passes.
         tokenizer: the target's.
@@ -49,7 +51,7 @@ class Scheduler:
     def __init__(
         self,
         target: ModelRunner,
-        drafters: Mapping[str, Drafter],
+        drafters: Mapping[str, Chain],
         controller: Controller,
         cost_model: CostModel,
         tokenizer: Tokenizer,
@@ -67,7 +69,7 @@ class Scheduler:
         self.draft_cost_model = draft_cost_model
         self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
-        self._running = SlotManager(target.cache, drafters)
+        self._slots = SlotManager(target.cache, drafters)
         self._postprocessor = Postprocessor(target, controller, clock)
         self._budget = TokenBudget(
             cost_model,
@@ -78,13 +80,13 @@ class Scheduler:
         self._proposer = Proposer(
             target.cache, drafters, controller, clock, max_tokens=max_batched_tokens
         )
-        self._planner = Planner(target.cache, self._running, self._proposer, self._budget, clock)
+        self._planner = Planner(target.cache, self._slots, self._proposer, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._clock = clock
         self._in_flight: dict[str, RequestState] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap, with ended requests in it
-        self._left: list[RequestState] = []  # sequences that ended while they waited
+        self._left: list[RequestState] = []  # requests that ended while they waited
 
     @property
     def controller(self) -> Controller:
@@ -102,21 +104,21 @@ class Scheduler:
 
     @property
     def running(self) -> list[RequestState]:
-        """The sequences with a slot, in the order of admission."""
-        return list(self._running)
+        """The requests with a slot, in the order of admission."""
+        return list(self._slots)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that fits into the context."""
-        sequence = RequestState(
+        state = RequestState(
             request,
             self._tokenizer,
             end_tokens=self._end_tokens,
             clock=self._clock,
             grammars=self.grammars,
         )
-        self._in_flight[request.request_id] = sequence
+        self._in_flight[request.request_id] = state
         heappush(self._deadlines, (request.deadline, request.request_id))
-        self.waiting.add(sequence)
+        self.waiting.add(state)
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step. A request that has ended already is no error."""
@@ -128,114 +130,82 @@ class Scheduler:
 
     def cancel_all(self) -> None:
         """End every request at the next step."""
-        for sequence in self._in_flight.values():
-            self._end(sequence, FinishReason.CANCELLED)
+        for state in self._in_flight.values():
+            self._end(state, FinishReason.CANCELLED)
 
-    def step(self) -> StepResult:
-        """Drop cancelled and expired requests, admit, and run one pass for all that are running."""
-        started = self._clock()
-        self._expire(started)
-        outputs = list(self._retire())
-        preempted = self._running.preemptions
-        self._running.admit(self.waiting)
-        planned = self._planner.plan(started)
-        stats = None
-        if planned.batch.spans:
-            stats = self._run(planned, started, self._running.preemptions - preempted)
-            for sequence in self._running:
-                if not sequence.finish and (output := self._output(sequence)):
-                    outputs.append(output)
-        outputs += self._retire()
-        cache = self.target.cache
-        return StepResult(
-            stats=stats,
-            outputs=tuple(outputs),
-            running=len(self._running),
-            waiting=len(self.waiting) + self._running.in_line,
-            kv_tokens=cache.tokens,
-            kept_tokens=cache.kept_tokens,
-            used_blocks=cache.used_blocks,
-            shared_blocks=cache.shared_blocks,
-            kept_blocks=cache.kept_blocks,
-        )
+    def step(self) -> Step:
+        """Run one forward pass for all requests that run, or none where there is nothing to do."""
+        step, started = Step(), self._clock()
+        preempted = self._slots.preemptions
+        self._expire(step, started)
+        self._slots.admit(self.waiting)
+        batch, scheduled = self._planner.plan(step)
+        step.preempted = self._slots.preemptions - preempted
+        if scheduled:
+            self._run(step, batch, scheduled, started)
+        self._retire(step)
+        self._note_load(step)
+        return step
 
     # -- requests --------------------------------------------------------------------------------
 
     def _end_one(self, request_id: str, reason: FinishReason) -> None:
-        if (sequence := self._in_flight.get(request_id)) is not None:
-            self._end(sequence, reason)
+        if (state := self._in_flight.get(request_id)) is not None:
+            self._end(state, reason)
 
-    def _end(self, sequence: RequestState, reason: FinishReason) -> None:
-        if not sequence.finish:
-            sequence.finish = reason
-            if self.waiting.remove(sequence):
-                self._left.append(sequence)
+    def _end(self, state: RequestState, reason: FinishReason) -> None:
+        if not state.finish:
+            state.finish = reason
+            if self.waiting.remove(state):
+                self._left.append(state)
 
-    def _expire(self, now: float) -> None:
+    def _expire(self, step: Step, now: float) -> None:
+        """Take out requests that were cancelled, and those whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] < now:
             _, request_id = heappop(self._deadlines)
-            sequence = self._in_flight.get(request_id)
-            if sequence is not None and sequence.request.deadline < now:
-                self._end(sequence, FinishReason.TIMEOUT)
+            state = self._in_flight.get(request_id)
+            if state is not None and state.request.deadline < now:
+                self._end(state, FinishReason.TIMEOUT)
+        self._retire(step)
 
-    def _retire(self) -> Iterator[Output]:
-        """Take out finished sequences and free their slots."""
+    def _retire(self, step: Step) -> None:
+        """Take out finished requests and free their slots."""
         left, self._left = self._left, []
-        for sequence in (*left, *self._running.remove_finished()):
-            output = self._output(sequence)
-            if output is None:
-                raise AssertionError("a finished sequence always has a last output")
-            del self._in_flight[output.request_id]
-            yield output
+        for state in (*left, *self._slots.remove_finished()):
+            self._hand_out(step, state)
+            del self._in_flight[state.request.request_id]
         if len(self._deadlines) > 2 * len(self._in_flight) + _DEADLINES_KEPT:
             here = self._in_flight.values()
             self._deadlines = [(item.request.deadline, item.request.request_id) for item in here]
             heapify(self._deadlines)
 
-    def _output(self, sequence: RequestState) -> Output | None:
-        output = sequence.output()
-        if output is not None:
-            self.waiting.generated(sequence.request.client, len(output.pieces))
-        return output
+    def _hand_out(self, step: Step, state: RequestState) -> None:
+        """Add a request's new output to the step's; its client's account is charged for it."""
+        if (output := state.output()) is not None:
+            self.waiting.generated(state.request.client, len(output.pieces))
+            step.outputs.append(output)
 
-    # -- the pass --------------------------------------------------------------------------------
-
-    def _run(self, step: PlannedStep, started: float, preempted: int) -> StepStats:
-        batch = step.batch
+    def _run(self, step: Step, batch: Batch, scheduled: list[Scheduled], started: float) -> None:
+        """Run the pass, give requests their tokens, and learn what both took."""
         begun = self._clock()
         logits = self.target.forward(batch)
-        seconds = self._clock() - begun
-        self.cost_model.observe(batch.num_tokens, batch.attention_work, seconds)
-        progress = self._postprocessor.process(step, logits)
-        self._learn(step, progress, self._clock() - started)
-        return StepStats(
-            step.kind,
-            seconds,
-            decoding=len(step.proposals),
-            prompt_tokens=sum(chunk.tokens for chunk in step.chunks),
-            budget_tokens=step.budget,
-            cached_tokens=step.cached,
-            prefix_hits=step.prefix_hits,
-            emitted_tokens=sum(progress.decoded) + progress.first_tokens,
-            first_tokens=progress.first_tokens,
-            drafts=tuple(progress.drafts),
-            draft_seconds=step.drafting.total + step.reading_seconds,
-            missed_drafters=tuple(item.missed for item in step.proposals if item.missed),
-            declined_drafters=tuple(item.declined for item in step.proposals if item.declined),
-            preempted=preempted,
-        )
+        step.seconds = self._clock() - begun
+        self.cost_model.observe(batch.num_tokens, batch.attention_work, step.seconds)
+        self._postprocessor.process(step, scheduled, logits)
+        if decoding := scheduled[: step.decoding]:
+            if step.prompt_tokens:
+                self._budget.observe(batch, self._clock() - started)
+            self.controller.stepped(decoding, step.draft_seconds)
+            step.missed_drafters = [item.missed for item in decoding if item.missed]
+            step.declined_drafters = [item.declined for item in decoding if item.declined]
+        for state in self._slots:
+            if not state.finish:
+                self._hand_out(step, state)
 
-    def _learn(self, step: PlannedStep, progress: Progress, took: float) -> None:
-        """Tell budget and controller the step's tokens and times."""
-        if not step.proposals:
-            return
-        if step.chunks:
-            self._budget.observe(step.batch, took)
-        self.controller.stepped(
-            step.proposals,
-            progress.decoded,
-            [1 + len(proposal.tokens) for proposal in step.proposals],
-            draft_seconds=step.drafting.total,
-            model_seconds=step.drafting.model,
-            asking_seconds=step.drafting.asking,
-        )
+    def _note_load(self, step: Step) -> None:
+        cache = self.target.cache
+        step.running = len(self._slots)
+        step.waiting = len(self.waiting) + self._slots.in_line
+        step.kv_tokens, step.kept_tokens = cache.tokens, cache.kept_tokens
+        step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
+        step.kept_blocks = cache.kept_blocks

@@ -9,14 +9,14 @@ goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache
-from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
 
 
 class SlotManager:
@@ -24,13 +24,13 @@ class SlotManager:
 
     Args:
         cache: the target's.
-        drafters: learn which of their sequences gets a slot, and when it leaves.
+        drafters: by the name in requests; learn which of theirs gets a slot, and when it leaves.
 
     Attributes:
         preemptions: number of preemptions since the start.
     """
 
-    def __init__(self, cache: KvCache, drafters: Mapping[str, Drafter]) -> None:
+    def __init__(self, cache: KvCache, drafters: Mapping[str, Chain]) -> None:
         self.preemptions = 0
         self._cache = cache
         self._drafters = drafters
@@ -85,7 +85,7 @@ class SlotManager:
             self._preempt(sequence)
         return found
 
-    def extend_prefix(self, sequence: RequestState) -> int:
+    def share_prefix(self, sequence: RequestState) -> int:
         """Take over what other requests have computed of the sequence's beginning.
 
         Returns:
@@ -161,11 +161,11 @@ class SlotManager:
         self._free.append(sequence.slot)
         sequence.slot = -1
 
-    def _drafters_of(self, sequence: RequestState) -> Collection[Drafter]:
-        """The drafter that follows the sequence, if it has one: a draft model's keeps blocks."""
-        request = sequence.request
-        drafter = self._drafters.get(request.drafter) if request.k_draft else None
-        return () if drafter is None or request.embed else (drafter,)
+    def _drafters_of(self, state: RequestState) -> Sequence[LookupDrafter | DraftModel]:
+        """The drafters that follow a request: a draft model keeps blocks for its text."""
+        request = state.request
+        chain = self._drafters.get(request.drafter) if request.k_draft else None
+        return () if chain is None or request.embed else chain.drafters
 
 
 def _lacking(sequence: RequestState) -> int:

@@ -20,12 +20,11 @@ from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
 from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, MODELS, STATES, Series
 from specops.request import (
-    DraftStats,
+    Draft,
     FinishReason,
     GenerationRequest,
     GenerationStats,
-    StepResult,
-    StepStats,
+    Step,
 )
 from specops.system.failures import Failures
 
@@ -99,26 +98,36 @@ class Metrics(Series):
 
     # -- what the engine did -----------------------------------------------------------------
 
-    def observe_step(self, step: StepStats) -> None:
-        """Count one forward pass of the target."""
-        self.target_steps[step.kind].inc()
-        self.target_step_seconds[step.kind].observe(step.seconds)
-        self.generated_tokens.inc(step.emitted_tokens)
-        if step.prompt_tokens or step.budget_tokens or step.cached_tokens:
-            self._observe_prompts(step)
-        if step.decoding:
-            self._observe_decoding(step)
-        self.draft_seconds.inc(step.draft_seconds)
-        self.preemptions.inc(step.preempted)
+    def observe_step(self, step: Step) -> None:
+        """Count one step: its forward pass, if it had one, and the load after it."""
+        if step.kind is not None:
+            self.target_steps[step.kind].inc()
+            self.target_step_seconds[step.kind].observe(step.seconds)
+            self.generated_tokens.inc(step.emitted_tokens)
+            if step.prompt_tokens or step.budget_tokens or step.cached_tokens:
+                self._observe_prompts(step)
+            if step.decoding:
+                self._observe_decoding(step)
+            self.draft_seconds.inc(step.draft_seconds)
+            self.preemptions.inc(step.preempted)
+        self.requests_running.set(step.running)
+        self.requests_waiting.set(step.waiting)
+        self.kv_tokens.set(step.kv_tokens)
+        self.kv_kept_tokens.set(step.kept_tokens)
+        self.kv_blocks["used"].set(step.used_blocks)
+        self.kv_blocks["shared"].set(step.shared_blocks)
+        self.kv_blocks["kept"].set(step.kept_blocks)
+        self.kv_blocks["free"].set(self._blocks - step.used_blocks - step.kept_blocks)
+        self.kv_usage.set(step.used_blocks / self._blocks if self._blocks else 0.0)
 
-    def _observe_prompts(self, step: StepStats) -> None:
+    def _observe_prompts(self, step: Step) -> None:
         self.pass_tokens["prompt"].inc(step.prompt_tokens)
         self.prompt_budget_tokens.inc(step.budget_tokens)
         self.prompt_tokens.inc(step.prompt_tokens)
         self.prefix_hits.inc(step.prefix_hits)
         self.cached_prompt_tokens.inc(step.cached_tokens)
 
-    def _observe_decoding(self, step: StepStats) -> None:
+    def _observe_decoding(self, step: Step) -> None:
         draft_tokens = step.draft_tokens
         decoded = step.emitted_tokens - step.first_tokens
         self.pass_tokens["decoded"].inc(step.decoding)
@@ -133,35 +142,23 @@ class Metrics(Series):
         for draft in step.drafts:
             self._observe_draft(draft)
 
-    def _observe_draft(self, draft: DraftStats) -> None:
-        drafter = draft.drafter
+    def _observe_draft(self, draft: Draft) -> None:
+        drafter, count = draft.drafter, len(draft.tokens)
         self.drafts[drafter].inc()
-        if draft.chosen:
-            self.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
-        self.draft_tokens[drafter].inc(draft.draft_tokens)
+        if draft.adaptive:
+            self.chosen_draft_tokens[drafter].observe(count)
+        self.draft_tokens[drafter].inc(count)
         self.accepted_tokens[drafter].inc(draft.accepted)
-        for position, promised in enumerate(draft.promised):
-            tenth = min(int(10 * promised), 9)
+        for position, probability in enumerate(draft.accept_probs):
+            tenth = min(int(10 * probability), 9)
             self.draft_promises[drafter][tenth].inc()
-            self.draft_promised[drafter][tenth].inc(promised)
+            self.draft_promised[drafter][tenth].inc(probability)
             self.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
         # Drafts of a grammar may be longer than the counted positions.
-        for verified in self.verified_per_position[drafter][: draft.draft_tokens]:
+        for verified in self.verified_per_position[drafter][:count]:
             verified.inc()
         for accepted in self.accepted_per_position[drafter][: draft.accepted]:
             accepted.inc()
-
-    def observe_step_result(self, result: StepResult) -> None:
-        """Set the gauges of the scheduler's load."""
-        self.requests_running.set(result.running)
-        self.requests_waiting.set(result.waiting)
-        self.kv_tokens.set(result.kv_tokens)
-        self.kv_kept_tokens.set(result.kept_tokens)
-        self.kv_blocks["used"].set(result.used_blocks)
-        self.kv_blocks["shared"].set(result.shared_blocks)
-        self.kv_blocks["kept"].set(result.kept_blocks)
-        self.kv_blocks["free"].set(self._blocks - result.used_blocks - result.kept_blocks)
-        self.kv_usage.set(result.used_blocks / self._blocks if self._blocks else 0.0)
 
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]

@@ -23,7 +23,7 @@ from specops.engine.loading import LOAD_ERRORS
 from specops.engine.model_info import Download, ModelInfo, ModelState, Report
 from specops.engine.scheduler import Scheduler
 from specops.metrics.metrics import Metrics
-from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
+from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, Step
 from specops.serving.admission import AdmissionController
 from specops.serving.request_handle import RequestHandle
 from specops.system.allocator import give_back
@@ -102,7 +102,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()  # None: end
-        self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
+        self._results: deque[tuple[float, Step]] = deque()  # with the time of each step
         self._delivering = False  # the event loop has been woken and will take the results
         self._woken_at = 0.0
 
@@ -248,7 +248,7 @@ class AsyncEngine:
                 return
             command(scheduler)
 
-    def _publish(self, result: StepResult) -> None:
+    def _publish(self, result: Step) -> None:
         """Hand a step to the event loop. Wake the loop at once if a client waits, else rarely.
 
         A wake-up takes 50 microseconds of the cores that compute; a step of a small model 350.
@@ -326,8 +326,8 @@ class AsyncEngine:
             with self._metrics.failures.contained("engine"):
                 self._deliver(*self._results.popleft())
 
-    def _deliver(self, now: float, result: StepResult) -> None:
-        for output in result.outputs:
+    def _deliver(self, now: float, step: Step) -> None:
+        for output in step.outputs:
             if (flight := self._in_flight.get(output.request_id)) is None:
                 continue  # it was abandoned
             try:
@@ -335,12 +335,10 @@ class AsyncEngine:
             except Exception as error:
                 self._metrics.failures.report("engine", error)
                 self._abandon(flight, "the server failed to deliver the answer")
-        if result.stats is not None:
-            with self._metrics.failures.contained("engine"):
-                self._metrics.observe_step(result.stats)
-        self.running = result.running
+        self.running = step.running
         # The scheduler has not counted the requests that arrived during its step.
-        self._metrics.observe_step_result(replace(result, waiting=self.waiting))
+        step.waiting = self.waiting
+        self._metrics.observe_step(step)
 
     def _deliver_output(self, flight: _InFlight, now: float, output: Output) -> None:
         if output.pieces:

@@ -1,7 +1,7 @@
 """How often draft tokens are accepted: the estimate for drafters that do not say so themselves.
 
-A lookup and a draft head promise a probability for each token and correct it by the tokens that
-come. A draft model promises nothing before it is asked. For such a drafter the estimate comes from
+A lookup and a draft head estimate a probability for each token and correct it by the tokens that
+come. A draft model estimates nothing before it is asked. For such a drafter the estimate comes from
 counts: how often the token at each position was accepted, given that those before it were.
 """
 
@@ -71,20 +71,19 @@ class SpeculationState:
     """What speculation has brought to one request so far. The controller writes it.
 
     Attributes:
-        acceptance: by drafter; only of drafters that promise no probabilities.
+        acceptance: by drafter; only of drafters that do not estimate it.
         seconds: time of the request's steps, by the cost model.
         plain_seconds: time that plain decoding would have taken for the same tokens.
         adjusting: mean seconds that it takes to adjust the logits of one position: penalties,
             biases, forbidden words and grammars; 0 where the request has none.
-        gain: mean seconds that it saves to ask the drafter, less the time that it takes; None
-            before the first time.
+        gains: by drafter that was asked, mean seconds that asking it saves, less what it takes.
     """
 
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     seconds: float = 0.0
     plain_seconds: float = 0.0
     adjusting: float = 0.0
-    gain: float | None = None
+    gains: dict[str, float] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:

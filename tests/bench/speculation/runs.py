@@ -27,7 +27,7 @@ def run(tokens: str, seconds: float, steps: int = 10, requests: int = 1, **count
 def measured(ratios: dict[str, list[float]], steps: int = 4, at_once: int = 1) -> Measured:
     """By category how many times faster adaptive speculation was, batch by batch."""
     batches = [[Prompt(name, "")] * at_once for name, found in ratios.items() for _ in found]
-    drafts = {"drafts": 4, "sources": {"suffix": SourceStats((8,), (0,))}}
+    drafts = {"drafts": 4, "sources": {"suffix": SourceStats([8], [0])}}
     adaptive = [
         run("aa", 1 / ratio, steps, at_once, **drafts)
         for found in ratios.values()

@@ -12,8 +12,8 @@ from specops.request import SamplingParams, SourceStats
 from tests.bench.speculation.runs import ADAPTIVE, SUFFIX, run
 
 BASES = [run("aa", 2.0), run("bb", 6.0)]
-MANY = {"suffix": SourceStats((4, 4, 4), (2, 1, 0)), "head": SourceStats((4,), (2,))}
-FEW = {"suffix": SourceStats((1, 1, 1, 1), (1, 1, 1, 1)), "head": SourceStats((1,), (1,))}
+MANY = {"suffix": SourceStats([4, 4, 4], [2, 1, 0]), "head": SourceStats([4], [2])}
+FEW = {"suffix": SourceStats([1, 1, 1, 1], [1, 1, 1, 1]), "head": SourceStats([1], [1])}
 DRAFTED = [
     run("aa", 1.0, steps=5, drafts=4, draft_misses=1, sources=MANY),
     run("bc", 2.0, steps=5, drafts=1, draft_misses=4, sources=FEW),

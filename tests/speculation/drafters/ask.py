@@ -1,4 +1,4 @@
-"""Asking a drafter, with what tests rarely care about filled in."""
+"""Asking a draft model, with what tests rarely care about filled in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specops.request import SamplingParams
-from specops.speculation.drafters.base import Draft, Drafter, DraftRequest
+from specops.speculation.drafters.base import Draft, DraftModel, DraftRequest
 
 GREEDY = SamplingParams()
 
@@ -20,12 +20,12 @@ def ask(
 
 
 def propose(
-    drafter: Drafter,
+    drafter: DraftModel,
     tokens: Sequence[int],
     count: int,
     slot: int = 0,
     sampling: SamplingParams = GREEDY,
 ) -> Draft:
-    """What a drafter proposes for one slot alone."""
+    """What a draft model proposes for one slot alone."""
     (draft,) = drafter.propose([ask(tokens, count, slot, sampling)])
     return draft

@@ -17,7 +17,6 @@ from tests.simulated_target import (
     make_scheduler,
     serve,
 )
-from tests.speculation.drafters.ask import propose
 
 PAGE = Path(__file__).parents[3] / "docs" / "drafters.md"
 SAME = 28  # is followed by itself in such a text
@@ -33,8 +32,8 @@ def example() -> ModuleType:
 
 def test_what_the_example_proposes(example: ModuleType) -> None:
     drafter = example.RepeatDrafter()
-    assert propose(drafter, [5, 7, 7], 3).tokens == (7, 7, 7)
-    assert propose(drafter, [7, 7, 5], 3).tokens == ()
+    assert drafter.look_up(0, [5, 7, 7], 3).tokens == (7, 7, 7)
+    assert drafter.look_up(0, [7, 7, 5], 3).tokens == ()
 
 
 @pytest.mark.parametrize("surprise", [0.0, 0.4])
@@ -42,7 +41,7 @@ def test_the_example_serves_requests_and_changes_no_output(
     example: ModuleType, surprise: float
 ) -> None:
     target = SimulatedTarget(text=Text(surprise, vocab_size=63))
-    drafters = {"repeat": example.RepeatDrafter()}
+    drafters = [example.RepeatDrafter()]
     request = make_request((SAME,) * 4, 40, drafter="repeat", k_draft=3)
     served = serve(make_scheduler(target, drafters), request)
     assert served.tokens(request) == expected(target.text, request)

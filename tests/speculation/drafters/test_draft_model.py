@@ -108,12 +108,14 @@ def test_slots_in_one_pass_get_what_each_gets_alone(
         ]
         passes = len(runner.passes)
         drafts = drafter.propose(requests)
-        assert len(runner.passes) - passes == max((item.count for item in requests), default=0)
+        assert len(runner.passes) - passes == max((item.max_draft for item in requests), default=0)
         for item, draft in zip(requests, drafts, strict=True):
-            assert list(draft.tokens) == DRAFT_TEXT.continuation(item.tokens, item.count, sampling)
+            assert list(draft.tokens) == DRAFT_TEXT.continuation(
+                item.text, item.max_draft, sampling
+            )
             stands = int(rng.integers(0, len(draft.tokens) + 1))
             texts[item.slot] = [
-                *item.tokens, *draft.tokens[:stands], int(rng.integers(1, VOCAB))
+                *item.text, *draft.tokens[:stands], int(rng.integers(1, VOCAB))
             ]  # fmt: skip
 
 
@@ -140,7 +142,7 @@ def test_it_catches_up_in_chunks_and_proposes_the_same(runner: SimulatedTarget) 
     tokens = RNG.integers(1, VOCAB, 100).tolist()
     taken = [drafter.prefill(0, tokens, 30) for _ in range(5)]
     assert taken == [30, 30, 30, 9, 0]  # all but the last token
-    assert drafter.backlog(0, 100) == 1
+    assert drafter.num_uncomputed(0, 100) == 1
     assert runner.cache.length(0) == 99
     assert list(propose(drafter, tokens, 2).tokens) == DRAFT_TEXT.continuation(tokens, 2)
     assert widths(runner) == [30, 30, 30, 9, 1, 1]
@@ -157,21 +159,23 @@ def test_a_long_backlog_takes_passes_of_its_own(runner: SimulatedTarget) -> None
     assert sum(widths(runner)) == 3 + 30 + 100 + 3
 
 
-def test_the_backlog_is_what_is_not_computed(runner: SimulatedTarget) -> None:
+def test_uncomputed_tokens_are_what_is_not_computed(runner: SimulatedTarget) -> None:
     drafter = made(runner)
-    assert drafter.backlog(0, 10) == 10
+    assert drafter.num_uncomputed(0, 10) == 10
     drafter.prefill(0, [1] * 10, 6)
-    assert drafter.backlog(0, 10) == 4
+    assert drafter.num_uncomputed(0, 10) == 4
     drafter.prefill(0, [1] * 10, 6)
-    assert drafter.backlog(0, 10) == drafter.backlog(0, 3) == 1  # there is always the last token
-    assert drafter.backlog(0, 10_000) == runner.cache.context - 9
+    assert (
+        drafter.num_uncomputed(0, 10) == drafter.num_uncomputed(0, 3) == 1
+    )  # there is always the last token
+    assert drafter.num_uncomputed(0, 10_000) == runner.cache.context - 9
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
 def test_its_passes_tell_its_cost_model_what_they_take(
     monkeypatch: pytest.MonkeyPatch, slowness: float
 ) -> None:
-    """Those for draft tokens, those that take a prompt in, and those of a long backlog."""
+    """Those for draft tokens, those that take a prompt in, and those of a long text."""
     machine = tinyllama(0.1)
     machine.set_speed(slowness, slowness)
     ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
@@ -261,7 +265,7 @@ def test_a_clients_next_prompt_goes_on_from_the_last(runner: SimulatedTarget) ->
     for number in range(2):
         tokens = [*LONG, number]
         drafter.begin(0, tokens, "ann")
-        assert drafter.backlog(0, 101) == (1 if number else 101)
+        assert drafter.num_uncomputed(0, 101) == (1 if number else 101)
         while drafter.prefill(0, tokens, 32):
             pass
         found = propose(drafter, tokens, 3)
@@ -279,7 +283,7 @@ def test_another_client_finds_nothing(runner: SimulatedTarget, slot: int) -> Non
     if slot == 0:
         drafter.release(0)
     drafter.begin(slot, LONG, "bob")
-    assert drafter.backlog(slot, 100) == 100
+    assert drafter.num_uncomputed(slot, 100) == 100
     passes = len(runner.passes)
     propose(drafter, LONG, 1, slot=slot)
     assert sum(widths(runner)[passes:]) == 100
@@ -293,7 +297,7 @@ def test_through_the_scheduler_it_changes_no_output() -> None:
     )
     drafter = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(6)
-    scheduler = make_scheduler(target, {"draft": drafter}, draft_costs=tinyllama(0.1))
+    scheduler = make_scheduler(target, [drafter], draft_costs=tinyllama(0.1))
     requests = [
         make_request(
             int(rng.integers(1, 300)),

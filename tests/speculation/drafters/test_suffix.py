@@ -13,7 +13,6 @@ from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.suffixes import Estimate, History, Lookups
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.drafters.suffix import SuffixDrafter
-from tests.speculation.drafters.ask import ask
 
 ANN, BOB = "ann", "bob"
 SAID = [1, 2, 3, 4, 5, 6]
@@ -94,12 +93,12 @@ def test_slots_are_apart_and_forgotten() -> None:
     drafter = alone()
     drafter.begin(0, [], ANN)
     drafter.begin(1, [], ANN)
-    first, second = drafter.propose([ask([1, 2, 3, 1, 2], 1), ask([9, 1, 2, 8, 1, 2], 1, 1)])
+    first = drafter.look_up(0, [1, 2, 3, 1, 2], 1)
+    second = drafter.look_up(1, [9, 1, 2, 8, 1, 2], 1)
     assert (first.tokens, second.tokens) == ((3,), (8,))
     drafter.release(0)
     drafter.release(0)  # nothing to forget is no error
     assert look_up(drafter, [7, 8], 1) is NO_DRAFT
-    assert drafter.backlog(1, 1000) == drafter.prefill(1, [1, 2], 10) == 0
 
 
 # -- promises --------------------------------------------------------------------------------------
@@ -122,7 +121,7 @@ def test_tokens_that_cannot_pay_are_left_out_and_learned_from_all_the_same() -> 
             drafter.look_up(0, tokens[:length], 8, least)
     every, likely = low.look_up(0, tokens, 8), high.look_up(0, tokens, 8)
     assert every == likely
-    reach = np.cumprod(low.look_up(0, [*tokens, 3], 8).promised)
+    reach = np.cumprod(low.look_up(0, [*tokens, 3], 8).accept_probs)
     assert reach[-1] < reach[0]
     between = float(reach[0] + reach[-1]) / 2
     found = high.look_up(0, [*tokens, 3], 8, between)
@@ -140,7 +139,7 @@ def test_promises_are_kept_in_every_tenth() -> None:
             tokens.append(tokens[-40] if rng.random() < rate else int(rng.integers(0, 60)))
         drafts = followed(drafter, tokens)
         for end, draft in enumerate(drafts, 1):
-            told = zip(draft.tokens, draft.promised, tokens[end:], strict=False)
+            told = zip(draft.tokens, draft.accept_probs, tokens[end:], strict=False)
             for token, probability, truth in told:
                 tenth = min(int(10 * probability), 9)
                 tried[tenth] += 1

@@ -1,138 +1,134 @@
-"""The protocol between the engine and a source of draft tokens."""
+"""The two protocols between the engine and sources of draft tokens, and what they exchange."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from specops.request import SamplingParams
-from specops.runtime.sampling import Floats
+from specops.request import Draft, SamplingParams
+from specops.speculation.acceptance import SpeculationState
+
+__all__ = [
+    "LEAST_REACH",
+    "NO_DRAFT",
+    "Chain",
+    "Draft",
+    "DraftModel",
+    "DraftRequest",
+    "LookupDrafter",
+]
 
 LEAST_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
-
-
-class Draft(NamedTuple):
-    """Draft tokens of one request.
-
-    Attributes:
-        tokens: [k].
-        probs: [k, V], the distribution that each token was drawn from; None where no token was
-            drawn (greedy, or looked up), or where the request has a seed: verification then
-            compares tokens, see `verify_seeded`.
-        origin: name of the drafter that made the draft, where another drafter was asked; without
-            tokens: name of the drafter that has looked them up in vain.
-        promised: [k], the drafter's own estimate that each token is accepted, given that those
-            before it are. The controller believes it, so a drafter learns from the tokens that
-            come. Empty where the drafter makes no estimate: the controller then goes by the
-            acceptance of earlier drafts.
-    """
-
-    tokens: tuple[int, ...] = ()
-    probs: Floats | None = None
-    origin: str | None = None
-    promised: tuple[float, ...] = ()
-
-    def cut(self, count: int) -> Draft:
-        """Its first `count` tokens."""
-        return Draft(self.tokens[:count], self.probs, self.origin, self.promised[:count])
-
-
 NO_DRAFT = Draft()
+_GREEDY = SamplingParams()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftRequest:
-    """One request's part in `Drafter.propose`.
+    """What drafters and the controller see of a request that decodes in a step.
 
     Attributes:
         slot: the request's slot.
-        tokens: the whole sequence so far, prompt first. Between two calls it only grows: by
-            accepted draft tokens and one token of the target's own.
-        count: largest number of draft tokens, at least 1.
+        text: the whole text so far, prompt first. Between two steps it only grows: by accepted
+            draft tokens and one token of the target's own.
+        max_draft: largest number of draft tokens: those that were found, or that a draft model may
+            be asked for.
         sampling: how the target draws its tokens.
         rng: the request's random numbers, for draft tokens that are drawn. With a seed they are
-            drawn by `sampling.draw_seeded` at their place in the sequence: the target's noise.
+            drawn by `sampling.draw_seeded` at their place in the text: the target's noise.
+        speculation: what speculation has brought to the request so far.
+        start: number of tokens that the request's next token looks back at.
+        adaptive: the controller chooses how many draft tokens are verified; otherwise all are.
+        draft: the draft tokens, maybe none.
+        num_uncomputed: number of tokens that a draft model has to compute before the first draft
+            token; 0 where the draft tokens were looked up.
+        asked: seconds that each drafter took which was asked because that seemed to pay.
+        draft_seconds: the request's share of the time that a draft model took.
+        tokens: its tokens in the pass.
+        emitted: number of tokens that the pass brought it.
     """
 
     slot: int
-    tokens: Sequence[int]
-    count: int
-    sampling: SamplingParams
-    rng: np.random.Generator
+    text: Sequence[int]
+    max_draft: int = 0
+    sampling: SamplingParams = _GREEDY
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    speculation: SpeculationState = field(default_factory=SpeculationState)
+    start: int = 0
+    adaptive: bool = True
+    draft: Draft = field(default_factory=lambda: NO_DRAFT)
+    num_uncomputed: int = 0
+    asked: dict[str, float] = field(default_factory=dict)
+    draft_seconds: float = 0.0
+    tokens: Sequence[int] = ()
+    emitted: int = 0
 
 
-class Drafter(Protocol):
-    """Proposes how sequences go on. Keeps its state by slot."""
+class LookupDrafter(ABC):
+    """Proposes how a text continues without a draft model. Keeps its state by slot.
+
+    A subclass that keeps something by slot overrides `begin` and `release`, too.
+
+    Attributes:
+        name: the name in requests, statistics and metrics.
+    """
+
+    name: ClassVar[str]
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
+        """A client's request with this prompt begins in a free slot."""
+
+    @abstractmethod
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
+    ) -> Draft:
+        """Propose up to `count` tokens that follow `tokens`; maybe none.
+
+        A drafter that knows how likely its tokens are ends before the first one that is reached
+        with less than the probability `min_reach`: it would not pay.
+        """
+
+    def release(self, slot: int) -> None:  # noqa: B027
+        """The slot's request has ended."""
+
+
+class DraftModel(Protocol):
+    """Proposes with a model of its own, which takes passes. Keeps its state by slot."""
 
     @property
     def name(self) -> str:
         """The name in requests, statistics and metrics."""
 
-    @property
-    def runs_model(self) -> bool:
-        """Whether `propose` may run forward passes; `look_up` never does."""
-
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """A client's sequence with this prompt begins in a free slot."""
+        """A client's request with this prompt begins in a free slot."""
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
-    ) -> Draft:
-        """Propose up to `count` tokens that cost no forward pass; maybe none.
+    def num_uncomputed(self, slot: int, length: int) -> int:
+        """Tokens of a text of `length` that it has to compute before it can propose."""
 
-        A drafter that knows how likely its tokens are ends before the first one that is reached
-        with less than the probability `least`: it would not pay.
-        """
+    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
+        """Compute up to so many of the slot's uncomputed tokens; returns their number."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Propose for several slots at once, in the order of the requests; maybe no tokens.
+        """Propose up to `max_draft` tokens for each request, in their order; maybe none.
 
-        A draft model runs one pass per draft token for all of them.
+        It runs one pass per draft token for all of them.
         """
-
-    def backlog(self, slot: int, length: int) -> int:
-        """Tokens of a sequence of `length` that a model has to compute before it can propose."""
-
-    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Let a model compute up to `most` tokens of the slot's backlog; returns their number."""
 
     def release(self, slot: int) -> None:
-        """The slot's sequence has ended."""
+        """The slot's request has ended."""
 
 
-class LookupDrafter(ABC):
-    """The part that all drafters without a model share: they only look up.
+class Chain(NamedTuple):
+    """What requests of one name ask: lookups, the cheapest first, then a model if they fail."""
 
-    A subclass that keeps something by slot overrides `release`, too.
-    """
+    lookups: tuple[LookupDrafter, ...] = ()
+    model: DraftModel | None = None
 
-    name: str
-    runs_model = False
-
-    @abstractmethod
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
-    ) -> Draft:
-        """Propose up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
-
-    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
-        """Nothing: the drafter takes tokens in when it looks them up."""
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """The same as `look_up`, however the target draws its tokens."""
-        return [self.look_up(item.slot, item.tokens, item.count) for item in requests]
-
-    def backlog(self, slot: int, length: int) -> int:
-        """0: there is no model."""
-        return 0
-
-    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """0: there is nothing to compute."""
-        return 0
-
-    def release(self, slot: int) -> None:  # noqa: B027
-        """Nothing is kept."""
+    @property
+    def drafters(self) -> tuple[LookupDrafter | DraftModel, ...]:
+        """All of them, in the order in which they are asked."""
+        return self.lookups if self.model is None else (*self.lookups, self.model)

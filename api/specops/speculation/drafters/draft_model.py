@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
-from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, DraftRequest
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
 
 _UNKNOWN = 0  # the draft model reads this token where it has no embedding for the target's
 
@@ -30,18 +30,6 @@ class _Slot:
     sure: int  # number of them that are known to be the sequence's own
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A draft in the making."""
-
-    request: DraftRequest
-    count: int  # draft tokens that the cache has room for
-    pending: Sequence[int]  # tokens to compute next
-    place: int  # position of the first of them
-    tokens: list[int] = field(default_factory=list)
-    probs: list[Floats] = field(default_factory=list)  # each [V], of draws without a seed
-
-
 class DraftModelDrafter:
     """Runs the draft model token by token, for all slots at once.
 
@@ -52,7 +40,6 @@ class DraftModelDrafter:
     """
 
     name = "draft"
-    runs_model = True
 
     def __init__(
         self,
@@ -73,41 +60,54 @@ class DraftModelDrafter:
         held = self.runner.cache.begin(slot, self._known(tokens), client)
         self._slots[slot] = _Slot(list(tokens[:held]), held)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
-    ) -> Draft:
-        """Nothing: every draft token takes a pass."""
-        return NO_DRAFT
-
-    def backlog(self, slot: int, length: int) -> int:
+    def num_uncomputed(self, slot: int, length: int) -> int:
         """Tokens that are not computed yet. Rejected tokens, to be replaced, count as computed."""
         return max(1, min(length, self.runner.cache.context) - len(self._slots[slot].computed))
 
-    def prefill(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Compute a piece of the backlog in one pass, all but the sequence's last token."""
+    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
+        """Compute uncomputed tokens in one pass, all but the text's last one."""
         self._begun = time.perf_counter()
         start = self._agree(slot, tokens)
-        end = min(start + most, len(tokens) - 1, self.runner.cache.context)
+        end = min(start + max_tokens, len(tokens) - 1, self.runner.cache.context)
         end = min(end, start + self.runner.max_tokens)
         if end <= start or not self.runner.cache.reserve(slot, end):
             return 0
-        batch = Batch()
-        batch.add(slot, start, self._known(tokens[start:end]))
-        self._pass(batch)
-        self._slots[slot].computed.extend(tokens[start:end])
+        self._add(batch := Batch(), slot, tokens[start:end])
+        self._run(batch, [(slot, tokens[start:end])])
         self._agree(slot, tokens)
         return end - start
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Draw draft tokens; see `Drafter.propose`. Greedy requests get the likeliest ones."""
+        """Draw draft tokens; see `DraftModel.propose`. Greedy requests get the likeliest ones."""
         self._begun = time.perf_counter()
-        found = [self._start(request) for request in requests]
-        growing = [item for item in found if item is not None]
-        while growing:
-            for item, logits in zip(growing, self._forward(growing), strict=True):
-                self._draw(item, logits)
-            growing = [item for item in growing if len(item.tokens) < item.count]
-        return [NO_DRAFT if item is None else self._draft(item) for item in found]
+        drafts = [NO_DRAFT] * len(requests)
+        lengths: dict[int, int] = {}  # by request, as far as there is room
+        pending: dict[int, Sequence[int]] = {}  # by request, tokens to compute next
+        for index, request in enumerate(requests):
+            place = self._agree(request.slot, request.text)
+            if length := self._reserve(request):
+                drafts[index], lengths[index] = Draft(), length
+                pending[index] = request.text[place:]
+        probs: dict[int, list[Floats]] = {}  # by request, each [V], of draws without a seed
+        while pending:
+            slots = [requests[index].slot for index in pending]
+            found = self._forward(slots, [*pending.values()])
+            for index, logits in zip([*pending], found, strict=True):
+                draft, request = drafts[index], requests[index]
+                token, drawn_from = self._draw(request, len(draft.tokens), logits)
+                draft.tokens += (token,)
+                if drawn_from is not None:
+                    probs.setdefault(index, []).append(drawn_from)
+                pending[index] = (token,)
+                if len(draft.tokens) == lengths[index]:
+                    del pending[index]
+        for index, rows in probs.items():
+            # In the target's vocabulary: ids that the draft model does not know have probability 0.
+            wide = np.zeros((len(rows), self._target_vocab), np.float32)
+            for row, known in enumerate(rows):
+                wide[row, : self._vocab] = known
+            drafts[index].probs = wide
+        return drafts
 
     def release(self, slot: int) -> None:
         """Free a slot. The prefix cache may keep its sequence's tokens."""
@@ -116,18 +116,13 @@ class DraftModelDrafter:
 
     # -- one draft ------------------------------------------------------------------------------
 
-    def _start(self, request: DraftRequest) -> _Growing | None:
-        """Roll back to what the sequence has become; None where the cache has no room for it."""
-        cache, tokens = self.runner.cache, request.tokens
-        count = min(request.count, cache.context - len(tokens) + 1)
-        if count < 1:
-            return None
-        place = self._agree(request.slot, tokens)
-        while not cache.reserve(request.slot, len(tokens) + count - 1):
+    def _reserve(self, request: DraftRequest) -> int:
+        """Make room in the cache for a draft; returns the number of its tokens, 0 without room."""
+        cache, length = self.runner.cache, len(request.text)
+        count = max(0, min(request.max_draft, cache.context - length + 1))
+        while count and not cache.reserve(request.slot, length + count - 1):
             count //= 2
-            if not count:
-                return None
-        return _Growing(request, count, tokens[place:], place)
+        return count
 
     def _agree(self, slot: int, tokens: Sequence[int]) -> int:
         """Forget the computed tokens that the sequence does not have; returns how many stay.
@@ -144,37 +139,36 @@ class DraftModelDrafter:
         self.runner.cache.commit(slot, self._known(computed), same)
         return same
 
-    def _forward(self, growing: Sequence[_Growing]) -> list[Floats]:
-        """Compute the pending tokens of each draft, in passes as wide as they may be.
+    def _forward(self, slots: Sequence[int], pending: Sequence[Sequence[int]]) -> list[Floats]:
+        """Compute the next tokens of each slot, in passes as wide as they may be.
 
         Returns:
-            for each draft, the logits [V] after its last token.
+            for each slot, the logits [V] after its last token.
         """
         found: list[Floats] = []
         room = self.runner.max_tokens
-        batch, members = Batch(), list[_Growing]()
-        for item in growing:
-            slot = item.request.slot
-            while len(item.pending) > room:  # a long backlog takes passes of its own
-                alone = Batch()
-                alone.add(slot, item.place, self._known(item.pending[:room]))
-                self._pass(alone)
-                self._slots[slot].computed.extend(item.pending[:room])
-                item.pending, item.place = item.pending[room:], item.place + room
-            if batch.num_tokens + len(item.pending) > room:
+        batch, members = Batch(), list[tuple[int, Sequence[int]]]()
+        for slot, missing in zip(slots, pending, strict=True):
+            tokens = missing
+            while len(tokens) > room:  # a long text takes passes of its own
+                self._add(alone := Batch(), slot, tokens[:room])
+                self._run(alone, [(slot, tokens[:room])])
+                tokens = tokens[room:]
+            if batch.num_tokens + len(tokens) > room:
                 found += self._run(batch, members)
                 batch, members = Batch(), []
-            batch.add(slot, item.place, self._known(item.pending), 1)
-            members.append(item)
+            self._add(batch, slot, tokens, 1)
+            members.append((slot, tokens))
         return found + self._run(batch, members)
 
-    def _run(self, batch: Batch, members: list[_Growing]) -> list[Floats]:
+    def _add(self, batch: Batch, slot: int, tokens: Sequence[int], num_logits: int = 0) -> None:
+        batch.add(slot, len(self._slots[slot].computed), self._known(tokens), num_logits)
+
+    def _run(self, batch: Batch, members: Sequence[tuple[int, Sequence[int]]]) -> list[Floats]:
         logits = self._pass(batch)[:, : self._vocab]
-        for item in members:
-            self._slots[item.request.slot].computed.extend(item.pending)
-            item.place += len(item.pending)
-        # Each pass writes over the logits of the one before.
-        return [logits[index].copy() for index in range(len(members))]
+        for slot, tokens in members:
+            self._slots[slot].computed.extend(tokens)
+        return [row.copy() for row in logits]  # each pass writes over those of the one before
 
     def _pass(self, batch: Batch) -> Floats:
         """Run a pass. Its cost is the time since the last one: tokens have to be drawn, too."""
@@ -185,29 +179,18 @@ class DraftModelDrafter:
         self._begun = now
         return logits
 
-    def _draw(self, item: _Growing, logits: Floats) -> None:
-        """Choose a draft token from [V] logits."""
-        sampling = item.request.sampling
+    def _draw(
+        self, request: DraftRequest, position: int, logits: Floats
+    ) -> tuple[int, Floats | None]:
+        """Choose a draft token from [V] logits; with the distribution [V] that it needs, if any."""
+        sampling = request.sampling
         if sampling.temperature == 0:
-            token = int(logits.argmax())
-        else:
-            known = filtered_probs(logits[None], sampling)[0]
-            if sampling.seed is not None:
-                # The target's own noise: similar distributions mostly draw the same token.
-                token = draw_seeded(known, sampling.seed, item.place)
-            else:
-                token = draw(known, item.request.rng)
-                item.probs.append(known)
-        item.tokens.append(token)
-        item.pending = [token]
-
-    def _draft(self, item: _Growing) -> Draft:
-        if not item.probs:
-            return Draft(tuple(item.tokens))
-        # In the target's vocabulary: ids that the draft model does not know have probability 0.
-        probs: Floats = np.zeros((len(item.tokens), self._target_vocab), np.float32)
-        probs[:, : self._vocab] = item.probs
-        return Draft(tuple(item.tokens), probs)
+            return int(logits.argmax()), None
+        probs = filtered_probs(logits[None], sampling)[0]
+        if sampling.seed is None:
+            return draw(probs, request.rng), probs
+        # The target's own noise: similar distributions mostly draw the same token.
+        return draw_seeded(probs, sampling.seed, len(request.text) + position), None
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens as the draft model takes them."""

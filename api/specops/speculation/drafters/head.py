@@ -3,23 +3,18 @@
 The head has no state of its own. It needs the target's latest hidden state and the token that was
 chosen by it. So it never has to catch up, prompts cost it nothing, and one small pass serves all
 slots that have moved on. Its confidence was fitted on other texts than those that it meets here, so
-the tokens that come correct its promises. Where guesses bring less than their passes take, as
-beside a very small target, the head rests and tries again now and then.
+the tokens that come correct its probabilities.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import DraftHead, HiddenStates
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
 _LEAST_SURE = 0.5  # least promise of a guess for another guess to be built upon it
-_WEIGHT = 1 / 32  # weight of the newest pass in a running mean
-_REST = 32  # lookups between two passes that are made although they do not seem to pay
 _EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
 # Share of an error that corrects the logit of a promise: some thousand tokens are remembered, and
 # a promise varies by 0.012.
@@ -34,8 +29,6 @@ class HeadDrafter(LookupDrafter):
         states: the hidden states of the target's slots.
         tokens: the tokens that the head can guess, in the order of its table.
         calibration: factor and summand for the logit of each guess in a row, see `HeadFolder`.
-        costs: costs of the target's passes.
-        clock: seconds.
     """
 
     name = "head"
@@ -46,9 +39,6 @@ class HeadDrafter(LookupDrafter):
         states: HiddenStates,
         tokens: Sequence[int],
         calibration: Sequence[tuple[float, float]],
-        *,
-        costs: CostModel,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._head = head
         self._states = states
@@ -56,11 +46,6 @@ class HeadDrafter(LookupDrafter):
         self._codes = {token: code for code, token in enumerate(tokens)}
         self._factors = [factor for factor, _ in calibration]
         self._summands = [summand for _, summand in calibration]
-        self._costs = costs
-        self._clock = clock
-        self._seconds = 0.0  # mean of a pass
-        self._gain = 0.0  # mean seconds that a pass's guesses save, less the pass's own
-        self._rested = 0  # lookups since the last pass
         self._drafts: dict[int, Draft] = {}  # by slot, for its present state
         self._open: dict[int, tuple[int, Draft]] = {}  # by slot: position, and draft to be judged
 
@@ -69,21 +54,20 @@ class HeadDrafter(LookupDrafter):
         self.release(slot)
 
     def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
     ) -> Draft:
         """The guesses for the slot. One pass makes them for all slots that have none yet."""
         if not self._states.has(slot, len(tokens) - 1):
             return NO_DRAFT
         if slot in self._states.fresh:
-            self._rested += 1
-            if self._gain < 0 and self._rested < _REST:
-                return NO_DRAFT
-            self._guess()
+            slots = sorted(self._states.fresh)
+            self._states.fresh.clear()
+            self._draft(slots)
         draft, reach, likely = self._drafts[slot], 1.0, 0
         self._judge(slot, tokens)
-        for promised in draft.promised[:count]:
-            reach *= promised
-            if reach < least:
+        for probability in draft.accept_probs[:count]:
+            reach *= probability
+            if reach < min_reach:
                 break
             likely += 1
         if not likely:
@@ -100,25 +84,11 @@ class HeadDrafter(LookupDrafter):
     def _judge(self, slot: int, tokens: Sequence[int]) -> None:
         """Learn from the tokens that came in the place of a draft, whether verified or not."""
         place, draft = self._open.pop(slot, (len(tokens), NO_DRAFT))
-        for guess, promised in enumerate(draft.promised[: len(tokens) - place]):
+        for guess, probability in enumerate(draft.accept_probs[: len(tokens) - place]):
             right = tokens[place + guess] == draft.tokens[guess]
-            self._summands[guess] += _LEARN * (right - promised)
+            self._summands[guess] += _LEARN * (right - probability)
             if not right:
                 return
-
-    def _guess(self) -> None:
-        """Make drafts for all slots with fresh states, and note whether that pays."""
-        slots = sorted(self._states.fresh)
-        self._states.fresh.clear()
-        start = self._clock()
-        self._draft(slots)
-        self._seconds = mean_with(self._seconds, self._clock() - start, _WEIGHT)
-        self._rested, count = 0, len(slots)
-        plain = self._costs.cost(count)
-        added = self._costs.cost(count + 1) - plain
-        firsts = (self._drafts[slot].promised[0] for slot in slots)
-        saved = sum(max(0.0, first * plain / count - added) for first in firsts)
-        self._gain += _WEIGHT * (saved - self._seconds - self._gain)
 
     def _draft(self, slots: list[int]) -> None:
         other = len(self._tokens)
@@ -132,10 +102,11 @@ class HeadDrafter(LookupDrafter):
             going_on: list[int] = []
             for row, slot in enumerate(slots):
                 before = self._drafts[slot]
-                promised = _promised(float(sure[row]), factor, summand)
+                probability = _calibrated(float(sure[row]), factor, summand)
                 tokens = (*before.tokens, self._tokens[best[row]])
-                self._drafts[slot] = Draft(tokens, promised=(*before.promised, promised))
-                if promised >= _LEAST_SURE:
+                probabilities = (*before.accept_probs, probability)
+                self._drafts[slot] = Draft(tokens, accept_probs=probabilities)
+                if probability >= _LEAST_SURE:
                     codes[len(going_on)] = best[row]
                     states[len(going_on)] = self._head.next_states[row]
                     going_on.append(slot)
@@ -144,7 +115,7 @@ class HeadDrafter(LookupDrafter):
                 return
 
 
-def _promised(sure: float, factor: float, summand: float) -> float:
+def _calibrated(sure: float, factor: float, summand: float) -> float:
     """The probability that a guess is accepted, from the head's own confidence."""
     sure = min(max(sure, _EDGE), 1 - _EDGE)
     return 1 / (1 + math.exp(-(factor * math.log(sure / (1 - sure)) + summand)))

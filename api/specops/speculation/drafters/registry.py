@@ -5,8 +5,7 @@ from __future__ import annotations
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.model_runner import ModelRunner
-from specops.speculation.drafters.base import Drafter
-from specops.speculation.drafters.cascade import CascadeDrafter
+from specops.speculation.drafters.base import Chain, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 
@@ -16,10 +15,10 @@ def make_drafters(
     draft: ModelRunner | None = None,
     draft_costs: CostModel | None = None,
     *,
-    head: Drafter | None = None,
+    head: LookupDrafter | None = None,
     reuse: PrefixCache = PrefixCache.CLIENT,
-) -> dict[str, Drafter]:
-    """Every drafter that can be made, by name.
+) -> dict[str, Chain]:
+    """What each name in a request asks. `cascade` asks all, the cheapest first.
 
     Args:
         vocab_size: the target's.
@@ -28,12 +27,13 @@ def make_drafters(
         head: the draft head, if there is one.
         reuse: see `SuffixDrafter`.
     """
-    drafters: list[Drafter] = []
+    suffix = SuffixDrafter(reuse)
+    lookups: tuple[LookupDrafter, ...] = (suffix,) if head is None else (suffix, head)
+    model = None
     if draft is not None:
-        drafters.append(DraftModelDrafter(draft, vocab_size=vocab_size, costs=draft_costs))
-    if head is not None:
-        drafters.append(head)
-    drafters.append(SuffixDrafter(reuse))
-    if len(drafters) > 1:
-        drafters.append(CascadeDrafter(drafters[-1], drafters[0]))
-    return {drafter.name: drafter for drafter in drafters}
+        model = DraftModelDrafter(draft, vocab_size=vocab_size, costs=draft_costs)
+    chains = {} if model is None else {model.name: Chain(model=model)}
+    chains |= {drafter.name: Chain((drafter,)) for drafter in reversed(lookups)}
+    if len(chains) > 1:
+        chains["cascade"] = Chain(lookups, model)
+    return chains

@@ -60,12 +60,12 @@ class SuffixDrafter(LookupDrafter):
         self._slots[slot] = lookups, self._history(client)
 
     def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
     ) -> Draft:
-        """Look the last tokens up; see `Drafter.look_up`."""
+        """Look the last tokens up; see `LookupDrafter.look_up`."""
         lookups, history = self._slots[slot]
-        found, promised = lookups.look_up(tokens, history, count, least)
-        return Draft(found, None, None, promised) if found else NO_DRAFT
+        found, probabilities = lookups.look_up(tokens, history, count, min_reach)
+        return Draft(found, accept_probs=probabilities) if found else NO_DRAFT
 
     def release(self, slot: int) -> None:
         """Forget a slot; its text goes into the client's history, if it looked anything up."""
