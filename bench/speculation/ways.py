@@ -174,7 +174,7 @@ class Measured:
     def best_fixed(self, drafter: str) -> Config:
         """The fastest fixed way of a drafter: no drafts, or one of its lengths."""
         fixed = [way for way in self.runs if not way.adaptive and way.drafter == drafter]
-        return max(PLAIN, *fixed, key=self.rate)
+        return max([PLAIN, *fixed], key=self.rate)
 
     def rows(self) -> list[Row]:
         """The figures of every way, in order."""

@@ -49,12 +49,6 @@ def test_each_kind_comes_from_the_held_out_text(made: dict[str, list[Prompt]]) -
         assert len(passage) > len(again)
 
 
-def test_more_code_than_is_shipped_is_at_hand_but_no_more_than_there_is() -> None:
-    assert len({item.text for item in prompts.code(500)}) > 490  # a few functions are alike
-    with pytest.raises(ValueError, match="structured prompts, not 100000"):
-        prompts.by_category(100_000, (STRUCTURED,))
-
-
 def test_prompts_are_read_from_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a\\n", "category": "code"}\n\n{"prompt": "b"}\n')

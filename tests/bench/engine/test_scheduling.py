@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -39,16 +38,12 @@ def test_a_long_prompt_is_computed_anew_each_time_alone_and_beside_streams(bench
         assert bool(found.pauses) == bool(running)
 
 
-@pytest.mark.parametrize(("slow", "pause", "met"), [(1.0, 0.1, True), (2.0, 0.9, False)])
-def test_what_is_wanted_is_said(slow: float, pause: float, met: bool) -> None:
-    readings = {
-        running: [Reading(slow if running else 1.0, [pause] if running else [], 3, 0.0)] * 2
-        for running in (0, 1, 4)
-    }
-    decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
-    outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
-    streams, prompts = outcome.tables
-    assert streams.rows[1][2] == "3.00"
-    assert prompts.rows[2][2].startswith(f"{slow:.2f}")
-    assert [line.met for line in outcome.wanted] == [met, met]
-    json.dumps(outcome.result)
+def test_a_prompt_is_judged_beside_the_most_streams() -> None:
+    for slow, pause, met in ((1.0, 0.1, True), (2.0, 0.9, False)):
+        readings = {
+            running: [Reading(slow if running else 1.0, [pause] if running else [], 3, 0.0)] * 2
+            for running in (0, 1, 4)
+        }
+        decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
+        outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
+        assert [line.met for line in outcome.wanted] == [met, met]

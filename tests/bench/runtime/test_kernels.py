@@ -9,7 +9,7 @@ from bench.runtime import kernels
 from specops.runtime.kernels import ATTENTION, MATMUL
 
 
-def test_only_the_last_passes_count() -> None:
+def test_only_the_last_passes_count_and_shares_are_of_the_kernels_time() -> None:
     def kernel(op: str, start: int, duration: int) -> dict[str, object]:
         args = {"op_name": op}
         return {"name": f"{op}_kernel_time", "ts": start, "dur": duration, "args": args}
@@ -23,9 +23,6 @@ def test_only_the_last_passes_count() -> None:
         *(kernel(MATMUL, 201, 3000), run(200)),
     ]
     assert kernels.kernels(events, 2) == {MATMUL: 2.0, "Relu": 0.25}
-
-
-def test_shares_are_of_the_kernels_time() -> None:
     by_operator = {MATMUL: 6.0, ATTENTION: 3.0, "QuickGelu": 0.5, "Cast": 0.5}
     profile = kernels.Profile("x", 10.0, by_operator)
     assert [profile.share(group) for group in kernels.GROUPS] == [0.6, 0.3, 0.0, 0.05, 0.05]

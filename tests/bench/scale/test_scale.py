@@ -32,16 +32,6 @@ def test_what_was_wanted_is_held_against_what_was_measured() -> None:
     assert reached(Measured(QUICK, True, [busy, uneven], slow, costs(0.0015))) == [False] * 7
 
 
-def test_the_tables_say_it() -> None:
-    slow = replace(TWO, seconds=60.0)
-    tables = outcome("a model", Measured(QUICK, True, [ONE, TWO], slow, costs(0.0005))).tables
-    (one, two, last) = tables[0].rows
-    assert one[6:8] == ("1.000", "1.00")
-    assert two[6:8] == last[6:8] == ("0.950", "1.33")
-    assert last[1] == "60"
-    assert tables[1].rows[0][3].startswith("0.50 ")
-
-
 def test_replicas_have_equal_parts_or_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     found = cores(3)

@@ -38,22 +38,6 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
     assert 0 < measured.http["3"][0] < 1
 
 
-def test_we_are_compared_with_the_faster_peer() -> None:
-    measured = Measured(Plan(starts=1, rounds=3, clients=(1, 8)))
-    measured.runs_on = {OURS: "a", LLAMA_CPP: "b", OPENVINO: "c"}
-    measured.turns.ms = {
-        "1": {OURS: [2e3, 2e3, 4e3], LLAMA_CPP: [3.4e3, 3.4e3, 6.8e3], OPENVINO: [3.5e3] * 3},
-        "8": {OURS: [8e3] * 3, LLAMA_CPP: [2e4] * 3, OPENVINO: [6.4e3] * 3},
-    }
-    measured.http = {"1": [0.01] * 3, "8": [0.02] * 3}
-    outcome = at_once.outcome("m", measured)
-    first, last = outcome.result["cases"]
-    assert (first["rival"], last["rival"]) == (LLAMA_CPP, OPENVINO)
-    assert first["tokens_per_second"][OURS]["median"] == 32
-    assert [line.measured for line in outcome.wanted] == pytest.approx([1.7, 0.8])
-    assert [line.met for line in outcome.wanted] == [True, False]
-
-
 @pytest.mark.e2e
 @needs_peers
 def test_the_real_peers_answer_beside_the_real_service(model: BenchModel, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from bench.speculation import equality, equality_worker
 from bench.speculation.equality import Count, Plan
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.runtime import kernels
 from tests.bench.speculation.runs import MODEL
 
 PROMPTS = [Prompt(CODE, f"def f{number}(a):\n") for number in range(4)]
@@ -67,16 +66,6 @@ def test_one_differing_answer_anywhere_is_not_sound() -> None:
     other = equality.outcome(MODEL, {"way": {"a": fine, "b": bad}}, PLAN, 4)
     assert not other.sound
     assert other.tables[0].rows[1] == ("way: b", "10", "110", "1", "0")
-
-
-def test_every_prompt_has_a_process_and_the_slowest_kernels_have_some() -> None:
-    cases = list(equality.circumstances(50, Plan(prompts=50, new_tokens=8), threads=2))
-    slow = [case for case in cases if case.kernel == kernels.NAMES[-1]]
-    assert {place for case in cases if case not in slow for place in case.places} == set(range(50))
-    assert [case.number for case in cases] == list(range(len(cases)))
-    if kernels.kernel() != kernels.NAMES[-1]:
-        assert [list(case.places) for case in slow] == [[0, 1]]
-    assert cases == list(equality.circumstances(50, Plan(prompts=50, new_tokens=8), threads=2))
 
 
 def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engine: Engine) -> None:

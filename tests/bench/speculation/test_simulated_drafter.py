@@ -45,11 +45,3 @@ def test_proposes_nothing_where_the_sequence_went_another_way_or_has_ended() -> 
     assert propose(drafter, [*PROMPT, TEXT[0] + 1], 2) is NO_DRAFT
     assert propose(drafter, [1, 2], 2) is NO_DRAFT
     assert propose(drafter, [*PROMPT, *TEXT], 2) is NO_DRAFT
-
-
-def test_tells_several_sequences_apart() -> None:
-    drafter = make(1, (PROMPT, TEXT), ((1, 2), (3, 4, 5)))
-    assert propose(drafter, [1, 2, 3], 1, slot=1).tokens == (4,)
-    drafter.release(1)
-    assert propose(drafter, [1, 2, 3, 4], 1, slot=0).tokens == (5,)
-    assert propose(drafter, [*PROMPT, TEXT[0]], 1, slot=1).tokens == (TEXT[1],)

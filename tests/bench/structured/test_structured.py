@@ -25,7 +25,6 @@ def test_answers_are_compared_and_checked(tiny: BenchModel) -> None:
     outcome = structured.run(tiny, structured.QUICK)
     assert outcome.sound
     result = json.loads(json.dumps(outcome.result, allow_nan=False))
-    assert result["schemas"]["schemas"] == structured.QUICK.schemas
     assert result["schemas"]["valid"] == result["schemas"]["complete"]
     assert all(form["equal"] and form["origins"]["grammar"] for form in result["forms"].values())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.tools.page import write_page
-from bench.tools.plots import figure, save
+from bench.tools.plots import save
 from bench.tools.report import Chart, Outcome, Series, Table, write
 
 TABLE = Table("Speed <of> all", ("side", "tok/s"), [("a & b", "9.5")], ("a note",))
@@ -20,12 +20,6 @@ CHART = Chart("Speed", "text", "times plain", BARS, ["code", "prose"], level=1.0
 MACHINE = {
     "command": "python -m bench x", "cpu": "a cpu", "threads": 2, "onnxruntime": "1", "date": "now",
 }  # fmt: skip
-
-
-def test_a_chart_shows_every_series_and_the_level_to_compare_with() -> None:
-    (axes,) = figure([CHART]).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["suffix", "draft"]
-    assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axes.lines)
 
 
 def test_the_page_holds_every_result_and_asks_for_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tools import machine
-from bench.tools.report import Outcome, Summary, Table, Wanted, ratios, rotated, write
+from bench.tools.report import Outcome, Summary, Table, Wanted, ratios, write
 
 TABLE = Table("Speed", ("side", "tok/s"), [("engine", "9.5"), ("API", "10.25")], ("one stream",))
 
@@ -67,15 +67,6 @@ def test_figures_need_values_and_as_many_bases() -> None:
         Summary.of([])
     with pytest.raises(ValueError, match="argument 2"):
         ratios([1.0], [1.0, 2.0])
-
-
-@given(st.lists(st.integers(), min_size=1, max_size=8), st.integers(0, 100))
-def test_rotation_keeps_the_order_and_each_item_is_first_in_its_turn(
-    items: list[int], by: int
-) -> None:
-    turned = rotated(items, by)
-    assert turned[0] == items[by % len(items)]
-    assert rotated(turned, len(items) - by % len(items)) == items
 
 
 def test_a_machine_is_described_with_its_commit_and_command(
