@@ -43,7 +43,7 @@ def test_every_panel_has_a_unit_an_explanation_and_asks_the_chosen_instances() -
         place = f"{name} / {panel['title']}"
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults["unit"], place
-        assert len(panel["description"]) > 80, place
+        assert len(panel["description"]) > 80, f"{place}: say what it means when it looks bad"
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
         assert {source["uid"] for source in sources} == {"${datasource}"}, place
         for target in panel["targets"]:
@@ -268,7 +268,8 @@ def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) 
     evaluate(series, BUSY + rest, cases, tmp_path)
 
 
-# What is true of a machine and of a queue although no request comes.
+# Panels whose value may be 0 although no request comes, as of a machine or a queue; the others then
+# have none.
 TRUE_AT_0 = {
     *("Requests per second", "Queue in use", "Memory of the cap", "Ready for", "Replicas missing"),
     *("Swap in use", "Lost for memory", "Processors used", "Disk in use", "Queue", "Swap"),
