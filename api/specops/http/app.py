@@ -115,22 +115,13 @@ def create_app(
         metrics.set_endpoint(path, (200, *failures))
     keys = ApiKeys(settings.api_keys, settings.metrics_key)
     metrics.set_clients(keys.clients)
-    hosts = Hosts(
-        "*" if settings.api_keys else settings.allowed_hosts,
-        lambda: metrics.observe_rejected("unknown_host"),
-    )
-
-    def refuse(scope: Scope, whole: bool) -> Response | None:
-        if not whole and (error := hosts.refusal(scope)) is not None:
-            return Context.of(scope).protocol.error_response(error)
-        return _refuse_if_full(scope, service, whole)
-
     app.add_middleware(
         RequestContext,
         state=state,
         keys=keys,
+        hosts=Hosts("*" if settings.api_keys else settings.allowed_hosts),
         endpoints=endpoints,
-        refuse=refuse,
+        refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
         trace=lambda scope, arrival: (
             _begin_trace(tracing, service, metrics, scope, arrival) if tracing else None
         ),
@@ -143,7 +134,7 @@ def create_app(
 
 
 def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response | None:
-    """Refuse a request if there is no room for it; once it is whole, reserve a place for it."""
+    """Refuse a request if the queue is full; once it is whole, reserve a slot in the queue."""
     wants_answer = scope["method"] == "POST" and scope["path"] in _PROMPTS
     if not wants_answer or service.state is not ModelState.READY:
         return None

@@ -3,7 +3,8 @@
 uvicorn has one deadline, for connections between two requests. A client that sends half a request,
 or does not read its answer, would stay for ever, and enough of them take every file descriptor.
 Here the server looks at each connection once a second and closes those that made no progress. Time
-is counted in such looks: if the whole process stood still, no client pays for it.
+is counted in such looks rather than by a clock: if the whole process stood still, no client pays
+for it.
 
 Whatever goes wrong in a connection's callbacks closes that connection and no other.
 """
@@ -11,6 +12,7 @@ Whatever goes wrong in a connection's callbacks closes that connection and no ot
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,25 +171,19 @@ class Connection(H11Protocol):
     def eof_received(self) -> None:
         """Close the connection of a client that sends no more: asyncio does."""
 
-    @_alone
-    def pause_writing(self) -> None:
-        """Have a request wait until the client has read some of its answer."""
-        super().pause_writing()
-
-    @_alone
-    def resume_writing(self) -> None:
-        """Let the request go on."""
-        super().resume_writing()
+    pause_writing = _alone(H11Protocol.pause_writing)
+    resume_writing = _alone(H11Protocol.resume_writing)
+    on_response_complete = _alone(H11Protocol.on_response_complete)
 
     @_alone
     def data_received(self, data: bytes) -> None:
-        """Take in the client's bytes, unless the client was refused."""
+        """Receive the client's bytes, unless the client was refused."""
         if not self._refused and not self._aborted:
             self._received += len(data)
             super().data_received(data)
 
     def handle_events(self) -> None:
-        """Take in requests; send a stream without chunks if the request asks for that."""
+        """Start requests; send a stream without chunks if the request asks for that."""
         super().handle_events()
         if self.cycle is not None and UNFRAMED in self.headers:
             self.conn.their_http_version = b"1.0"  # a body of unknown length ends the connection
@@ -198,7 +194,7 @@ class Connection(H11Protocol):
         if self._aborted:
             return
         waiting = self.transport.get_write_buffer_size()
-        reason = self._waits_for(waiting)
+        reason, stall, whole = self._deadline(waiting)
         amount = self._own.written - waiting if reason == "unread" else self._received
         # Each request starts anew, even if the client has the same to do as before.
         if (seen := (reason, self.cycle)) != self._seen:
@@ -207,30 +203,32 @@ class Connection(H11Protocol):
             self._looks += 1
             self._still = self._still + 1 if amount == self._amount else 0
         self._amount = amount
-        limits = self._limits
-        stall, whole = {
-            "slow_headers": (limits.stall if self._received else limits.headers, limits.headers),
-            "slow_body": (limits.stall, limits.body),
-            "unread": (limits.unread, limits.reading),
-            "refused": (_LINGERING, _LINGERING),
-        }.get(reason, (self._looks + 1, self._looks + 1))
         if self._still >= stall or self._looks >= whole:
-            self._let_go(reason)
+            self._close_slow(reason)
 
-    def _waits_for(self, waiting: int) -> str:
-        """Return the reason for closing if the client does nothing from now on; empty if none."""
+    def _deadline(self, waiting: int) -> tuple[str, float, float]:
+        """Return what closes the connection if the client does nothing from now on.
+
+        Args:
+            waiting: bytes of the answer that the client has not read.
+
+        Returns:
+            The reason; looks without a byte; looks in all.
+        """
+        limits = self._limits
         if self._refused:
-            return "refused"
+            return "refused", _LINGERING, _LINGERING
         if waiting:
-            return "unread"
+            return "unread", limits.unread, limits.reading
         if self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused:
-            return "slow_body"
+            return "slow_body", limits.stall, limits.body
         begun = self.cycle is None or self.conn.trailing_data[0]
         if self.conn.their_state is h11.IDLE and begun:
-            return "slow_headers"
-        return ""  # the server has to answer, or uvicorn's own deadline runs
+            stall = limits.stall if self._received else limits.headers
+            return "slow_headers", stall, limits.headers
+        return "", math.inf, math.inf  # the server has to answer, or uvicorn's own deadline runs
 
-    def _let_go(self, reason: str) -> None:
+    def _close_slow(self, reason: str) -> None:
         if reason != "refused":
             self._closed(reason)
         answered = reason == "slow_body" and self.cycle.response_complete  # before the body's end
@@ -240,7 +238,7 @@ class Connection(H11Protocol):
             self._abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application, tell it that the client is gone, and close."""
+        """Answer in the application's place, which sees the client leave, and close."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started:
@@ -290,14 +288,9 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     @_alone
-    def on_response_complete(self) -> None:
-        """Go on with the next request of the connection; called by uvicorn."""
-        super().on_response_complete()
-
-    @_alone
     def shutdown(self) -> None:
         """End a connection when the server ends; called by uvicorn."""
-        if self._waits_for(0) == "slow_body" and not self.cycle.response_complete:
+        if self._deadline(0)[0] == "slow_body" and not self.cycle.response_complete:
             self._refuse(unavailable("the server is ending", "model_draining"))
         else:
             super().shutdown()

@@ -165,8 +165,8 @@ class _Problem:
     """One thing that is wrong with a body.
 
     Attributes:
-        steps: to its place: names and indexes within the body, and in between, as None and a name,
-            the types that were tried there, of which one was enough.
+        steps: the path to it: names and indexes within the body, and in between, as None and a
+            name, the types that were tried there, of which one would have been enough.
     """
 
     def __init__(self, problem: Mapping[str, Any], body: Any) -> None:
@@ -185,16 +185,16 @@ class _Problem:
         self.message = _message(problem)
 
     @property
-    def place(self) -> list[str | int]:
+    def path(self) -> list[str | int]:
         """Where it is, such as ["messages", 3, "content"]."""
         return [name for name, _ in self.steps if name is not None]
 
     @property
     def progress(self) -> tuple[int, int, bool]:
         """How far a type fitted: the one that was meant fits furthest."""
-        place = self.place
-        index = next((name for name in reversed(place) if isinstance(name, int)), 0)
-        return len(place), index, not self.is_of_another_type
+        path = self.path
+        index = next((name for name in reversed(path) if isinstance(name, int)), 0)
+        return len(path), index, not self.is_of_another_type
 
     @property
     def is_of_another_type(self) -> bool:
@@ -202,7 +202,7 @@ class _Problem:
         return str(self.problem["type"]).endswith("_type")
 
     def __str__(self) -> str:
-        where = ".".join(map(str, self.place)) or _field(self.problem) or "body"
+        where = ".".join(map(str, self.path)) or _field(self.problem) or "body"
         return f"{where}: {self.message}"
 
 
@@ -216,18 +216,18 @@ def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
     for problem in problems:
         step = problem.steps[depth] if depth < len(problem.steps) else None
         groups.setdefault(step, []).append(problem)
-    found = {
+    by_step = {
         step: group if step is None else _meant(group, depth + 1) for step, group in groups.items()
     }
-    tried = [group for step, group in found.items() if step is not None and step[0] is None]
+    tried = [group for step, group in by_step.items() if step is not None and step[0] is None]
     if len(tried) < 2:
-        return [problem for group in found.values() for problem in group]
+        return [problem for group in by_step.values() for problem in group]
     best = max(tried, key=lambda group: max(problem.progress for problem in group))
     if all(len(group) == 1 and group[0].is_of_another_type for group in tried):
-        # None fits at all: all of them are told.
+        # No type fits at all: the message names all of them.
         words = dict.fromkeys(group[0].message.removeprefix(_SHOULD_BE) for group in tried)
         best[0].message = _SHOULD_BE + " or ".join(words)
-    rest = [group for step, group in found.items() if step is None or step[0] is not None]
+    rest = [group for step, group in by_step.items() if step is None or step[0] is not None]
     return [problem for group in (*rest, best) for problem in group]
 
 

@@ -16,12 +16,11 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Scope
 
 from specops.http.errors import ApiError
 
@@ -33,7 +32,7 @@ _PRIVATE = (
     *(".localhost", ".local", ".internal", ".home.arpa", ".lan"),
     *(".svc", ".svc.cluster.local"),
 )
-_MOST_NAMES = 64  # that the log tells of
+_MOST_NAMES = 64  # in the log
 _LONGEST_NAME = 64  # in a message
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 _LOCAL = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104 # nosec B104
@@ -66,16 +65,10 @@ class Hosts:
     Args:
         allowed: names beside those that are always taken, separated by commas; `*.example.org`
             stands for all names below `example.org`, `*` for all names.
-        refused: called for each refused request.
         environ: has the name of a GitHub Codespace, if this is one.
     """
 
-    def __init__(
-        self,
-        allowed: str,
-        refused: Callable[[], None],
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, allowed: str, environ: Mapping[str, str] = os.environ) -> None:
         self._names = {socket.gethostname().lower()}
         self._suffixes = list(_PRIVATE)
         for name in filter(None, allowed.split(",")):
@@ -87,8 +80,7 @@ class Hosts:
         domain = environ.get("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "").lower()
         own = rf"{re.escape(codespace)}-[0-9]+\.{re.escape(domain)}"
         self._codespace = re.compile(own) if codespace and domain else None
-        self._refused = refused
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def answers_to(self, host: str) -> bool:
         """Return whether a request with this `Host` header may pass."""
@@ -107,21 +99,24 @@ class Hosts:
             return False
         return True
 
-    def refusal(self, scope: Scope) -> ApiError | None:
-        """Return the answer to a request under a name that is not the service's, None to others."""
-        host = Headers(scope=scope).get("host", "")
-        if scope["path"] in ANY_HOST_PATHS or self.answers_to(host):
-            return None
-        self._refused()
+    def check(self, path: str, headers: Headers) -> None:
+        """Let a request pass.
+
+        Raises:
+            ApiError: it came under a name that is not the service's.
+        """
+        host = headers.get("host", "")
+        if path in ANY_HOST_PATHS or self.answers_to(host):
+            return
         name = (host_name(host) or host)[:_LONGEST_NAME]
-        if name not in self._told and len(self._told) < _MOST_NAMES:
-            self._told.add(name)
+        if name not in self._logged and len(self._logged) < _MOST_NAMES:
+            self._logged.add(name)
             log.warning(
-                "refused: a request under a name that is not allowed; add the name to "
+                "refused a request for a host name that is not allowed; add the name to "
                 "SPECOPS_ALLOWED_HOSTS, or set SPECOPS_API_KEYS",
                 extra={"fields": {"host": name}},
             )
-        return ApiError(
+        raise ApiError(
             403,
             f"this server does not answer to the name {name!r}. It has no API key, and a web page "
             f"could reach it under such a name. Start it with SPECOPS_ALLOWED_HOSTS={name}, or "

@@ -1,8 +1,8 @@
 """What every HTTP request gets: an id, a check of its key, a limit of its body, a log line, and an
 answer to any failure.
 
-The middleware reads a body whole before the application sees the request: half a request takes no
-place from others. It is pure ASGI, because the framework's base class for middleware hides that a
+The middleware reads a body whole before the application sees the request: half a request takes up
+no slot. It is pure ASGI, because the framework's base class for middleware hides that a
 client left, and times streams wrongly.
 """
 
@@ -25,6 +25,7 @@ from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
 from specops.http.content_encoding import body_encoding, decompressed
 from specops.http.endpoints import Endpoints
 from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, unavailable
+from specops.http.hosts import Hosts
 from specops.http.keys import ApiKeys
 from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context
@@ -41,6 +42,7 @@ _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seco
 # The reason of a rejection in the metrics, by the code of the answer.
 _REASONS = {
     "invalid_api_key": "unauthorized",
+    "host_not_allowed": "unknown_host",
     "body_too_large": "too_large",
     "unsupported_encoding": "invalid",
     "invalid_encoding": "invalid",
@@ -58,6 +60,7 @@ class RequestContext:
     Args:
         state: the application's.
         keys: the keys that clients must send.
+        hosts: the names under which the service answers.
         endpoints: name the endpoint of a path, for the metrics.
         refuse: returns a refusal, or None. It is asked before the body is read, and again with
             True once the body is whole: then it may set the context's `release`. Refusing a crowd
@@ -71,12 +74,14 @@ class RequestContext:
         *,
         state: AppState,
         keys: ApiKeys,
+        hosts: Hosts,
         endpoints: Endpoints,
         refuse: Callable[[Scope, bool], Response | None],
         trace: Callable[[Scope, float], RequestTrace | None],
     ) -> None:
         self.app = app
         self._keys = keys
+        self._hosts = hosts
         self._endpoints = endpoints
         self._state = state
         self._metrics = state.metrics
@@ -95,8 +100,8 @@ class RequestContext:
         if protocol.any_media_type and "origin" not in headers:
             # A stranger's page can send a body of another type without asking: it has an origin.
             MutableHeaders(scope=scope)["content-type"] = "application/json"
-        given = headers.get("x-request-id", "")
-        request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+        sent = headers.get("x-request-id", "")
+        request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         ids = dict.fromkeys(protocol.id_headers, request_id)
         exchange = _Exchange(receive, send, ids, _length(headers))
         context = Context(
@@ -174,6 +179,7 @@ class RequestContext:
             shape = headers.get("x-load-test")
             if shape and self._keys.known(headers):  # open paths count only with a key, too
                 self._metrics.observe_load_test(shape)
+            self._hosts.check(scope["path"], headers)
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
             encoding = body_encoding(headers.get("content-encoding"))
