@@ -62,29 +62,41 @@ def test_memory_that_fills_up_later_counts_as_held() -> None:
     assert plan_memory(later, ALONE).kv_bytes < plan_memory(supply(1_000), ALONE).kv_bytes
 
 
-def test_a_machine_with_room_gives_every_slot_the_whole_context() -> None:
-    plan = plan_memory(supply(24_000), TINYLLAMA)
-    assert (plan.slots, plan.context) == (DEFAULT_SLOTS, 2048)
-    assert plan.kv_tokens == DEFAULT_SLOTS * 2048
-    assert plan.num_blocks == DEFAULT_SLOTS * 32
-    assert plan.weights_fit
-    odd = plan_memory(supply(24_000), TINYLLAMA, slots=3, context=100)
-    assert (odd.slots, odd.context, odd.kv_tokens) == (3, 100, 3 * 128)
+BOTH, TARGETS, NONE = "in the page cache", "the target's stay", "from disk for every token"
 
 
-def test_under_1_gb_tinyllama_serves_more_than_four_short_requests_beside_its_weights() -> None:
-    plan = plan_memory(supply(1000), ALONE)
-    assert plan.weights_fit
-    assert plan.kv_tokens > 4 * (200 + 64) * 2
-    assert plan.context == 2048
-
-
-def test_under_1_gb_the_draft_gives_way_and_the_targets_weights_stay() -> None:
-    plan = plan_memory(supply(1000), TINYLLAMA)
-    assert plan.kv_tokens >= 4 * (200 + 64) * 2
-    assert TINYLLAMA.target_weights <= plan.left_for_weights < TINYLLAMA.mapped_weights
-    assert any("the target's stay" in line for line in plan.lines())
-    assert not any("every token" in line for line in plan.lines())
+@pytest.mark.parametrize(
+    ("limit_mb", "demand", "asked", "expected", "weights"),
+    [
+        # With room every slot gets the whole context.
+        (24_000, TINYLLAMA, {}, (DEFAULT_SLOTS, 2048, DEFAULT_SLOTS * 2048), BOTH),
+        (24_000, TINYLLAMA, {"slots": 3, "context": 100}, (3, 100, 3 * 128), BOTH),
+        # Under 1 GB the draft gives way; four requests of 200 + 64 tokens still fit twice.
+        (1_000, ALONE, {}, (8, 2048, 8_832), BOTH),
+        (1_000, TINYLLAMA, {}, (8, 2048, 3_328), TARGETS),
+        # If no weights can stay, one modest request is planned.
+        (700, TINYLLAMA, {}, (8, 1024, 1_024), NONE),
+        # A requested context or size is planned even if weights must go.
+        (820, ALONE, {}, (8, 832, 832), BOTH),
+        (820, ALONE, {"context": 2048}, (8, 2048, 2048), NONE),
+        (4_000, TINYLLAMA, {"slots": 2, "context": 1000, "kv_tokens": 1500}, (2, 1000, 1536), BOTH),
+        (4_000, TINYLLAMA, {"kv_tokens": 20}, (8, 64, 64), BOTH),
+        (24_000, TINYLLAMA, {"context": 9999}, (8, 2048, 8 * 2048), BOTH),  # the model's
+    ],
+)
+def test_what_is_planned(
+    limit_mb: int,
+    demand: Demand,
+    asked: dict[str, int],
+    expected: tuple[int, int, int],
+    weights: str,
+) -> None:
+    plan = plan_memory(supply(limit_mb), demand, **asked)
+    assert (plan.slots, plan.context, plan.kv_tokens) == expected
+    assert plan.num_blocks == plan.kv_tokens // 64
+    assert plan.weights_fit == (weights == BOTH)
+    assert (plan.left_for_weights >= demand.target_weights) == (weights != NONE)
+    assert weights in [*plan.lines()][-1]
 
 
 def test_both_models_stay_where_that_leaves_a_comfortable_cache() -> None:
@@ -94,28 +106,6 @@ def test_both_models_stay_where_that_leaves_a_comfortable_cache() -> None:
     plan = plan_memory(supply(least), TINYLLAMA)
     assert plan.kv_tokens == plan.context == 1024
     assert plan_memory(supply(least - 1), TINYLLAMA).kv_tokens > 1024  # the draft's place
-
-
-def test_if_no_weights_can_stay_one_modest_request_is_planned_and_the_table_says_so() -> None:
-    plan = plan_memory(supply(700), TINYLLAMA)
-    assert plan.kv_tokens == plan.context == 1024
-    assert plan.left_for_weights < TINYLLAMA.target_weights
-    assert any("from disk for every token" in line for line in plan.lines())
-
-
-def test_a_requested_context_is_planned_even_if_weights_must_go() -> None:
-    plan = plan_memory(supply(820), ALONE, context=2048)
-    assert plan.context == plan.kv_tokens == 2048
-    assert not plan.weights_fit
-    assert plan_memory(supply(820), ALONE).weights_fit
-
-
-def test_a_requested_size_that_fits_is_planned() -> None:
-    plan = plan_memory(supply(4000), TINYLLAMA, slots=2, context=1000, kv_tokens=1500)
-    assert (plan.slots, plan.context, plan.kv_tokens) == (2, 1000, 1536)
-    few = plan_memory(supply(4000), TINYLLAMA, kv_tokens=20)
-    assert (few.context, few.kv_tokens) == (64, 64)
-    assert plan_memory(supply(4000), TINYLLAMA, context=9999).context == 2048  # the model's
 
 
 def test_a_context_above_the_cache_is_refused() -> None:

@@ -14,6 +14,7 @@ from specops.request import SamplingParams
 from specops.runtime import kernels
 from specops.runtime.sampling import draw, draw_seeded, filtered_probs, logprob, mask
 from tests.option_costs import DRAWN, costs
+from tests.runtime.kernels.operators import covering
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
 
@@ -23,34 +24,65 @@ def uniform(number: float) -> Any:
     return SimpleNamespace(random=lambda: number)
 
 
-def plainly_filtered(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """The same by sorting everything, in twice the precision."""
-    probs = np.exp(logits.astype(np.float64) - logits.max())
-    order = np.argsort(-probs, kind="stable")
+def plainly_filtered(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """[V] probabilities by sorting everything, in twice the precision."""
+    temperature, top_k = np.float64(params.temperature), params.top_k
+    probs = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    if params.top_n_sigma:
+        spread = logits[np.isfinite(logits)].std(dtype=np.float64)
+        probs[logits < logits.max() - params.top_n_sigma * spread] = 0
     if top_k:
-        probs[probs < probs[order[min(top_k, len(order)) - 1]]] = 0
-    probs /= probs.sum()
-    if top_p < 1:
-        ranked = probs[order]
-        probs[order[np.cumsum(ranked) - ranked >= top_p]] = 0
+        probs[probs < np.sort(probs)[-min(top_k, len(probs))]] = 0
+    if params.top_p < 1:
+        order = np.argsort(-probs, kind="stable")
+        ranked = probs[order] / probs.sum()
+        probs[order[np.cumsum(ranked) - ranked >= params.top_p]] = 0
+    probs[probs < np.float32(params.min_p)] = 0
+    if params.typical_p < 1:  # equally typical tokens all stay
+        probs /= probs.sum()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            surprise = -np.log(probs)
+            off = np.abs(surprise - np.where(probs > 0, probs * surprise, 0).sum())
+        order = np.argsort(off, kind="stable")
+        last = np.searchsorted(np.cumsum(probs[order]), params.typical_p)
+        probs[off > off[order[min(last, len(off) - 1)]] + 1e-6] = 0
     return probs / probs.sum()
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 30.0])
-@pytest.mark.parametrize("vocab", [4, 300, 5000])
-@pytest.mark.parametrize("top_k", [0, 1, 3, 200])
-@pytest.mark.parametrize("top_p", [1.0, 0.99, 0.5])
+@pytest.mark.parametrize(
+    ("spread", "vocab", "forbidden", "temperature", "filters"),
+    covering(
+        [0.01, 1.0, 3.0, 30.0],
+        [4, 300, 5000],
+        [False, True],
+        [0.5, 1.0, 3.0],
+        [
+            {},
+            *({"top_k": number} for number in (1, 3, 200)),
+            *({"top_p": share} for share in (0.99, 0.5)),
+            *({"min_p": share} for share in (0.02, 0.5, 1.0)),
+            *({"typical_p": share} for share in (0.05, 0.5, 0.9)),
+            *({"top_n_sigma": sigmas} for sigmas in (0.5, 1.0, 3.0)),
+            *({"top_k": number, "top_p": share} for number in (3, 200) for share in (0.99, 0.5)),
+            *({"top_k": number, "typical_p": 0.5} for number in (3, 200)),
+            {"top_k": 200, "top_p": 0.9, "min_p": 0.1, "top_n_sigma": 2.0},
+        ],
+    ),
+)
 def test_filters_are_those_of_sorting_everything(
-    spread: float, vocab: int, top_k: int, top_p: float
+    *, spread: float, vocab: int, forbidden: bool, temperature: float, filters: dict[str, Any]
 ) -> None:
-    """From flat to peaked distributions; steps in the logits make ties."""
+    """From flat to peaked distributions; steps make ties, and a grammar forbids tokens."""
     rng = np.random.default_rng(7)
     logits = (np.round(rng.standard_normal((2, vocab)) * 8) / 8 * spread).astype(np.float32)
-    before = logits.copy()
-    found = filtered_probs(logits, SamplingParams(1.0, top_k=top_k, top_p=top_p))
+    logits[1, 1::3] = -np.inf if forbidden else 0
+    before, params = logits.copy(), SamplingParams(temperature, **filters)
+    found = filtered_probs(logits, params)
     assert np.array_equal(logits, before)
     for row, plain in zip(found, logits, strict=True):
-        assert np.allclose(row, plainly_filtered(plain, top_k, top_p), rtol=1e-4, atol=1e-30)
+        expected = plainly_filtered(plain, params)
+        assert np.allclose(row, expected, rtol=1e-4, atol=1e-30)
+        assert np.array_equal(row > 1e-30, expected > 1e-30)
 
 
 @pytest.mark.parametrize("spread", [0.1, 3.0, 200.0])
@@ -156,59 +188,6 @@ def test_a_mask_leaves_the_logits_of_its_bits(vocab: int) -> None:
     expected = np.where(bits, logits, -np.inf)
     mask(logits, masks)
     assert np.array_equal(logits, expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.5, 1.0])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_min_p_keeps_the_tokens_near_the_likeliest(min_p: float, temperature: float) -> None:
-    free = filtered_probs(LOGITS, SamplingParams(temperature))
-    found = filtered_probs(LOGITS, SamplingParams(temperature, min_p=min_p))
-    kept = free >= np.float32(min_p) * free.max(axis=-1, keepdims=True)
-    assert np.array_equal(found > 0, kept)
-    assert np.allclose(found.sum(axis=-1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize("sigmas", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_top_n_sigma_keeps_the_same_at_any_temperature(sigmas: float, temperature: float) -> None:
-    """Logits of -inf, which a grammar forbids, do not count."""
-    logits = LOGITS.copy()
-    logits[:, ::7] = -np.inf
-    allowed = np.isfinite(logits)
-    found = filtered_probs(logits, SamplingParams(temperature, top_n_sigma=sigmas))
-    for row, plain, finite in zip(found, logits, allowed, strict=True):
-        edge = plain.max() - sigmas * plain[finite].std(dtype=np.float64)
-        assert np.array_equal(row > 0, plain >= edge)
-
-
-def plainly_typical(logits: np.ndarray, mass: float, top_k: int) -> np.ndarray:
-    """The same by sorting everything, in twice the precision; equally typical tokens all stay."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        probs = plainly_filtered(logits, top_k, 1.0)
-        surprise = -np.log(probs)
-        off = np.abs(surprise - np.where(probs > 0, probs * surprise, 0).sum())
-    order = np.argsort(off, kind="stable")
-    last = np.searchsorted(np.cumsum(probs[order]), mass)
-    probs[off > off[order[min(last, len(off) - 1)]] + 1e-6] = 0
-    return probs / probs.sum()
-
-
-@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 30.0])
-@pytest.mark.parametrize("vocab", [4, 300, 5000])
-@pytest.mark.parametrize("top_k", [0, 3, 200])
-@pytest.mark.parametrize("mass", [0.05, 0.5, 0.9])
-def test_typical_p_keeps_the_tokens_of_expected_surprise(
-    spread: float, vocab: int, top_k: int, mass: float
-) -> None:
-    """Logits of -inf, which a grammar forbids, have no part in it."""
-    rng = np.random.default_rng(11)
-    logits = (np.round(rng.standard_normal((2, vocab)) * 8) / 8 * spread).astype(np.float32)
-    logits[1, ::3] = -np.inf
-    found = filtered_probs(logits, SamplingParams(1.0, top_k=top_k, typical_p=mass))
-    for row, plain in zip(found, logits, strict=True):
-        expected = plainly_typical(plain, mass, top_k)
-        assert np.allclose(row, expected, rtol=1e-4, atol=1e-30)
-        assert np.array_equal(row > 0, expected > 1e-30)
 
 
 def test_no_option_takes_far_longer_than_to_draw_a_token_at_all() -> None:

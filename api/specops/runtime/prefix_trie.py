@@ -108,7 +108,9 @@ class PrefixTrie:
         index = bisect_left(parent.order, tokens)
         following = parent.order[index : index + 1]
         if following and following[0][: len(tokens)] == tokens:
-            self.touch(parent.children[following[0]])
+            longer = parent.children[following[0]]
+            if not longer.holders:
+                self._kept.move_to_end(longer)
             self._free(block)
             return
         self._supersede(parent, tokens)
@@ -138,11 +140,6 @@ class PrefixTrie:
         node.holders -= 1
         if not node.holders:
             self._keep(node)
-
-    def touch(self, node: Node) -> None:
-        """Make a node the most recently used one. The caller holds its parent."""
-        if not node.holders:
-            self._kept.move_to_end(node)
 
     def detach(self, node: Node) -> None:
         """Take a kept node without children out of the trie; the caller gets its block."""
