@@ -218,16 +218,16 @@ async def test_a_request_is_one_span_with_three_parts_in_the_clients_trace(
     assert queue.end_time_unix_nano == prompt.start_time_unix_nano
     assert prompt.start_time_unix_nano < prompt.end_time_unix_nano == decode.start_time_unix_nano
     assert decode.end_time_unix_nano <= parent.end_time_unix_nano <= after
-    said, tokens = attributes(parent), attributes(decode)["gen_ai.usage.output_tokens"]
-    assert said["http.route"] == path
-    assert said["http.response.status_code"] == 200
-    assert said["gen_ai.operation.name"] == operation
-    assert said["gen_ai.request.model"] == model
-    assert said["gen_ai.request.max_tokens"] == 24
-    assert said["gen_ai.request.stream"] is stream
-    assert said["gen_ai.usage.output_tokens"] == tokens > 0
-    assert said["gen_ai.usage.input_tokens"] == attributes(prompt)["gen_ai.usage.input_tokens"] > 0
-    assert said["gen_ai.response.finish_reasons"][0] in {"stop", "length"}
+    span, tokens = attributes(parent), attributes(decode)["gen_ai.usage.output_tokens"]
+    assert span["http.route"] == path
+    assert span["http.response.status_code"] == 200
+    assert span["gen_ai.operation.name"] == operation
+    assert span["gen_ai.request.model"] == model
+    assert span["gen_ai.request.max_tokens"] == 24
+    assert span["gen_ai.request.stream"] is stream
+    assert span["gen_ai.usage.output_tokens"] == tokens > 0
+    assert span["gen_ai.usage.input_tokens"] == attributes(prompt)["gen_ai.usage.input_tokens"] > 0
+    assert span["gen_ai.response.finish_reasons"][0] in {"stop", "length"}
     assert parent.status.code == Status.STATUS_CODE_UNSET
     says_nothing(here, collector)
 
@@ -241,8 +241,8 @@ async def test_latencies_are_linked_to_their_traces(
         """The exemplars on the page after a request."""
         response = await here.client.post("/generate", json=GENERATE, headers=headers)
         assert response.status_code == 200
-        wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
-        page = (await here.client.get("/metrics", headers=wanted)).text
+        openmetrics = {"accept": "application/openmetrics-text; version=1.0.0"}
+        page = (await here.client.get("/metrics", headers=openmetrics)).text
         return set(re.findall(r"^(\w+)_bucket.* # {(.*?)}", page, flags=re.MULTILINE))
 
     latencies = ("specops_latency_seconds", "specops_time_to_first_token_seconds")
@@ -332,11 +332,11 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
         spans = (await collector.get(5))[1:]
     parent, parts = tree(spans)
     assert set(parts) == {"queue", "prompt", "decode"}
-    said = attributes(parent)
-    assert said["http.response.status_code"] == 499
-    assert said["gen_ai.response.finish_reasons"] == ["cancelled"]
+    values = attributes(parent)
+    assert values["http.response.status_code"] == 499
+    assert values["gen_ai.response.finish_reasons"] == ["cancelled"]
     tokens = attributes(parts["decode"])["gen_ai.usage.output_tokens"]
-    assert 0 < said["gen_ai.usage.output_tokens"] == tokens < 100
+    assert 0 < values["gen_ai.usage.output_tokens"] == tokens < 100
     assert parent.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -383,9 +383,9 @@ async def test_a_request_that_fails_says_so(
     parent, parts = tree(spans)
     assert set(parts) == {"queue", "prompt", "decode"}
     assert parent.status.code == Status.STATUS_CODE_ERROR
-    said = attributes(parent)
-    assert said["error.type"] == "error"
-    assert said["http.response.status_code"] == response.status_code
+    values = attributes(parent)
+    assert values["error.type"] == "error"
+    assert values["http.response.status_code"] == response.status_code
     says_nothing(here, collector)
 
 
@@ -497,9 +497,9 @@ def test_it_is_off_unless_it_is_asked_for(
 def test_what_stands_in_its_way_is_said_and_the_service_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = {ENDPOINT: "http://user:secret@127.0.0.1:1"}
-    assert tracing_from_env({**asked, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, print) is None
-    assert tracing_from_env({**asked, "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, print) is None
+    environ = {ENDPOINT: "http://user:secret@127.0.0.1:1"}
+    assert tracing_from_env({**environ, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, print) is None
+    assert tracing_from_env({**environ, "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, print) is None
     real = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:
@@ -508,9 +508,9 @@ def test_what_stands_in_its_way_is_said_and_the_service_starts(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert tracing_from_env(asked, print) is None
-    said = left_out(caplog)
-    for text, word in itertools.zip_longest(said, ("grpc", "many", "pip install 'specops[otel]'")):
+    assert tracing_from_env(environ, print) is None
+    lines = left_out(caplog)
+    for text, word in itertools.zip_longest(lines, ("grpc", "many", "pip install 'specops[otel]'")):
         assert text.startswith("no traces: ")
         assert word in text
     assert "secret" not in caplog.text

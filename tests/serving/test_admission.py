@@ -113,9 +113,9 @@ def test_counts_are_those_of_the_requests_in_flight(visits: list[tuple[int, int]
             with pytest.raises(QueueFull, match="KV cache"):
                 service.enter(coming)
         else:
-            place = service.enter(coming)
+            queued = service.enter(coming)
             inside.append(coming)
-            assert (place.position > 0) == (len(inside) > 2) == (place.wait_seconds > 0)
+            assert (queued.position > 0) == (len(inside) > 2) == (queued.wait_seconds > 0)
         service.leave(*inside[:leaving])
         del inside[:leaving]
     service.leave(*inside)

@@ -38,8 +38,8 @@ FOREVER = 120
 
 
 def request(**fields: object) -> GenerationRequest:
-    given = {"prompt_tokens": (1, 2, 3), "max_new_tokens": 5, "ignore_eos": True} | fields
-    return GenerationRequest(request_id=f"r{next(_ids)}", **given)  # type: ignore[arg-type]
+    values = {"prompt_tokens": (1, 2, 3), "max_new_tokens": 5, "ignore_eos": True} | fields
+    return GenerationRequest(request_id=f"r{next(_ids)}", **values)  # type: ignore[arg-type]
 
 
 async def collect(handle: RequestHandle) -> list[Output]:
@@ -111,9 +111,9 @@ async def test_the_controllers_choices_and_estimates_are_exported(tiny_settings:
         for kind in ("tokens", "draft_tokens"):
             for size in ("1", "8"):
                 assert sample(metrics, "pass_cost_seconds", kind=kind, size=size) > 0
-        wanted = {"drafter": "draft", "k_draft": 3, "max_new_tokens": 9}
-        stats = (await collect(service.submit(request(adaptive=True, **wanted))))[-1].stats
-        await collect(service.submit(request(adaptive=False, **wanted)))  # nothing to choose
+        drafted = {"drafter": "draft", "k_draft": 3, "max_new_tokens": 9}
+        stats = (await collect(service.submit(request(adaptive=True, **drafted))))[-1].stats
+        await collect(service.submit(request(adaptive=False, **drafted)))  # nothing to choose
         count = sample(metrics, "chosen_draft_tokens_count", drafter="draft")
         assert stats.drafts <= count <= stats.sequence_steps
         assert sample(metrics, "chosen_draft_tokens_sum", drafter="draft") == stats.draft_tokens
@@ -132,11 +132,11 @@ async def test_answers_speed_up_only_the_clients_that_share_prefixes(
         metrics.set_clients(["ann", "bob"])
 
         async def steps(client: str) -> int:
-            asked = request(
+            repeated = request(
                 drafter="suffix", k_draft=4, client=client, max_new_tokens=24,
                 sampling=SamplingParams(temperature=2.0, seed=7),
             )  # fmt: skip
-            stats = (await collect(service.submit(asked)))[-1].stats
+            stats = (await collect(service.submit(repeated)))[-1].stats
             return stats.sequence_steps
 
         alone = await steps("ann")
@@ -146,8 +146,8 @@ async def test_answers_speed_up_only_the_clients_that_share_prefixes(
 
 async def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, metrics):
-        places = tiny_settings.slots + tiny_settings.queue_size
-        handles = [service.submit(request(max_new_tokens=20)) for _ in range(places)]
+        capacity = tiny_settings.slots + tiny_settings.queue_size
+        handles = [service.submit(request(max_new_tokens=20)) for _ in range(capacity)]
         with pytest.raises(QueueFull) as refused:
             service.submit(request())
         assert refused.value.retry_after >= 1
@@ -209,14 +209,14 @@ async def test_several_requests_share_a_handle_and_come_in_together(
             if output.finish is FinishReason.LENGTH
         ]
         assert sorted(finished) == sorted(item.request_id for item in three)
-        places = tiny_settings.slots + tiny_settings.queue_size
+        capacity = tiny_settings.slots + tiny_settings.queue_size
         with pytest.raises(QueueFull):
-            service.submit(*(request() for _ in range(places + 1)))
+            service.submit(*(request() for _ in range(capacity + 1)))
         assert service.running == service.waiting == 0
-        handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(places)))
+        handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(capacity)))
         handle.cancel()
         ends = [output.finish for output in await collect(handle) if output.finish]
-        assert ends == [FinishReason.CANCELLED] * places
+        assert ends == [FinishReason.CANCELLED] * capacity
 
 
 async def test_a_request_that_waits_too_long_for_a_slot_times_out(tiny_settings: Settings) -> None:
@@ -311,9 +311,9 @@ async def test_a_crash_of_the_engine_ends_all_requests_with_its_error(
     (line,) = [record for record in caplog.records if record.message == "the engine ended"]
     # The id that the client knows comes before the slash; the step broke before any was taken.
     known = [handle.requests[0].request_id for handle in handles]
-    told = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
-    assert told
-    assert set(told) <= set(known)
+    logged = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
+    assert logged
+    assert set(logged) <= set(known)
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_line_without_a_traceback(
@@ -408,14 +408,14 @@ async def test_a_loaded_model_that_cannot_be_taken_up_is_a_failed_one(
 
 
 @pytest.mark.parametrize(
-    ("loads", "said"), [(False, "the model is still loading"), (True, "a step takes long")]
+    ("loads", "reason"), [(False, "the model is still loading"), (True, "a step takes long")]
 )
 async def test_an_end_that_cannot_wait_says_for_what(
     tiny_settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     loads: bool,
-    said: str,
+    reason: str,
 ) -> None:
     free = threading.Event()
 
@@ -440,7 +440,7 @@ async def test_an_end_that_cannot_wait_says_for_what(
         await until(lambda: service.state is ModelState.READY)
         service.submit(request())
     await service.stop()
-    assert f"{said}: leaving without waiting for it" in caplog.messages
+    assert f"{reason}: leaving without waiting for it" in caplog.messages
     free.set()
     await until(lambda: not engine_threads())
 

@@ -60,15 +60,15 @@ needs_glibc = pytest.mark.skipif(
 def pools_and_apart(way: str, **variables: str) -> tuple[int, int]:
     """Return the pools of a process with four threads, and its separately mapped blocks."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_")}
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", TELL, way],
         env=plain | variables,
         capture_output=True,
         text=True,
         check=True,
     )
-    (apart,) = re.findall(r'<total type="mmap" count="(\d+)"', told.stdout)
-    return told.stdout.count("<heap nr="), int(apart)
+    (apart,) = re.findall(r'<total type="mmap" count="(\d+)"', done.stdout)
+    return done.stdout.count("<heap nr="), int(apart)
 
 
 @needs_glibc
@@ -88,8 +88,8 @@ def test_the_environment_may_say_otherwise() -> None:
 
 @needs_glibc
 def test_holes_in_the_heap_go_back_to_the_system() -> None:
-    told = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    assert int(told.stdout) >= 15
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 15
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

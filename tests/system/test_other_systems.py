@@ -20,9 +20,9 @@ SIBLINGS = {0: "0,4", 1: "1,5", 2: "2,6", 3: "3,7", 4: "0,4", 5: "1,5", 6: "2,6"
 
 def topology(folder: Path, siblings: dict[int, str]) -> Path:
     for cpu, others in siblings.items():
-        place = folder / f"cpu{cpu}" / "topology"
-        place.mkdir(parents=True)
-        (place / "thread_siblings_list").write_text(others + "\n")
+        described = folder / f"cpu{cpu}" / "topology"
+        described.mkdir(parents=True)
+        (described / "thread_siblings_list").write_text(others + "\n")
     return folder
 
 
