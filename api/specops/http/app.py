@@ -29,11 +29,13 @@ from specops.http.errors import (
     InvalidField,
     from_http_exception,
     from_validation_error,
+    queue_full,
     unavailable,
 )
 from specops.http.hosts import Hosts, cors
 from specops.http.keys import ApiKeys
 from specops.http.middleware import RequestContext
+from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context
 from specops.metrics.metrics import Metrics
@@ -43,8 +45,6 @@ from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.text import template_process
 from specops.text.template_process import TemplateProcessError
 from specops.tracing import RequestTrace, Tracing, tracing_from_env
-
-_PROMPTS = PROTOCOLS.prompts
 
 
 class _Described(FastAPI):
@@ -105,60 +105,54 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     state = app.state.specops = AppState(settings, service, metrics)
-    routers = [
-        *(protocol.router for protocol in PROTOCOLS),
-        *(module.router for module in (health, console, documentation)),
-    ]
-    endpoints = Endpoints([*app.routes, *(route for router in routers for route in router.routes)])
+    # `include_router` would build each route anew, for every application.
+    for part in (*PROTOCOLS, health, console, documentation):
+        app.router.routes += part.router.routes
+    endpoints = Endpoints(app.routes)
     for path in endpoints.paths:
-        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in _PROMPTS else ()
+        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in PROTOCOLS.prompts else ()
         metrics.set_endpoint(path, (200, *failures))
     keys = ApiKeys(settings.api_keys, settings.metrics_key)
     metrics.set_clients(keys.clients)
+
+    def admit(scope: Scope, whole: bool) -> None:
+        if _is_for_engine(scope) and service.state is ModelState.READY:
+            if whole:
+                Context.of(scope).release = service.admission.reserve()
+            else:
+                service.admission.check(1)
+
     app.add_middleware(
         RequestContext,
         state=state,
         keys=keys,
         hosts=Hosts("*" if settings.api_keys else settings.allowed_hosts),
         endpoints=endpoints,
-        refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
+        admit=admit,
         trace=lambda scope, arrival: (
             _begin_trace(tracing, service, metrics, scope, arrival) if tracing else None
         ),
     )
     app.add_middleware(CORSMiddleware, **cors(settings.allowed_origins))  # around the keys
-    for router in routers:  # `include_router` would build each route anew, for every application
-        app.router.routes += router.routes
     _answer_errors(app, metrics)
     return app
 
 
-def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response | None:
-    """Refuse a request if the queue is full; once it is whole, reserve a slot in the queue."""
-    wants_answer = scope["method"] == "POST" and scope["path"] in _PROMPTS
-    if not wants_answer or service.state is not ModelState.READY:
-        return None
-    try:
-        if whole:
-            Context.of(scope).release = service.admission.reserve()
-        else:
-            service.admission.check(1)
-    except QueueFull as error:
-        return Context.of(scope).protocol.error_response(_full(error))
-    return None
+def _is_for_engine(scope: Scope) -> bool:
+    """Return whether a request asks for something that the engine computes."""
+    return scope["method"] == "POST" and scope["path"] in PROTOCOLS.prompts
 
 
 def _begin_trace(
     tracing: Tracing, service: AsyncEngine, metrics: Metrics, scope: Scope, arrival: float
 ) -> RequestTrace | None:
-    """Follow a request that the engine works for."""
-    path = scope["path"]
-    if scope["method"] != "POST" or path not in _PROMPTS:
+    if not _is_for_engine(scope):
         return None
+    path = scope["path"]
     attributes = {
         "http.request.method": "POST",
         "http.route": path,
-        "gen_ai.operation.name": _PROMPTS[path].operation,
+        "gen_ai.operation.name": PROTOCOLS.prompts[path].operation,
         "gen_ai.provider.name": "specops",
         "gen_ai.request.model": service.info.name if service.info else "not loaded",
     }
@@ -167,55 +161,41 @@ def _begin_trace(
     return None
 
 
-def _full(error: QueueFull) -> ApiError:
-    retry = {"retry-after": str(error.retry_after)}
-    return ApiError(429, str(error), code=error.reason, headers=retry)
-
-
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     """Turn every exception that can end a request into an error object."""
 
-    def answer(request: Request, error: ApiError) -> Response:
-        return Context.of(request.scope).protocol.error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        metrics.observe_rejected("invalid")
-        status = Context.of(request.scope).protocol.invalid_status
-        return answer(request, from_validation_error(error, request, status))
-
-    @app.exception_handler(InvalidField)
-    async def invalid_field(request: Request, error: InvalidField) -> Response:
-        metrics.observe_rejected("invalid")
-        status = Context.of(request.scope).protocol.invalid_status
-        return answer(request, ApiError(status, str(error), code=error.code, param=error.field))
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        return answer(request, from_http_exception(error, request))
-
-    @app.exception_handler(NotReady)
-    async def not_ready(request: Request, error: NotReady) -> Response:
-        if request.method == "POST":  # GET asks about the service itself
+    async def answer(request: Request, error: Exception) -> Response:
+        protocol = Context.of(request.scope).protocol
+        if isinstance(error, RequestValidationError | InvalidField):
+            metrics.observe_rejected("invalid")
+        elif isinstance(error, NotReady) and request.method == "POST":  # GET asks about the service
             metrics.observe_rejected("not_ready")
-        return answer(request, unavailable(error.message, f"model_{error.state}"))
+        return protocol.error_response(_api_error(error, request, protocol))
 
-    @app.exception_handler(TemplateProcessError)
-    async def no_template_process(request: Request, error: TemplateProcessError) -> Response:
-        return answer(request, unavailable(str(error), "template_process"))
+    for kind in (
+        *(RequestValidationError, InvalidField, HTTPException, NotReady, TemplateProcessError),
+        *(QueueFull, PromptTooLong, UnknownToken),
+    ):
+        app.add_exception_handler(kind, answer)
 
-    @app.exception_handler(QueueFull)
-    async def queue_full(request: Request, error: QueueFull) -> Response:
-        return answer(request, _full(error))
 
-    @app.exception_handler(PromptTooLong)
-    async def too_long(request: Request, error: PromptTooLong) -> Response:
-        field = _PROMPTS[request.scope["path"]].field
-        message = Context.of(request.scope).protocol.too_long(error, field)
-        failed = ApiError(400, message, code="context_length_exceeded", param=field)
-        return answer(request, failed)
-
-    @app.exception_handler(UnknownToken)
-    async def unknown_token(request: Request, error: UnknownToken) -> Response:
-        field = _PROMPTS[request.scope["path"]].field
-        return answer(request, ApiError(400, str(error), code="invalid_value", param=field))
+def _api_error(error: Exception, request: Request, protocol: Protocol) -> ApiError:
+    prompt = PROTOCOLS.prompts.get(request.scope["path"])
+    status, code, field = 400, "invalid_value", prompt.field if prompt else ""
+    match error:
+        case RequestValidationError():
+            return from_validation_error(error, request, protocol.invalid_status)
+        case HTTPException():
+            return from_http_exception(error, request)
+        case NotReady():
+            return unavailable(error.message, f"model_{error.state}")
+        case TemplateProcessError():
+            return unavailable(str(error), "template_process")
+        case QueueFull():
+            return queue_full(error)
+        case InvalidField():
+            status, code, field = protocol.invalid_status, error.code, error.field
+    message = str(error)
+    if isinstance(error, PromptTooLong):
+        message, code = protocol.too_long(error, field), "context_length_exceeded"
+    return ApiError(status, message, code=code, param=field)

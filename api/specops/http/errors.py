@@ -12,6 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from specops.serving.admission import QueueFull
+
 _RETRY_SECONDS = 5
 _MOST_PROBLEMS = 20  # that an answer names
 _SHOULD_BE = "Input should be "  # how the messages of most problems begin
@@ -87,6 +89,12 @@ def internal_error() -> ApiError:
 def unavailable(message: str, code: str) -> ApiError:
     """Return the answer to a request that may succeed a few seconds later."""
     return ApiError(503, message, code=code, headers={"retry-after": str(_RETRY_SECONDS)})
+
+
+def queue_full(error: QueueFull) -> ApiError:
+    """Return the answer to a request that the admission controller has refused."""
+    retry = {"retry-after": str(error.retry_after)}
+    return ApiError(429, str(error), code=error.reason, headers=retry)
 
 
 def too_late(what: str, seconds: float) -> ApiError:

@@ -24,11 +24,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
 from specops.http.content_encoding import body_encoding, decompressed
 from specops.http.endpoints import Endpoints
-from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, unavailable
+from specops.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    internal_error,
+    queue_full,
+    unavailable,
+)
 from specops.http.hosts import Hosts
 from specops.http.keys import ApiKeys
 from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context
+from specops.serving.admission import QueueFull
 from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
@@ -62,9 +69,9 @@ class RequestContext:
         keys: the keys that clients must send.
         hosts: the names under which the service answers.
         endpoints: name the endpoint of a path, for the metrics.
-        refuse: returns a refusal, or None. It is asked before the body is read, and again with
-            True once the body is whole: then it may set the context's `release`. Refusing a crowd
-            is ten times as fast if its bodies are not parsed.
+        admit: raises QueueFull to refuse a request. It is called before the body is read, and
+            again with True once the body is whole: then it may set the context's `release`.
+            Refusing a crowd is ten times as fast if its bodies are not parsed.
         trace: returns the trace of a request that arrived at a time, or None.
     """
 
@@ -76,7 +83,7 @@ class RequestContext:
         keys: ApiKeys,
         hosts: Hosts,
         endpoints: Endpoints,
-        refuse: Callable[[Scope, bool], Response | None],
+        admit: Callable[[Scope, bool], None],
         trace: Callable[[Scope, float], RequestTrace | None],
     ) -> None:
         self.app = app
@@ -85,7 +92,7 @@ class RequestContext:
         self._endpoints = endpoints
         self._state = state
         self._metrics = state.metrics
-        self._refuse = refuse
+        self._admit = admit
         self._trace = trace
         self._large_bodies = 0  # number of large bodies that are being read
         self._lines = OncePerMinute()
@@ -180,18 +187,21 @@ class RequestContext:
             if shape and self._keys.known(headers):  # open paths count only with a key, too
                 self._metrics.observe_load_test(shape)
             self._hosts.check(scope["path"], headers)
-            if (refusal := self._refuse(scope, False)) is not None:
-                return refusal
+            self._admit(scope, False)
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
             if encoding and exchange.body and not exchange.client_left:
                 exchange.body = await decompressed(exchange.body, encoding, MAX_BODY_BYTES)
             refuse_complex(exchange.body)
             Context.of(scope).body_bytes = len(exchange.body)
+            if not exchange.client_left:
+                self._admit(scope, True)
+        except QueueFull as error:  # the admission controller has counted it
+            return Context.of(scope).protocol.error_response(queue_full(error))
         except ApiError as error:
             self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
             return Context.of(scope).protocol.error_response(error)
-        return None if exchange.client_left else self._refuse(scope, True)
+        return None
 
     async def _read(self, exchange: _Exchange) -> None:
         """Read a body, unless the client leaves; only so many large ones at a time."""
