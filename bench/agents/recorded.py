@@ -1,15 +1,14 @@
-"""Recorded requests of agents: how they are shortened, kept in files, and read back.
+"""Recorded requests of agents: Claude Code, opencode and Codex, as their npm packages sent them.
 
-A file keeps what a request is made of, and none of its author's prose: each longer line of a prompt
-or description is kept as its length and a digest (`§88.5f0a`) and read back as words of our own,
-which have that length. Equal lines stay equal and different ones different, in every request, so
-that two requests agree as far as they did. Names of tools and of their parameters are kept, paths
-and accounts are replaced.
+A file keeps what a request is made of, and none of its author's prose: each line of a prompt or
+description of 24 characters or more is kept as its length and a digest (`§88.5f0a`) and read as
+words of our own, which have that length. Equal lines stay equal and different ones different, in
+every request, so that two requests agree as far as they did. Names of tools and of their parameters
+are kept, paths and accounts are replaced.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -19,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
-HOME = "/home/user"
-_LONG = 24  # characters: shorter lines are headings, names and tags
 _PROSE = frozenset({"content", "description", "input", "instructions", "output", "system", "text"})
-_PRIVATE = frozenset({"client_metadata", "include", "metadata", "prompt_cache_key"})
-# Lines that change from request to request, or could.
-_KEPT = re.compile(
-    r"x-anthropic-billing-header:|.{0,40}\b(date|Date|time|Time)\b.{0,24}\b20\d\d\b|\s*</?[\w-]+>$"
-)
 _SHORT = re.compile(r"§(\d+)\.([0-9a-f]{8})")
 _VOCABULARY = (
     "a all always an and answer any as ask at be before begin build by call can change check "
@@ -55,32 +47,11 @@ class Recording:
 
 
 def load(path: Path) -> Recording:
-    """Read a file that `save` has written."""
+    """Read a file: the first request, and of the others the fields that differ from it."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     first = next(iter(kept["requests"].values()))
     requests = {name: expanded(first | own) for name, own in kept["requests"].items()}
     return Recording(kept["agent"], kept["path"], requests)
-
-
-def save(file: Path, recording: Recording) -> None:
-    """Write shortened requests: the first one, and of the others the fields that differ from it."""
-    requests = {name: shortened(body) for name, body in recording.requests.items()}
-    first = next(iter(requests.values()))
-    own = {
-        name: {
-            key: value for key, value in body.items() if body is first or value != first.get(key)
-        }
-        for name, body in requests.items()
-    }
-    kept = {"agent": recording.agent, "path": recording.path, "requests": own}
-    file.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def shortened(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's body without prose and without what names its author."""
-    plain = {key: value for key, value in body.items() if key not in _PRIVATE}
-    shorter: dict[str, Any] = _mapped(plain, lambda text: "\n".join(map(_short, text.split("\n"))))
-    return shorter
 
 
 def expanded(body: dict[str, Any]) -> dict[str, Any]:
@@ -98,12 +69,6 @@ def _mapped(value: Any, change: Callable[[str], str], *, prose: bool = False) ->
     if isinstance(value, dict):
         return {key: _mapped(item, change, prose=key in _PROSE) for key, item in value.items()}
     return value
-
-
-def _short(line: str) -> str:
-    if len(line) < _LONG or _KEPT.match(line):
-        return line
-    return f"§{len(line)}.{hashlib.sha256(line.encode()).hexdigest()[:8]}"
 
 
 def _words(found: re.Match[str]) -> str:

@@ -116,10 +116,12 @@ def test_a_client_leaves_after_so_many_lines(lines: int, seen: bytes) -> None:
 
     class Slow(Handler):
         def do_GET(self) -> None:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\na\n")
-            self.rfile.read(1)  # until the client has left
             self.close_connection = True
-            left.set()
+            try:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\na\n")
+                self.rfile.read(1)  # until the client has left
+            finally:
+                left.set()
 
     with listening(Slow) as port:
         answer = asyncio.run(once(port, Ask("/"), lines))
