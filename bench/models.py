@@ -70,8 +70,10 @@ def configured(default: str = DEMO) -> BenchModel:
 def tinyllama(cache: Path = CACHE) -> BenchModel:
     """TinyLlama-1.1B's architecture in int4, without a draft model."""
     target = shape(TINYLLAMA, _INT4, cache)
-    own = {"target": str(target), "draft": NO_DRAFTER, "quant": "", "draft_quant": ""}
-    settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=target.parent)
+    settings = replace(
+        _settings(), target=str(target), draft=NO_DRAFTER, quant="", draft_quant="",
+        context=_CONTEXT, cache_dir=target.parent,
+    )  # fmt: skip
     return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
 
 
@@ -113,7 +115,7 @@ def weights_digest() -> str:
     """A digest of the code that draws the random checkpoints."""
     digest = hashlib.sha256()
     for module in (checkpoints, random_weights):
-        digest.update(Path(module.__file__).read_bytes())
+        digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 
 

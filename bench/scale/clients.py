@@ -116,4 +116,5 @@ async def _cost(running: Fleet, ask: Ask, turns: int) -> Cost:
     for way in ways:
         await way.close()
     added = [two - one for one, two in zip(*times, strict=True)]
-    return Cost(*(Summary.of(found) for found in (*times, added)), processor / turns)
+    directly, through = map(Summary.of, times)
+    return Cost(directly, through, Summary.of(added), processor / turns)
