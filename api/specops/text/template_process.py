@@ -1,8 +1,8 @@
 """Has chat templates rendered in a process of their own, and ends it when one takes too long.
 
-The process is `template_worker`: it says what it is kept from. This module starts it, gives it one
-rendering at a time, and measures. A rendering that exceeds a limit ends the process, and a new one
-takes over. It is started as soon as a rendering is slow, so that it is ready for the next request.
+The process is `template_worker`, which says what it has no access to. This module starts it, gives
+it one rendering at a time, and measures. A rendering that exceeds a limit ends the process, and a
+new one takes over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 # Processor time of one rendering. A template takes milliseconds; where other threads have the
 # cores, a second of the clock would end honest ones.
 _SECONDS = 1.0
-_SLOW_SECONDS = 0.2  # by the clock: from then on, a second process is started
 _CLOCK_SECONDS = 5.0  # the same by the clock, for a process that waits instead of computing
 _MOST_BYTES = 16 << 20  # of a prompt; a request has at most 1 MiB, and a template adds little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
@@ -87,7 +86,6 @@ class TemplateProcess:
         self._starter = ThreadPoolExecutor(1, "templates")
         self._lock = Lock()
         self._child: Future[_Child] | None = None
-        self._next: Future[_Child] | None = None  # after the first slow rendering
         self.ended = {"limit": 0, "crash": 0}
 
     def start(self) -> None:
@@ -124,14 +122,12 @@ class TemplateProcess:
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            started = [child for child in (self._child, self._next) if child is not None]
-            self._child = self._next = None
-        for child in started:
+            child, self._child = self._child, None
+        if child is not None:
             child.cancel()  # if it has not begun to start
         self._starter.shutdown()  # after it has waited for those that were ended
-        for child in started:
-            if not child.cancelled() and child.exception() is None:
-                child.result().close()
+        if child is not None and not child.cancelled() and child.exception() is None:
+            child.result().close()
 
     def _exchange(self, request: dict[str, Any]) -> str:
         try:
@@ -141,10 +137,7 @@ class TemplateProcess:
         with self._lock:
             child = self._ready()
             try:
-                child.send(message)
-                if not child.answers_soon() and self._next is None:
-                    self._next = self._starter.submit(_Child)
-                kind, text = child.receive()
+                kind, text = child.exchange(message)
             except _TooSlow:
                 raise self._exceeded(child, f"takes longer than {_SECONDS:g} s") from None
             except OverflowError:
@@ -172,7 +165,7 @@ class TemplateProcess:
                 old.result().close()
             self._child = None
         if self._child is None:
-            self._child, self._next = self._next or self._starter.submit(_Child), None
+            self._child = self._starter.submit(_Child)
         return self._child
 
     def _ready(self) -> _Child:
@@ -238,7 +231,7 @@ class _Child:
             kind, reason = b"", ""
         if kind != _READY:
             self.close()
-            raise OSError("it does not start; what it wrote to standard error may say why")
+            raise OSError("it does not start: see its messages on standard error")
         if reason:
             _warn_unfiltered(reason)
 
@@ -247,11 +240,12 @@ class _Child:
         """Whether it has not ended by itself."""
         return self._process.poll() is None
 
-    def send(self, message: bytes) -> None:
-        """Send a request; its time begins.
+    def exchange(self, message: bytes) -> tuple[bytes, str]:
+        """Send a request; return the answer's kind and text.
 
         Raises:
             _TooSlow, _Ended: see there.
+            OverflowError: the answer is too long.
         """
         self._clock = _Clock(_CLOCK_SECONDS, self._process.pid)
         try:
@@ -261,25 +255,6 @@ class _Child:
             raise _TooSlow from None
         except OSError as error:
             raise _Ended from error
-
-    def answers_soon(self) -> bool:
-        """Wait for the answer for a while; return whether it begins or the process ends."""
-        self._socket.settimeout(_SLOW_SECONDS)
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            return False
-        except OSError:
-            pass  # `receive` meets it, too
-        return True
-
-    def receive(self) -> tuple[bytes, str]:
-        """Return the answer's kind and text.
-
-        Raises:
-            _TooSlow, _Ended: see there.
-            OverflowError: the answer is too long.
-        """
         answer = self._receive()
         self.seconds += self._clock.passed()
         return answer

@@ -128,6 +128,7 @@ TYPED = [  # a schema, what the model wrote, what it means
     ({}, "3", 3),
     ({}, "plain text", "plain text"),
     ({"$ref": "#/$defs/text"}, "3", "3"),
+    ({"$ref": "#words"}, "3", "3"),
     ({"$ref": "#/$defs/none"}, "3", 3),
     ({}, "[" * 100_000, "[" * 100_000),
     ({}, "{'a': 1e999}", "{'a': 1e999}"),
@@ -142,7 +143,8 @@ TYPED = [  # a schema, what the model wrote, what it means
 def test_arguments_in_tags_get_their_schemas_types(
     schema: Any, wrote: str, meant: Any, size: int
 ) -> None:
-    tool = Tool("f", "", {"properties": {"x": schema}, "$defs": {"text": {"type": "string"}}})
+    text = {"type": "string", "$anchor": "words"}
+    tool = Tool("f", "", {"properties": {"x": schema}, "$defs": {"text": text}})
     answer = QWEN.format(PARAMETER.format("x", wrote))
     reader = AnswerReader(BY_NAME["qwen3-coder"], [tool])
     for start in range(0, len(answer), size):

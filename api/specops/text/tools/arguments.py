@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specops.text.json_values import loads
+from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.references import Document
 
 _MOST_REFERENCES = 8  # from an argument's schema to its definition
 _TYPES: dict[type, set[str]] = {
@@ -27,16 +29,17 @@ _TYPES: dict[type, set[str]] = {
 
 
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of an argument; an empty one if there is none."""
-    taken = parameters.get("properties")
-    found: Any = taken.get(name) if isinstance(taken, Mapping) else None
-    for _ in range(_MOST_REFERENCES):
-        if not (isinstance(found, dict) and isinstance(found.get("$ref"), str)):
-            break
-        path, found = found["$ref"].removeprefix("#").removeprefix("/").split("/"), parameters
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-    return dict(found) if isinstance(found, Mapping) else {}
+    """Return the schema of an argument, references followed; an empty one if there is none."""
+    listed = parameters.get("properties")
+    found: Any = listed.get(name) if isinstance(listed, Mapping) else None
+    with contextlib.suppress(SchemaError):  # a reference that leads nowhere
+        for _ in range(_MOST_REFERENCES):
+            if not isinstance(found, dict):
+                break
+            if "$ref" not in found:
+                return found
+            found = Document(parameters).resolve(found["$ref"], found)
+    return {}
 
 
 def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
