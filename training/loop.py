@@ -133,7 +133,7 @@ class Training(ABC):
                 self.save()
                 saved = time.monotonic()
             if stop.is_set():
-                raise SystemExit("stopped; the same command goes on from here")
+                raise SystemExit("stopped; the same command continues from here")
         self.save()
 
     def write(self, tokenizer: Tokenizer, folder: Path, threads: int, **tokens: int) -> None:

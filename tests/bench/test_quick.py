@@ -55,7 +55,7 @@ def test_speculation_is_compared_and_all_results_become_a_page(tmp_path: Path) -
 def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
     done = bench(tmp_path, "compare", SPECOPS_TARGET=str(tmp_path / "nowhere"))
     assert done.returncode == 2
-    assert "nowhere holds no model" in done.stderr
+    assert "nowhere contains no model" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -99,6 +99,6 @@ def test_no_module_is_taken_from_the_working_directory(
 ) -> None:
     (tmp_path / "json.py").write_text("from pathlib import Path\nPath('was run').touch()\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError, match="nowhere holds no model"):
+    with pytest.raises(CommandError, match="nowhere contains no model"):
         load_bench.measure({**os.environ, "SPECOPS_TARGET": str(tmp_path / "nowhere")}, 1, print)
     assert not (tmp_path / "was run").exists()

@@ -90,7 +90,7 @@ def test_it_learns_and_goes_on_where_it_stopped(
     first.run()
     half = {name: value.clone() for name, value in network.state_dict().items()}
     network, second = training(60)
-    assert "goes on" in told[-1]
+    assert "continues" in told[-1]
     for name, value in network.state_dict().items():
         torch.testing.assert_close(value, half[name])
     second.run()

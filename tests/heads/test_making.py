@@ -179,4 +179,4 @@ def test_no_more_is_written_than_training_has_memory_for(
     store, told = ConversationStore(tmp_path), list[str]()
     making._write(cast(Any, None), store, tmp_path / "progress.json", 60.0, told.append)
     assert 50_000 < making._TRAINING_BYTES * store.nbytes < 100_000
-    assert told == ["writing ends here: training on more would not fit into the memory"]
+    assert told == ["writing ends here: training on more would not fit into memory"]

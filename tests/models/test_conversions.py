@@ -243,7 +243,7 @@ def test_a_flipped_bit_is_never_served(
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     second, said = convert(source, tmp_path)
     assert f"converting {source} to {QUANT}" in said
-    assert f"{first} is damaged and is made again" in caplog.text
+    assert f"{first} is damaged: making it again" in caplog.text
     assert (second, file.read_bytes()) == (first, content)
 
 
@@ -263,7 +263,7 @@ def test_a_conversion_is_read_again_after_a_boot(
 
 def test_a_folder_that_cannot_be_written_is_an_error(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR takes a folder that can be written"):
+    with pytest.raises(ModelError, match="set SPECOPS_CACHE_DIR to a writable folder"):
         convert(source, tmp_path / "cache")
 
 
@@ -271,5 +271,7 @@ def test_a_killed_converter_means_too_little_memory(
     source: Path, tmp_path: Path, kill_module: Callable[[str], None]
 ) -> None:
     kill_module("specops.models.convert")
-    with pytest.raises(ModelError, match="SIGKILL ended it, most likely because memory ran out"):
+    with pytest.raises(
+        ModelError, match="SIGKILL ended the process, most likely because memory ran out"
+    ):
         convert(source, tmp_path / "cache")

@@ -71,7 +71,7 @@ def test_leftovers_of_other_files_are_not_kept(hub: Hub, tmp_path: Path) -> None
 
 def test_a_wrong_checksum_is_an_error_and_nothing_is_kept(hub: Hub, tmp_path: Path) -> None:
     hub.damage = True
-    with pytest.raises(ModelError, match=r"model\.safetensors.*checksum.*not kept"):
+    with pytest.raises(ModelError, match=r"model\.safetensors.*checksum.*deleted"):
         fetch(MODEL, tmp_path, ignore)
     left = names(MODEL.folder(tmp_path))
     assert not any(name.startswith(("model", "download.json")) for name in left)
@@ -91,7 +91,7 @@ def test_a_full_disk_is_an_error(hub: Hub, tmp_path: Path) -> None:
     folder = MODEL.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "model.safetensors.part").symlink_to("/dev/full")
-    with pytest.raises(ModelError, match=r"is full.*SPECOPS_CACHE_DIR.*next start goes on"):
+    with pytest.raises(ModelError, match=r"is full.*SPECOPS_CACHE_DIR.*next start continues"):
         fetch(MODEL, tmp_path, ignore)
     assert not is_complete(folder, MODEL)
 

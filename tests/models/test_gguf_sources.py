@@ -115,7 +115,7 @@ def test_of_a_repository_the_file_alone_is_downloaded(
 
 def test_the_files_of_a_repository_are_listed(hub: Hub, folder: Path, tmp_path: Path) -> None:
     hub.repos[REPO] = {"m.gguf": folder / "m.gguf", "other.gguf": b"x"}
-    with pytest.raises(ModelError, match=rf"as in {REPO}@main:m.gguf; there are m.gguf, other"):
+    with pytest.raises(ModelError, match=rf"such as {REPO}@main:m.gguf; it has m.gguf, other"):
         fetch(HubModel(REPO), tmp_path, ignore)
-    with pytest.raises(ModelError, match=r"holds no missing\.gguf: choose one of its files"):
+    with pytest.raises(ModelError, match=r"contains no missing\.gguf: choose one of its files"):
         fetch(HubModel(REPO, "main", "missing.gguf"), tmp_path, ignore)

@@ -120,7 +120,7 @@ def test_the_folders_of_a_repository_with_several_graphs_are_listed(
     hub.repos["someone/onnx"] = {
         f"{at}/{name}": body for at in ("cpu/int4", "cuda/fp16") for name, body in graph.items()
     }
-    with pytest.raises(ModelError, match=r"someone/onnx@main:cpu/int4; there are .*cuda/fp16"):
+    with pytest.raises(ModelError, match=r"someone/onnx@main:cpu/int4; it has .*cuda/fp16"):
         fetch(HubModel("someone/onnx"), tmp_path, ignore)
     folder = fetch(HubModel("someone/onnx", "main", "cpu/int4"), tmp_path, ignore)
     assert names(folder) == {*graph, "download.json"}

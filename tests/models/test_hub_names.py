@@ -22,9 +22,11 @@ def test_it_is_refused_with_the_rules(name: str) -> None:
     with pytest.raises(HFValidationError):
         validate_repo_id(name)
     for text in (name, f"{name}@main", f"{name}:folder"):
-        with pytest.raises(ModelError, match="neither here nor on the hub: a name there has no"):
+        with pytest.raises(
+            ModelError, match="neither a local path nor a name on the hub: such a name has no"
+        ):
             HubModel.parse(text)
-    with pytest.raises(ModelError, match="neither here nor on the hub"):
+    with pytest.raises(ModelError, match="neither a local path nor a name on the hub"):
         choose(Settings(target=name))
 
 

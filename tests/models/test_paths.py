@@ -36,7 +36,7 @@ IMPOSSIBLE = ["a\0b", "x" * 300, "\ud800", "sub/" * 2000]
 
 @pytest.mark.parametrize("name", [*OUTSIDE, *IMPOSSIBLE])
 def test_other_names_are_refused(folder: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="is no file in the folder"):
+    with pytest.raises(ValueError, match="is not a file in the folder"):
         path_inside(folder, name)
 
 
@@ -52,7 +52,7 @@ def test_links_lead_to_the_folder_only(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="which is outside of the folder"):
             path_inside(folder, name)
     (folder / "circle").symlink_to("circle")
-    with pytest.raises(ValueError, match="is no file in the folder"):
+    with pytest.raises(ValueError, match="is not a file in the folder"):
         path_inside(folder, "circle")
 
 
@@ -103,7 +103,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(
     make_llama_checkpoint(tmp_path / "other")
     source = make_llama_checkpoint(tmp_path / "model", shards=2)
     (source / index).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    with pytest.raises(error, match=r"index\.json.*is no file"):
+    with pytest.raises(error, match=r"index\.json.*is not a file"):
         use(source)
 
 

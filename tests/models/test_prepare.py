@@ -183,9 +183,12 @@ def test_a_published_folder_that_lacks_a_file_is_refused(
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
-        *(({"filename": name}, "is no file in the folder") for name in ("../model.onnx", "/etc/x")),
+        *(
+            ({"filename": name}, "is not a file in the folder")
+            for name in ("../model.onnx", "/etc/x")
+        ),
         ({}, "filename"),
-        ({"filename": "model.onnx", "hidden_size": -1}, "-1 is no size"),
+        ({"filename": "model.onnx", "hidden_size": -1}, "-1 is not a size"),
     ],
 )
 def test_a_damaged_description_is_refused(

@@ -79,5 +79,5 @@ def test_a_damaged_file_is_said(size: int, tmp_path: Path) -> None:
 
 
 def test_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SentencePieceError, match="no byte-pair encoding"):
+    with pytest.raises(SentencePieceError, match="not a byte-pair encoding"):
         make_tokenizer(write_model(tmp_path, 2000, model_type=1))

@@ -144,7 +144,7 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path, content: Named) 
 
 @pytest.mark.parametrize("content", [{"step": 3}, [1, 2], "text"])
 def test_a_file_that_holds_no_state_dict_is_refused(tmp_path: Path, content: object) -> None:
-    with pytest.raises(StateDictError, match="holds no state dict"):
+    with pytest.raises(StateDictError, match="contains no state dict"):
         read_state_dict(archive(tmp_path / "a.pt", content))
 
 
@@ -195,7 +195,7 @@ def test_what_is_missing_is_named(mine: Path) -> None:
         parts_of(mine / "net.pt")
     for file in mine.glob("*.pt"):
         file.unlink()
-    with pytest.raises(LayoutError, match="holds no model"):
+    with pytest.raises(LayoutError, match="contains no model"):
         parts_of(mine)
 
 

@@ -130,7 +130,7 @@ def test_a_prefix_that_would_cut_a_character_is_refused(
     model = {"type": "BPE", "vocab": vocab, "merges": [merge], "PREFIX": "x"}
     content = json.dumps({"version": "1.0", "added_tokens": [], "model": model}, ensure_ascii=False)
     (tmp_path / "tokenizer.json").write_text(content.replace("PREFIX", key))
-    with pytest.raises(TokenizerError, match="does not go on with 'x'"):
+    with pytest.raises(TokenizerError, match="does not continue with 'x'"):
         Tokenizer.load(tmp_path)
 
 
@@ -143,5 +143,5 @@ def test_where_the_library_panics_one_request_ends(tmp_path: Path) -> None:
     content |= {"pre_tokenizer": letters, "decoder": letters}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = Tokenizer.load(tmp_path)
-    with pytest.raises(TokenizerError, match="the tokenizer fails: index out of bounds"):
+    with pytest.raises(TokenizerError, match="the tokenizer failed: index out of bounds"):
         tokenizer.encode("The fox, \u00e4")

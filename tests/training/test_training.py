@@ -85,7 +85,7 @@ def test_a_stopped_training_goes_on_to_the_end_of_its_budget(
     stop = threading.Event()
     stop.set()
     monkeypatch.setattr("training.loop.stop_signal", lambda: stop)
-    with pytest.raises(SystemExit, match="goes on from here"):
+    with pytest.raises(SystemExit, match="continues from here"):
         make_target(tmp_path / "target.pt").finish(lambda now, smooth: "")
     stop.clear()
     target = make_target(tmp_path / "target.pt")

@@ -81,16 +81,16 @@ def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell
     store = ConversationStore(work / "conversations")
     _write(engine, store, work / "progress.json", 60 * _WRITING * minutes, tell)
     if store.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
-        tell(f"learning from {most / store.nbytes:.0%} of it: more would not fit into the memory")
+        tell(f"learning from {most / store.nbytes:.0%} of it: more would not fit into memory")
     conversations = list(store.first(most))
     learnt, kept = ([c for c in conversations if held_out(c) is unseen] for unseen in (False, True))
     if not learnt or not kept:
         raise ModelError(
             f"{engine.info.name} has written too little to learn from ({len(conversations)} "
-            "texts): the same command with more --minutes goes on from here"
+            "texts): the same command with more --minutes continues from here"
         )
     written = sum(len(item.tokens) for item in conversations)
-    tell(f"looking at what comes next in {len(conversations):,} texts, {written:,} tokens")
+    tell(f"preparing {len(conversations):,} texts, {written:,} tokens")
     tokens = _tokens(learnt, work / "tokens.json")
     rows = output_rows(folder.graph, tokens, size)
     examples, unseen = (Examples.of(part, tokens, rows) for part in (learnt, kept[:_UNSEEN]))
@@ -169,7 +169,7 @@ def _write(
                 if save_due():
                     file.write_text(json.dumps(spent + now - began), encoding="utf-8")
                     if store.nbytes * _TRAINING_BYTES > page_cache_room():
-                        tell("writing ends here: training on more would not fit into the memory")
+                        tell("writing ends here: training on more would not fit into memory")
                         return
         finally:
             file.write_text(json.dumps(spent + time.monotonic() - began), encoding="utf-8")

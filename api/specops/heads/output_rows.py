@@ -39,7 +39,9 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
     graph = onnx.load(path, load_external_data=False).graph
     product = output_product(graph)
     if product is None:
-        raise ModelError(f"the logits of {path} are no product with weights: no head can be made")
+        raise ModelError(
+            f"the logits of {path} are not a product with weights: a head cannot be made"
+        )
     weights = [tensor for tensor in graph.initializer if tensor.name in product.input]
     state, logits = product.input[0], product.output[0]
     alone = helper.make_graph(

@@ -130,7 +130,7 @@ class Training:
         left = max(0.0, self._seconds - self._spent) / 60
         self._tell(
             f"training: {self._seen / max(self._spent, 1e-9):,.0f} tokens/s, "
-            f"{self._seen / len(self._examples):.1f} times through, first guess right "
+            f"{self._seen / len(self._examples):.1f} epochs, first guess right "
             f"{found.first:.1%}, second {found.second:.1%}, about {left:.0f} min left"
         )
 
@@ -149,7 +149,7 @@ class Training:
         self._network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._spent, self._seen = state["spent"], state["seen"]
-        self._tell(f"training goes on after {self._spent / 60:.1f} minutes")
+        self._tell(f"training continues after {self._spent / 60:.1f} minutes")
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, probs: Tensor) -> Tensor:

@@ -61,6 +61,6 @@ def run_module(
         if status := process.wait():
             if status < 0:
                 name = signal.Signals(-status).name
-                raise ChildError(f"{name} ended it, {MEMORY_ADVICE}", killed=True)
+                raise ChildError(f"{name} ended the process, {MEMORY_ADVICE}", killed=True)
             errors.seek(0)
-            raise ChildError(errors.read().strip() or "it does not say why")
+            raise ChildError(errors.read().strip() or "it gave no reason")

@@ -96,7 +96,7 @@ def converted(
             _write(root, sources)
         folder = _folder(root, _key(digest), quant, name)
         if folder.exists() and not _intact(folder, report):
-            log.warning("%s is damaged and is made again", folder)
+            log.warning("%s is damaged: making it again", folder)
             shutil.rmtree(folder)
         if not folder.exists():
             clear_leftovers(root)

@@ -95,7 +95,7 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = (
                 f"the disk of {folder} is full: free some, or set SPECOPS_CACHE_DIR to a larger "
-                "disk; what is here already is kept, and the next start goes on from there"
+                "disk; what is here already is kept, and the next start continues from there"
             )
         else:
             problem = (
@@ -127,7 +127,7 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
         names = choose_files(set(beside), model.gguf)
     except ValueError as error:
         advice = _advice(model, [PurePosixPath(item.rfilename) for item in siblings])
-        raise ModelError(f"{model} holds {error}: {advice}") from error
+        raise ModelError(f"{model} contains {error}: {advice}") from error
     if not (model.gguf or has_tokenizer(set(names))):
         raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
@@ -135,7 +135,9 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
         item = beside[name]
         size = item.lfs.size if item.lfs else item.size
         if info.sha is None or size is None:
-            raise ModelError(f"the hub at HF_ENDPOINT does not tell the size of {name} in {model}")
+            raise ModelError(
+                f"the hub at HF_ENDPOINT does not report the size of {name} in {model}"
+            )
         files.append(HubFile(name, size, item.lfs.sha256 if item.lfs else None, item.blob_id))
     return str(info.sha), files
 
@@ -147,7 +149,7 @@ def _advice(model: HubModel, paths: list[PurePosixPath]) -> str:
     for kind, found in (("folders", graphs), ("files", ggufs)):
         if found:
             example = f"{model.repo}@{model.revision}:{found[0]}"
-            return f"choose one of its {kind}, as in {example}; there are {', '.join(found)}"
+            return f"choose one of its {kind}, such as {example}; it has {', '.join(found)}"
     return "choose a repository with safetensors"
 
 
@@ -180,8 +182,9 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
     if not _is_intact(part, file):
         part.unlink()
         raise ModelError(
-            f"{file.name} of {model} has another checksum than the hub tells: it was damaged on "
-            "the way and is not kept. Start again; if it stays so, check HF_ENDPOINT and proxies"
+            f"{file.name} of {model} has a different checksum than the hub reports: it was "
+            "damaged in transit and has been deleted. Start again; if this persists, check "
+            "HF_ENDPOINT and proxies"
         )
     part.replace(done)
 
@@ -234,7 +237,7 @@ def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) 
             failures = 1 if progress() > before else failures + 1
             if failures == _ATTEMPTS:
                 raise
-            log.warning("the hub failed (%s): going on", str(error).strip().splitlines()[:1])
+            log.warning("the hub failed (%s): retrying", str(error).strip().splitlines()[:1])
             time.sleep(_WAIT_SECONDS * 2 ** (failures - 1))
 
 
@@ -302,7 +305,7 @@ def _refusal(model: HubModel, error: HfHubHTTPError) -> str:
         )
     if status == httpx.codes.UNAUTHORIZED:
         return (
-            f"the hub wants a login for {model.repo} ({status}): it is private, or there is no "
+            f"the hub requires a login for {model.repo} ({status}): it is private, or there is no "
             "such repository; check the name, and set HF_TOKEN to a token that may read it"
         )
     if isinstance(error, RevisionNotFoundError):

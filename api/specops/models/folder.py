@@ -23,9 +23,7 @@ TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
     "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
 )
-MEMORY_ADVICE = (
-    "most likely because memory ran out: raise the memory limit, or take smaller weights"
-)
+MEMORY_ADVICE = "most likely because memory ran out: raise the memory limit, or use smaller weights"
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger
 _MOST_PARAMETERS = 1 << 50
@@ -125,7 +123,7 @@ class ModelFolder:
 def _size(value: Any, most: int = _LARGEST) -> int:
     """Return a value from a description, if it can be a size or a token id."""
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:100]} is no size")
+        raise ValueError(f"{str(value)[:100]} is not a size")
     return value
 
 
@@ -133,10 +131,10 @@ def _tokens(ids: list[Any], vocab_size: int, path: Path) -> frozenset[int]:
     """Return those ids that are tokens; a model without a token of some role may say -1."""
     found = [token for token in ids if token is not None]
     if not all(type(token) is int for token in found):
-        raise ValueError(f"{str(ids)[:100]} are no token ids")
+        raise ValueError(f"{str(ids)[:100]} are not token ids")
     for token in found:
         if not 0 <= token < vocab_size:
-            log.warning("%s: %d is left out: there are %d tokens", path, token, vocab_size)
+            log.warning("%s: %d is ignored: the vocabulary has %d tokens", path, token, vocab_size)
     return frozenset(token for token in found if 0 <= token < vocab_size)
 
 

@@ -45,6 +45,6 @@ def files_of(path: Path) -> tuple[Path, ...]:
         raise FileNotFoundError(str(error)) from error
     for file in files:
         if not file.is_file():
-            others = f": all {len(files)} lie beside each other" if len(files) > 1 else ""
+            others = f": all {len(files)} shards must be in one folder" if len(files) > 1 else ""
             raise FileNotFoundError(f"{file} is missing{others}")
     return files

@@ -66,8 +66,9 @@ class HubModel:
             return None
         if _IMPOSSIBLE.search(found["repo"]):
             raise ModelError(
-                f"{text} is neither here nor on the hub: a name there has no `--` and no `..`, "
-                "does not end with `.`, `-` or `.git`, and has at most 96 characters"
+                f"{text} is neither a local path nor a name on the hub: such a name has no "
+                "`--` and no `..`, does not end with `.`, `-` or `.git`, and has "
+                "at most 96 characters"
             )
         return cls(
             found["repo"], found["revision"] or "main", (found["subfolder"] or "").strip("/")
@@ -117,7 +118,7 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
     offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     if any(value.upper() in ("1", "ON", "YES", "TRUE") for value in offline):
         raise ModelError(
-            f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids to download it: "
+            f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
             "unset it for one start, or give SPECOPS_TARGET a folder"
         )
     if not os.environ.get("HF_ENDPOINT"):  # Compose passes unset variables on as empty ones,

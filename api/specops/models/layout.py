@@ -146,12 +146,12 @@ def _state_dicts(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
     if not found:
         raise LayoutError(
-            f"{folder} holds no model: no specops.json, no genai_config.json, and no config.json "
-            "with safetensors or a `.pt` file"
+            f"{folder} contains no model: no specops.json, no genai_config.json, and no "
+            "config.json with safetensors or a `.pt` file"
         )
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
-        raise LayoutError(f"{folder} holds several state dicts ({listed}): name the file itself")
+        raise LayoutError(f"{folder} contains several state dicts ({listed}): name the file itself")
     return found
 
 

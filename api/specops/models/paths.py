@@ -29,13 +29,13 @@ def path_inside(folder: Path, name: str) -> Path:
     """
     place = PurePosixPath(name)
     if not place.parts or place.is_absolute() or ".." in place.parts:
-        raise ValueError(f"{name!r} is no file in the folder")
+        raise ValueError(f"{name!r} is not a file in the folder")
     path, root = folder / place, folder.resolve()
     try:
         path.is_file()  # raises if no file can have this name
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise ValueError(f"{name[:100]!r} is no file in the folder ({error})") from error
+        raise ValueError(f"{name[:100]!r} is not a file in the folder ({error})") from error
     if not any(real.is_relative_to(allowed) for allowed in (root, *_blobs(root))):
         raise ValueError(
             f"{path} is a link to {real}, which is outside of the folder: put the file itself there"
@@ -58,7 +58,7 @@ def indexed(index: Path) -> list[Path]:
         names = sorted({str(name) for name in listed.values()})
         for name in names:
             if PurePosixPath(name).name != name:
-                raise ValueError(f"{name!r} is no file beside it")
+                raise ValueError(f"{name!r} is not a file beside it")
         return [path_inside(index.parent, name) for name in names]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: {error}") from error

@@ -140,8 +140,8 @@ def prepare(
         raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(
-            f"{path} cannot be converted ({error}): SPECOPS_CACHE_DIR takes a folder that can be "
-            "written, with room for the converted weights"
+            f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a "
+            "writable folder with room for the converted weights"
         ) from error
     return ModelFolder.read(folder, name)
 
@@ -176,7 +176,7 @@ def _quant(source: Source | None, given: str, preset: str, variable: str) -> str
         return found.full if found else given or preset
     if given:
         raise ConfigError(
-            f"{variable} is {given}, but {source} is a GGUF, which keeps the weights that it has: "
+            f"{variable} is {given}, but {source} is a GGUF, which keeps its own weights: "
             f"leave {variable} empty"
         )
     return OWN_WEIGHTS
@@ -223,7 +223,7 @@ def _convert(
     except ChildError as error:
         said = str(error)
         if os.strerror(errno.ENOSPC) in said:
-            said += "; SPECOPS_CACHE_DIR takes a folder with room for the converted weights"
+            said += "; set SPECOPS_CACHE_DIR to a folder with room for the converted weights"
         raise ModelError(f"{path} cannot be converted: {said}") from error
     finally:
         shutil.rmtree(copy, ignore_errors=True)

@@ -43,7 +43,9 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         if not model.pieces:
             raise ValueError("it has no pieces")
         if model.trainer_spec.model_type != _BPE:
-            raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
+            raise SentencePieceError(
+                f"{file} is not a byte-pair encoding, the only kind that can be read"
+            )
         return _tokenizer(folder, model)
     except SentencePieceError:
         raise

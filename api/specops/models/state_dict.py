@@ -41,7 +41,7 @@ _SIGNATURE = b"PK\x03\x04"
 
 
 class StateDictError(Exception):
-    """A file holds no state dict, or more than that; the message says what to do."""
+    """A file contains no state dict, or more than that; the message says what to do."""
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:
@@ -56,8 +56,8 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     """
     if not zipfile.is_zipfile(file):
         raise StateDictError(
-            f"{file} is no archive of torch.save: it is damaged, or older than PyTorch 1.6; load "
-            "it with torch and save it again"
+            f"{file} is not an archive of torch.save: it is damaged, or older than PyTorch 1.6; "
+            "load it with torch and save it again"
         )
     try:
         with zipfile.ZipFile(file) as archive:
@@ -78,13 +78,13 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         raise StateDictError(f"{file} is damaged ({error}): save or download it again") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StateDictError(
-            f"{file} holds no state dict that can be read ({error}): save it with "
+            f"{file} contains no state dict that can be read ({error}): save it with "
             "torch.save(model.state_dict(), file)"
         ) from error
     tensors = _tensors(content)
     if not tensors:
         raise StateDictError(
-            f"{file} holds no state dict: save one with torch.save(model.state_dict(), file)"
+            f"{file} contains no state dict: save one with torch.save(model.state_dict(), file)"
         )
     return tensors
 

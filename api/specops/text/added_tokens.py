@@ -60,7 +60,7 @@ def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
         present = tokenizer.token_to_id(token.content)
         if index != (tokenizer.get_vocab_size() if present is None else present):
             log.warning(
-                "%s: token %d, %r, is left out: it has no place in the vocabulary of %d tokens",
+                "%s: token %d, %r, is ignored: its id does not fit a vocabulary of %d tokens",
                 *(folder, index, token.content, tokenizer.get_vocab_size()),
             )
             continue

@@ -134,7 +134,9 @@ class ChatTemplate:
             return text
         before, mark, _ = text.rpartition(_PROBE)
         if not mark:
-            raise ChatTemplateError("the model's chat template changes an answer that was begun")
+            raise ChatTemplateError(
+                "the model's chat template changes the answer that it should continue"
+            )
         return before
 
     def after_answer(

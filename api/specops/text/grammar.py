@@ -217,7 +217,7 @@ class Grammars:
             if keyword not in self._named:
                 self._named.add(keyword)
                 log.warning(
-                    "a JSON schema's `%s` is not enforced everywhere; answers name the places in "
+                    "a JSON schema's `%s` is not enforced everywhere; answers say where in "
                     "X-Ignored-Fields",
                     keyword,
                 )
@@ -229,7 +229,9 @@ class Grammars:
                 self._tokenizer.as_json(), n_vocab=size, eos_token=sorted(self._end_tokens)
             )
         except Exception as error:  # the library raises errors of several classes
-            raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
+            raise GrammarError(
+                f"this model's tokenizer does not support grammars: {error}"
+            ) from error
 
 
 class Matcher:

@@ -44,7 +44,7 @@ def check_parts(text: bytes | bytearray) -> None:
     outside = _outside_strings(text)
     for what, kinds, most in _KINDS:
         if (found := _count(outside, kinds)) > most:
-            raise TooManyParts(f"{found} {what}: this server takes at most {most}")
+            raise TooManyParts(f"{found} {what}: this server accepts at most {most}")
 
 
 def _count(letters: Bytes, kinds: bytes) -> int:
@@ -74,7 +74,7 @@ def loads(text: str) -> Any:
             raise RecursionError
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise ValueError(f"more than {DEEPEST} objects or lists within each other") from None
+        raise ValueError(f"more than {DEEPEST} objects or lists nested in each other") from None
     whole = written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value if whole == written else json.loads(whole)
 
@@ -94,7 +94,7 @@ def writable(value: dict[str, Any]) -> dict[str, Any]:
         ValueError: it is nested too deeply, or has half a surrogate pair.
     """
     if too_deep(value):
-        raise ValueError(f"more than {DEEPEST} objects or lists within each other")
+        raise ValueError(f"more than {DEEPEST} objects or lists nested in each other")
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

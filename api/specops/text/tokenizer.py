@@ -34,7 +34,7 @@ def _panics_are_errors() -> Iterator[None]:
     except BaseException as error:  # `pyo3_runtime.PanicException`, which no module exports
         if type(error).__name__ != "PanicException":
             raise
-        raise TokenizerError(f"the tokenizer fails: {error}") from error
+        raise TokenizerError(f"the tokenizer failed: {error}") from error
 
 
 class Tokenizer:
@@ -160,7 +160,7 @@ def _check_prefix(content: Any) -> None:
     for merge in model.get("merges", ()) if prefix else ():
         second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
         if not second.startswith(prefix):
-            raise ValueError(f"its merge {merge!r} does not go on with {prefix!r}")
+            raise ValueError(f"its merge {merge!r} does not continue with {prefix!r}")
 
 
 def _bytes_by_letter() -> dict[str, int]:

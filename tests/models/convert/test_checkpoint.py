@@ -85,10 +85,10 @@ REFUSED: list[tuple[dict[str, bytes], str]] = [
         for header, message in (
             (ENTRY % (2, 12), "is truncated"),
             (ENTRY % (9, 72), "is truncated"),
-            ('{"m": {"dtype": "F32", "shape": [2, 2]}}', "no safetensors file"),
-            ('{"m": 5}', "no safetensors file"),
-            ("[1, 2]", "no safetensors file"),
-            ("not JSON", "no safetensors file"),
+            ('{"m": {"dtype": "F32", "shape": [2, 2]}}', "not a safetensors file"),
+            ('{"m": 5}', "not a safetensors file"),
+            ("[1, 2]", "not a safetensors file"),
+            ("not JSON", "not a safetensors file"),
         )
     ),
 ]

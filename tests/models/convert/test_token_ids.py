@@ -59,8 +59,8 @@ def test_ids_that_are_no_tokens_are_left_out(
     write(source, file, **changes)
     model = export(source)
     assert (model.bos_token_id, model.eos_token_ids) == expected
-    assert "is left out: there are 320 tokens" in caplog.text
-    assert ("names no end token" in caplog.text) == (not model.eos_token_ids)
+    assert "is ignored: the vocabulary has 320 tokens" in caplog.text
+    assert ("has no end token" in caplog.text) == (not model.eos_token_ids)
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -110,7 +110,7 @@ def test_warnings_of_the_converter_are_logged_by_the_service(
     )
     assert model.end_tokens == {END}
     assert [
-        (r.levelno, "'eos_token_id' -1 is left out" in r.getMessage()) for r in caplog.records
+        (r.levelno, "'eos_token_id' -1 is ignored" in r.getMessage()) for r in caplog.records
     ] == [(logging.WARNING, True)]
 
 
@@ -127,4 +127,4 @@ def test_a_genai_description_with_ids_that_are_no_tokens(
         (tmp_path / name).touch()
     folder = ModelFolder.read_genai(tmp_path, "m")
     assert (folder.bos_token, folder.end_tokens) == (None, ends)
-    assert "-1 is left out: there are 320 tokens" in caplog.text
+    assert "-1 is ignored: the vocabulary has 320 tokens" in caplog.text

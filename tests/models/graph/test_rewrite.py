@@ -163,7 +163,7 @@ def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
     model = onnx.load(published, load_external_data=False)
     node = node_of(model, "GroupQueryAttention")
     node.input[1] = node.input[1].removesuffix("/normed")
-    with pytest.raises(RefusedGraphError, match="has other norms for queries than for keys"):
+    with pytest.raises(RefusedGraphError, match="has different norms for queries and keys"):
         rewrite(model)
 
 
@@ -245,10 +245,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "sinks": (attention(11, "sinks"), r"has attention sinks, input 11"),
     "scales": (attention(12, "scales"), r"has a quantized cache, input 12"),
     "positions": (attention(9, "mask_sum"), r"takes its positions from mask_sum"),
-    "table": (attention(8, ""), r"has a rotary table that is no pair of float32 weights"),
-    "half table": (half_a_table, r"has a rotary table that is no pair of float32 weights"),
+    "table": (attention(8, ""), r"has a rotary table that is not a pair of float32 weights"),
+    "half table": (half_a_table, r"has a rotary table that is not a pair of float32 weights"),
     "half cache": (half_the_cache, r"past_key_values\.0\.key is not float32: the graph was made"),
-    "one norm": (attention(14, "cos_cache"), r"has norms of queries and keys that is no pair"),
+    "one norm": (attention(14, "cos_cache"), r"has norms of queries and keys that is not a pair"),
     "one past": (attention(4, "past_key_values.0.key"), r"has no past of its own"),
     "smooth softmax": (attribute(smooth_softmax=1), r"has the attribute smooth_softmax=1"),
     "bidirectional": (attribute(causal=0), r"has the attribute causal=0"),
@@ -266,26 +266,26 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"\(ReduceSum\) reads attention_mask, which is neither a weight",
     ),
     "ids": (narrow_ids, r"its input input_ids is not int64"),
-    "unknown": (between("CumSum", "axis_of_tokens"), r"in_between \(CumSum\) cannot stand in a"),
+    "unknown": (between("CumSum", "axis_of_tokens"), r"in_between \(CumSum\) cannot be part of a"),
     "domain": (
         between("MultiHeadAttention", domain="com.microsoft", num_heads=4),
-        r"in_between \(com\.microsoft\.MultiHeadAttention\) cannot stand",
+        r"in_between \(com\.microsoft\.MultiHeadAttention\) cannot be part",
     ),
     "own domain": (between("Norm", domain="somebody"), r"in_between \(somebody\.Norm\) cannot"),
     "reshape": (between("Reshape", "any_tokens"), r"\(Reshape\).*does not begin with 0, 0"),
-    "softmax": (between("Softmax", axis=1), r"\(Softmax\).*along the axis of tokens"),
-    "mean": (between("ReduceMean", axes=[1]), r"\(ReduceMean\).*along the axis of tokens"),
-    "transpose": (between("Transpose", perm=[0, 2, 1]), r"\(Transpose\).*moves the axis of tok"),
+    "softmax": (between("Softmax", axis=1), r"\(Softmax\).*along the token axis"),
+    "mean": (between("ReduceMean", axes=[1]), r"\(ReduceMean\).*along the token axis"),
+    "transpose": (between("Transpose", perm=[0, 2, 1]), r"\(Transpose\).*moves the token axis"),
     "per token": (between("Add", "per_token"), r"\(Add\).*a weight differs between tokens"),
     "ranks": (between("Add", "input_ids"), r"\(Add\).*different numbers of dimensions"),
     "scores": (between("MatMul", "embedding"), r"\(MatMul\).*should be a weight"),
     "norm": (
         between("LayerNormalization", "layers.0.input_norm.weight", axis=1),
-        r"\(LayerNormalization\).*along the axis of tokens",
+        r"\(LayerNormalization\).*along the token axis",
     ),
     "dynamic": (
         between("DynamicQuantizeMatMul", "per_token", domain="com.microsoft"),
-        r"\(com\.microsoft\.DynamicQuantizeMatMul\) cannot stand",
+        r"\(com\.microsoft\.DynamicQuantizeMatMul\) cannot be part",
     ),
 }
 

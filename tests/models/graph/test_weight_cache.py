@@ -221,9 +221,7 @@ def test_where_nothing_can_be_written_the_message_says_what_to_do(
     graph: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "prepacked").write_text("a file where a folder should be")
-    with pytest.raises(
-        ModelError, match=r"prepacked cannot be written .*: SPECOPS_CACHE_DIR takes"
-    ):
+    with pytest.raises(ModelError, match=r"prepacked cannot be written .*: set SPECOPS_CACHE_DIR"):
         prepacked_graph(graph, "tiny", tmp_path, print)
 
 
@@ -232,7 +230,7 @@ def test_where_nothing_can_be_written_the_message_says_what_to_do(
     ("raised", "said"),
     [
         ("OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x.data')", "x.data cannot be written"),
-        ("MemoryError()", "memory ran out while"),
+        ("MemoryError()", "ran out of memory while"),
     ],
 )
 def test_a_full_disk_or_memory_is_a_line_that_says_what_to_do(
@@ -284,13 +282,15 @@ def test_a_process_that_is_killed_is_taken_for_too_little_memory(
     graph: Path, tmp_path: Path, kill_module: Callable[[str], None]
 ) -> None:
     kill_module("specops.models.graph.prepack")
-    with pytest.raises(ModelError, match="SIGKILL ended it, most likely because memory ran out"):
+    with pytest.raises(
+        ModelError, match="SIGKILL ended the process, most likely because memory ran out"
+    ):
         prepacked_graph(graph, "tiny", tmp_path, print)
 
 
 def test_a_file_that_is_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(ModelError, match=r"model\.onnx is no ONNX graph") as caught:
+    with pytest.raises(ModelError, match=r"model\.onnx is not an ONNX graph") as caught:
         prepacked_graph(tmp_path / "model.onnx", "odd", tmp_path, print)
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "prepacked").iterdir())
@@ -335,14 +335,14 @@ def cut_short(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (somebodys_operator, r"cannot be run: node .*silu \(somebody\.Gat.*; take another export"),
-        (weights_at("../outside"), r"weight .*: '\.\./outside' is no file"),
-        (weights_at("/etc/hostname"), r"weight .*: '/etc/hostname' is no file"),
+        (somebodys_operator, r"cannot be run: node .*silu \(somebody\.Gat.*; use another export"),
+        (weights_at("../outside"), r"weight .*: '\.\./outside' is not a file"),
+        (weights_at("/etc/hostname"), r"weight .*: '/etc/hostname' is not a file"),
         (weights_at("missing"), r"missing is missing: copy or download"),
         (packed_form, "its entry prepacked_0 does not say where it lies"),
-        (constant_elsewhere, r"'\.\./outside' is no file in the folder"),
-        (missing_attribute, r"model\.onnx is damaged .*; take another export"),
-        (cut_short, r"model\.onnx is damaged .*; take another export"),
+        (constant_elsewhere, r"'\.\./outside' is not a file in the folder"),
+        (missing_attribute, r"model\.onnx is damaged .*; use another export"),
+        (cut_short, r"model\.onnx is damaged .*; use another export"),
     ],
 )
 def test_a_bad_graph_is_refused_with_a_reason(

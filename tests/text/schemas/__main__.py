@@ -103,7 +103,7 @@ def report(results: Sequence[Result]) -> None:
 def _kind(reason: str) -> str:
     """Return a reason without what differs from schema to schema."""
     reason = re.sub(r"^\S*/(\S+): ", r"`\1`: ", reason)
-    reason = re.sub(r"there is no .*", "there is no such definition", reason)
+    reason = re.sub(r"\S+ does not exist", "the definition does not exist", reason)
     return re.sub(r"( while processing| are not supported:| property) .*", "", reason)[:100]
 
 

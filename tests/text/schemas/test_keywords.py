@@ -234,8 +234,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "enum": ({"enum": "a"}, "/enum: it is not a list"),
     "anyOf": ({"anyOf": {}}, "/anyOf: it is not a list of schemas"),
     "items": ({"items": 5}, "/items: a schema is an object, true or false"),
-    "$ref": ({"$ref": "#/nowhere"}, "/$ref: there is no #/nowhere"),
-    "$ref to a value": ({"$ref": "#/x", "x": 5}, "/$ref: there is no #/x"),
+    "$ref": ({"$ref": "#/nowhere"}, "/$ref: #/nowhere does not exist"),
+    "$ref to a value": ({"$ref": "#/x", "x": 5}, "/$ref: #/x does not exist"),
     "false": (False, "the schema: it allows nothing"),
 }
 

@@ -178,7 +178,7 @@ class Checkpoint:
         if tied in (True, None) and head and embedding and not self._same(head, embedding):
             if tied:
                 log.warning(
-                    "%s: '%s' is not followed: %s and %s differ",
+                    "%s: '%s' is ignored: %s and %s differ",
                     *(self.config_file, _TIED, head.name, embedding.name),
                 )
             config[_TIED] = False
@@ -262,7 +262,7 @@ class Checkpoint:
         for token in found:
             if not 0 <= token < vocab_size:
                 log.warning(
-                    "%s: '%s' %d is left out: there are %d tokens",
+                    "%s: '%s' %d is ignored: the vocabulary has %d tokens",
                     *(self.path, key, token, vocab_size),
                 )
         return tuple(dict.fromkeys(token for token in found if 0 <= token < vocab_size))
@@ -310,14 +310,14 @@ class Checkpoint:
             if stored.shape != shape:
                 raise ExportError(
                     f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)}, "
-                    f"{self.config_file.name} asks for {list(shape)}; config and weights belong to "
+                    f"{self.config_file.name} expects {list(shape)}; config and weights belong to "
                     "different models"
                 )
         for name in self.tensors.keys() - shapes.keys():
             if not _matches(name, ignored):
                 stored = self.tensors[name]
                 raise ExportError(
-                    f"{stored.file}: tensor {stored.name} has no place in this architecture; "
+                    f"{stored.file}: tensor {stored.name} is not part of this architecture; "
                     "exporting without it would give a wrong model"
                 )
 
@@ -354,7 +354,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ExportError(f"{path} is missing; a checkpoint folder must carry it") from None
+        raise ExportError(f"{path} is missing: a checkpoint folder must have one") from None
     except (ValueError, RecursionError) as error:
         raise ExportError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -398,7 +398,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             pass
     except (SafetensorError, OSError) as error:
         raise ExportError(
-            f"{file} is truncated or no safetensors file ({error}); download it again"
+            f"{file} is truncated or not a safetensors file ({error}); download it again"
         ) from None
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -111,7 +111,7 @@ def export_checkpoint(
     stored = [checkpoint.tensors[name] for name in shapes]
     bos_token_id, eos_token_ids = checkpoint.bos_and_eos(family.shape.vocab_size)
     if not eos_token_ids:
-        log.warning("%s names no end token: answers end at their limit of tokens", source)
+        log.warning("%s has no end token: answers end only at their token limit", source)
     model = ExportedModel(
         path=destination,
         family=family.name,
@@ -170,11 +170,11 @@ def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
     """The requested quantization or the checkpoint's own one; having both is an error."""
     if checkpoint.quantization is None:
         if asked is None:
-            raise ExportError(f"{checkpoint.path} has no quantization of its own: name one")
+            raise ExportError(f"{checkpoint.path} has no quantization of its own: specify one")
         return asked
     if asked is not None:
         raise ExportError(
-            f"{checkpoint.path} keeps the weights that it has: it takes {OWN_WEIGHTS}, not "
+            f"{checkpoint.path} keeps its own weights: the quantization must be {OWN_WEIGHTS}, not "
             f"{asked.name}"
         )
     return checkpoint.quantization

@@ -90,7 +90,7 @@ class Entries:
     def _get(self, key: str, default: Any = None) -> Any:
         value = self._values.get(self._key(key), default)
         if value is None:
-            raise self.error(key, "is missing, and the export cannot do without it")
+            raise self.error(key, "is missing, and the export needs it")
         return value
 
 

@@ -71,7 +71,7 @@ def rotary(
         found = Rotary(_table(rotation)) if scaling is None else _scaled(rotation, scaling, config)
     if not all(np.isfinite(table.cos[-1]).all() for table in found if table is not None):
         raise (scaling or config).error(
-            "rope_theta", f"is {theta:g}; with what scales it, it gives angles that are no numbers"
+            "rope_theta", f"is {theta:g}; with its scaling it gives angles that are not finite"
         )
     return found
 

@@ -43,7 +43,7 @@ def move_head_norms(graph: onnx.GraphProto) -> None:
             continue
         epsilons = {norm.epsilon for norm in norms.values()}
         if len(norms) < len(found) or len(epsilons) > 1:
-            raise RefusedGraphError(f"{named(node)} has other norms for queries than for keys")
+            raise RefusedGraphError(f"{named(node)} has different norms for queries and keys")
         node.input.extend([""] * (max(_NORM_INPUTS.values()) + 1 - len(node.input)))
         for place, norm in norms.items():
             node.input[place], node.input[_NORM_INPUTS[place]] = norm.x, norm.weight

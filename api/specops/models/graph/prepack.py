@@ -42,7 +42,7 @@ _PACKED = "prepacked_"
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _PRODUCTS = ("MatMul", "Gemm")  # the names of all operators that multiply contain one of these
 _ADVICE = (
-    "take another export of the model, or its checkpoint (config.json and safetensors), which is "
+    "use another export of the model, or its checkpoint (config.json and safetensors), which is "
     "converted here"
 )
 
@@ -64,7 +64,7 @@ def prepack(graph: Path, destination: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # protobuf's own, which has no types
-        raise ModelError(f"{graph} is no ONNX graph: copy or download it again") from error
+        raise ModelError(f"{graph} is not an ONNX graph: copy or download it again") from error
     data = destination.with_name(f"{destination.name}.data")
     saved = destination.with_name("saved")
     with data.open("wb") as target:
@@ -162,7 +162,7 @@ def _copy(source: BinaryIO, offset: str, length: str, target: BinaryIO) -> str:
     while left:
         piece = source.read(min(left, _PIECE))
         if not piece:
-            raise ModelError(f"{source.name} ends too early")
+            raise ModelError(f"{source.name} is truncated")
         target.write(piece)
         left -= len(piece)
     fill_page(target)
@@ -190,11 +190,11 @@ def main(arguments: list[str]) -> int:
     except (ModelError, ModelLoadError) as error:
         problem = str(error)
     except MemoryError:
-        problem = f"memory ran out while {graph} was laid out: raise the limit or take int4 weights"
+        problem = f"ran out of memory while preparing {graph}: raise the limit or use int4 weights"
     except OSError as error:
         problem = (
             f"{error.filename or destination.parent} cannot be written ({error.strerror}): "
-            "SPECOPS_CACHE_DIR takes a folder with room for the weights"
+            "set SPECOPS_CACHE_DIR to a folder with room for the weights"
         )
     else:
         return 0

@@ -216,7 +216,9 @@ def _attention(
         ("norms of queries and keys", norms),
     ):
         if bool(pair[0]) != bool(pair[1]) or not _are_floats(graph, filter(None, pair)):
-            raise RefusedGraphError(f"{named(node)} has {what} that is no pair of float32 weights")
+            raise RefusedGraphError(
+                f"{named(node)} has {what} that is not a pair of float32 weights"
+            )
     if given.get("do_rotary") and not rotary[0]:
         raise RefusedGraphError(f"{named(node)} rotates without a table")
     return helper.make_node(

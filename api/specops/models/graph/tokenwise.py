@@ -82,7 +82,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
             made = _output(node, operands, attends=attends)
         except _RuleError as reason:
             raise RefusedGraphError(
-                f"{named(node)} cannot stand in a pass over several requests' tokens: {reason}"
+                f"{named(node)} cannot be part of a pass over several requests' tokens: {reason}"
             ) from None
         values.update(dict.fromkeys(filter(None, node.output), made))
     if values.get("logits") != _Tokens(3):
@@ -98,7 +98,7 @@ def _output(node: onnx.NodeProto, operands: _Operands, *, attends: bool) -> _Con
     domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
     rule = _RULES.get((domain, node.op_type))
     if rule is None:
-        raise _RuleError("it is not known to compute each token by itself")
+        raise _RuleError("it may not compute each token by itself")
     return _Tokens(rule(node, operands))
 
 
@@ -151,7 +151,7 @@ def _embedding(node: onnx.NodeProto, operands: _Operands) -> int:
     _all_constant([table, *operands[2:]])
     rows = given.get("axis", given.get("gather_axis", 0)) == 0 and indices.rank == 2
     if not rows or not isinstance(table, _Constant) or len(table.dims or ()) != 2:
-        raise _RuleError("it takes no rows of a table")
+        raise _RuleError("it does not look up rows of a table")
     return 3
 
 
@@ -160,7 +160,7 @@ def _product(node: onnx.NodeProto, operands: _Operands) -> int:
     _all_constant(operands[1:])
     weight = operands[1]
     if node.op_type == "MatMul" and isinstance(weight, _Constant) and len(weight.dims or ()) != 2:
-        raise _RuleError("its weight is no matrix")
+        raise _RuleError("its weight is not a matrix")
     if rank < 3:
         raise _RuleError("its tokens have no vectors")
     return rank
@@ -201,7 +201,7 @@ def _reshape(node: onnx.NodeProto, operands: _Operands) -> int:
 
 def _transpose(node: onnx.NodeProto, operands: _Operands) -> int:
     if list(attributes_of(node).get("perm", ()))[:2] != [0, 1]:
-        raise _RuleError("it moves the axis of tokens")
+        raise _RuleError("it moves the token axis")
     return _tokens(operands[0]).rank
 
 
@@ -217,7 +217,7 @@ def _reduce(node: onnx.NodeProto, operands: _Operands) -> int:
 
 def _tokens(value: _Constant | _Tokens | None) -> _Tokens:
     if not isinstance(value, _Tokens):
-        raise _RuleError("an operand has no axis of tokens")
+        raise _RuleError("an operand has no token axis")
     return value
 
 
@@ -234,7 +234,7 @@ def _all_constant(operands: _Operands) -> None:
 def _behind_tokens(axes: Sequence[int], rank: int) -> int:
     """Check that all axes come after the axis of tokens; return `rank`."""
     if not axes or any(axis % rank <= _TOKENS_AXIS for axis in axes):
-        raise _RuleError("it goes along the axis of tokens")
+        raise _RuleError("it goes along the token axis")
     return rank
 
 
@@ -247,7 +247,7 @@ def _integers(operands: _Operands, place: int) -> list[int]:
         or tensor.data_location == TensorProto.EXTERNAL
         or tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
     ):
-        raise _RuleError(f"its input {place} is no constant")
+        raise _RuleError(f"its input {place} is not a constant")
     return [int(number) for number in numpy_helper.to_array(tensor).reshape(-1)]
 
 

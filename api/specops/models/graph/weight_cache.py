@@ -70,7 +70,7 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
                 if _intact(folder, report):  # another process has made it meanwhile
                     use(folder)
                     return folder / _GRAPH
-                log.warning("%s is damaged and is made again", folder)
+                log.warning("%s is damaged: making it again", folder)
             clear_leftovers(root)
             remove(outdated(_generations(root, name)))
             report(f"laying out the weights of {name} for this processor")
@@ -80,8 +80,8 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
     except OSError as error:
         raise ModelError(
             f"{error.filename or root} cannot be written ({error.strerror}), and the weights of "
-            f"{name} are laid out there for this processor: SPECOPS_CACHE_DIR takes a folder that "
-            "can be written, with room for the weights"
+            f"{name} are laid out there for this processor: set SPECOPS_CACHE_DIR to a writable "
+            "folder with room for the weights"
         ) from error
 
 
@@ -129,7 +129,7 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
     if room < used:
         log.warning(
             "%s has %.0f MB of weights in use and memory has room for %.0f: the rest is read from "
-            "disk for every token; raise the memory limit, or take smaller weights",
+            "disk for every token; raise the memory limit, or use smaller weights",
             *(folder, used / 1e6, room / 1e6),
         )
     due = every(_REPORT_SECONDS, at_once=True)

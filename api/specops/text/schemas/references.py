@@ -75,7 +75,7 @@ class Document:
         """
         at = self.pointer(node)
         if not isinstance(reference, str):
-            raise SchemaError(f"{at}/$ref", "it is not a text")
+            raise SchemaError(f"{at}/$ref", "it is not a string")
         base = self._bases[id(node)]
         if reference.startswith("/") and _joined(base, reference) not in self._resources:
             reference = f"#{reference}"  # as LiteLLM writes it for Anthropic's protocol
@@ -84,14 +84,14 @@ class Document:
             uri = ""
         resource = self._resources.get(uri)
         if resource is None:
-            raise SchemaError(f"{at}/$ref", "it is outside of this schema, and is not fetched")
+            raise SchemaError(f"{at}/$ref", "it is outside this schema, and is not fetched")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get((uri, fragment), self._anchors.get(("", fragment)))
         else:
             found = _walked(resource, fragment)
         if not isinstance(found, dict | bool):
-            raise SchemaError(f"{at}/$ref", f"there is no {reference[:128]}")
+            raise SchemaError(f"{at}/$ref", f"{reference[:128]} does not exist")
         if isinstance(found, dict) and id(found) not in self._pointers:
             raise SchemaError(f"{at}/$ref", f"{reference[:128]} is not a schema")
         return found

@@ -664,7 +664,7 @@ class _Writer:
         if "pattern" not in node:
             return []
         if not isinstance(pattern := node["pattern"], str):
-            raise SchemaError(f"{at}/pattern", "it is not a text")
+            raise SchemaError(f"{at}/pattern", "it is not a string")
         pieces = patterns.split_lookahead(pattern)
         if pieces is None or not all(
             enforced({"type": "string", "pattern": piece}) for piece in pieces

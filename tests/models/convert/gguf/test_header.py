@@ -45,11 +45,11 @@ def file_of(
 
 
 HOSTILE = {
-    "not GGUF": (file_of(magic=b"GGML"), "is no GGUF: it begins with b'GGML'"),
+    "not GGUF": (file_of(magic=b"GGML"), "is not a GGUF: it begins with b'GGML'"),
     "version 1": (file_of(version=1), "has version 1; versions 2 and 3"),
     "big-endian": (file_of(version=3 << 24), "it was written big-endian"),
-    "too short": (b"GGUF\3\0\0\0", "shorter than one's header"),
-    "empty": (b"", "shorter than one's header"),
+    "too short": (b"GGUF\3\0\0\0", "shorter than a GGUF header"),
+    "empty": (b"", "shorter than a GGUF header"),
     "many tensors": (file_of(tensors=1 << 62), "claims 4611686018427387904 tensors"),
     "many entries": (file_of(entries=60_000), "claims 60000 entries of metadata"),
     "a long key": (file_of(U64.pack(1 << 63), entries=1), "'a key' of 9223372036854775808 bytes"),
@@ -86,7 +86,7 @@ HOSTILE = {
         file_of(tensor("w", (1 << 32, 1 << 32), 0, 0), tensors=1),
         "has the tensor 'w' of shape",
     ),
-    "no whole blocks": (file_of(tensor("w", (40, 2), 2, 0), tensors=1), "no whole blocks of Q4_0"),
+    "no whole blocks": (file_of(tensor("w", (40, 2), 2, 0), tensors=1), "not whole blocks of Q4_0"),
     "a type of the future": (
         file_of(tensor("w", (32,), 99, 0), tensors=1),
         "of type number 99, which is newer .*: download the model as Q4_K_M",
@@ -104,7 +104,7 @@ HOSTILE = {
     ),
     "one place": (
         file_of(tensor("v", (32,), 0, 0), tensor("w", (32,), 0, 96), tensors=2),
-        "'v' and 'w' in one place",
+        "'v' and 'w' at overlapping places",
     ),
     "a long name": (file_of(tensor("w" * 999, (32,), 0, 0), tensors=1), 'name" of 999 bytes'),
 }
@@ -178,7 +178,7 @@ def refusal(
         ("llama.expert_count", "uint32", 8, "is 8; this cannot be exported"),
         ("llama.rope.scaling.type", "string", "su", "is su; only none, linear, yarn and"),
         ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
-        ("llama.attention.value_length", "uint32", 32, "must be the keys', 64"),
+        ("llama.attention.value_length", "uint32", 32, "must equal the key length, 64"),
         ("llama.logit_scale", "float32", 8.0, "is 8.0; this cannot be exported"),
         ("llama.rope.scaling.attn_factor", "float32", 2.0, "is 2.0; this cannot be exported"),
         ("llama.nextn_predict_layers", "uint32", 1, "is 1; this cannot be exported"),
@@ -203,8 +203,8 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("blk.0.attn_q.scale", "has no place in the architecture llama"),
-        ("blk.7.attn_q.weight", "has no place in this architecture"),
+        ("blk.0.attn_q.scale", "is not part of the architecture llama"),
+        ("blk.7.attn_q.weight", "is not part of this architecture"),
     ],
 )
 def test_tensors_without_a_place_are_named(name: str, message: str, tmp_path: Path) -> None:

@@ -211,7 +211,10 @@ def test_a_token_out_of_range_is_as_if_absent(
     assert (files.bos, files.ends) == (1, [2])
     assert "pad_token" not in files.files["tokenizer_config.json"]
     for role in roles:
-        assert f"'tokenizer.ggml.{role}_token_id' is {token}, and there are 600" in caplog.text
+        assert (
+            f"'tokenizer.ggml.{role}_token_id' is {token}, but the vocabulary has 600"
+            in caplog.text
+        )
 
 
 def test_a_file_may_ask_for_a_token_behind_a_text(tmp_path: Path) -> None:
@@ -275,11 +278,11 @@ def test_pieces_with_merges(tmp_path: Path) -> None:
     ("key", "value", "message"),
     [
         ("tokenizer.ggml.model", "rwkv", "is rwkv; gpt2 .* llama"),
-        ("tokenizer.ggml.pre", "kimi-k9", "is kimi-k9, a way to cut words .* known are default"),
+        ("tokenizer.ggml.pre", "kimi-k9", "is kimi-k9, which is not supported; .* default"),
         ("tokenizer.ggml.tokens", ["a", "a"], "has a token twice"),
         ("tokenizer.ggml.token_type", [1, 1], "has 2 entries for 600 tokens"),
         ("tokenizer.ggml.tokens", 3, "must be a list of str"),
-        ("tokenizer.ggml.merges", ["a zz"], "'a zz', which are or make no tokens"),
+        ("tokenizer.ggml.merges", ["a zz"], "'a zz', whose parts or result are not tokens"),
         ("tokenizer.ggml.eos_token_id", "0", "must be an integer"),
         ("tokenizer.ggml.add_bos_token", 1, "must be true or false"),
     ],

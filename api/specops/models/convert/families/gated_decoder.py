@@ -322,7 +322,7 @@ def text_config(config: ModelConfig) -> ModelConfig:
     """
     text = config.section("text_config")
     if text is None:
-        raise config.error("text_config", "is missing, and the export cannot do without it")
+        raise config.error("text_config", "is missing, and the export needs it")
     tied = "tie_word_embeddings"
     return text.with_defaults({tied: config.flag(tied, False)} if tied in config else {})
 
@@ -347,7 +347,7 @@ def windowed_layers(
         return [local if number % pattern else full for number in range(1, layers + 1)]
     for kind in kinds:
         if kind not in (FULL, SLIDING):
-            raise config.error("layer_types", f"names {kind}; known are {FULL}, {SLIDING}")
+            raise config.error("layer_types", f"is {kind}; supported are {FULL}, {SLIDING}")
     return [local if kind == SLIDING else full for kind in kinds]
 
 

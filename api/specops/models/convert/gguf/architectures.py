@@ -280,7 +280,7 @@ def config_of(
     """
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise metadata.error("general.architecture", "comes without a table token_embd.weight")
+        raise metadata.error("general.architecture", "has no tensor token_embd.weight")
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[metadata.architecture].transformers],
         "vocab_size": table.shape[0],
@@ -319,7 +319,9 @@ def _gated(
     if context * head_dim > _MOST_ANGLES:
         raise metadata.error("{arch}.attention.key_length", f"is {head_dim}, too large")
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
-        raise metadata.error("{arch}.attention.value_length", f"must be the keys', {head_dim}")
+        raise metadata.error(
+            "{arch}.attention.value_length", f"must equal the key length, {head_dim}"
+        )
     config: dict[str, Any] = {
         "hidden_size": hidden,
         "num_hidden_layers": metadata.integer("{arch}.block_count"),

@@ -129,7 +129,7 @@ class GgufCheckpoint(Checkpoint):
         name = transformers_name(self._metadata.architecture, tensor.name)
         if name is None or name in self.tensors:
             raise ExportError(
-                f"{tensor.file}: tensor {tensor.name} has no place in the architecture "
+                f"{tensor.file}: tensor {tensor.name} is not part of the architecture "
                 f"{self._metadata.architecture}; exporting without it would give a wrong model"
             )
         return name

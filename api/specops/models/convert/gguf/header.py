@@ -109,12 +109,12 @@ def read_header(file: Path) -> Header:
     """Reads and checks a file's header.
 
     Raises:
-        ExportError: the file is no GGUF or damaged, or has tensors of an unknown type; the message
-            names the file and the problem.
+        ExportError: the file is not a GGUF or damaged, or has tensors of an unknown type; the
+            message names the file and the problem.
         OSError: the file cannot be read.
     """
     if file.stat().st_size < _HEAD.size:
-        raise ExportError(f"{file} is no GGUF: it is shorter than one's header")
+        raise ExportError(f"{file} is not a GGUF: it is shorter than a GGUF header")
     with (
         file.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
@@ -136,7 +136,7 @@ class _Reader:
         magic, version, tensors, entries = _HEAD.unpack_from(self._data)
         self._at = _HEAD.size
         if magic != _MAGIC:
-            raise ExportError(f"{self._file} is no GGUF: it begins with {magic!r}")
+            raise ExportError(f"{self._file} is not a GGUF: it begins with {magic!r}")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
             why = "it was written big-endian" if swapped else "versions 2 and 3 can be read"
@@ -160,7 +160,7 @@ class _Reader:
             or not 1 <= alignment <= _MOST_ALIGNMENT
             or alignment & (alignment - 1)
         ):
-            self._refuse(f"has an alignment of {alignment!r}, which is no power of 2")
+            self._refuse(f"has an alignment of {alignment!r}, which is not a power of 2")
         return Header(self._file, metadata, self._placed(described, alignment))
 
     def _placed(
@@ -176,7 +176,7 @@ class _Reader:
                 self._refuse(f"has the tensor {name!r} twice")
             if weights > _MOST_WEIGHTS or shape[-1] % kind.weights:
                 self._refuse(
-                    f"has the tensor {name!r} of shape {list(shape)}, whose rows are no whole "
+                    f"has the tensor {name!r} of shape {list(shape)}, whose rows are not whole "
                     f"blocks of {kind.name}, {kind.weights} weights each"
                 )
             if offset % alignment or start + offset + nbytes > self._size:
@@ -190,7 +190,9 @@ class _Reader:
         in_order = sorted(found.values(), key=lambda tensor: tensor.offset)
         for one, other in pairwise(in_order):
             if one.offset + one.nbytes > other.offset:
-                self._refuse(f"has the tensors {one.name!r} and {other.name!r} in one place")
+                self._refuse(
+                    f"has the tensors {one.name!r} and {other.name!r} at overlapping places"
+                )
         return found
 
     def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:

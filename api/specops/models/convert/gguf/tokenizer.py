@@ -90,7 +90,7 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     if kind not in _KINDS:
         raise metadata.error(
             "tokenizer.ggml.model",
-            f"is {kind}; gpt2 (bytes), llama (SentencePiece) and gemma4 are known",
+            f"is {kind}; gpt2 (bytes), llama (SentencePiece) and gemma4 are supported",
         )
     vocabulary = _vocabulary(metadata)
     tokens = vocabulary.tokens
@@ -172,8 +172,8 @@ def _token(metadata: Metadata, role: str, vocabulary: _Vocabulary) -> int | None
         raise metadata.error(key, f"must be an integer, is {found!r}")
     if 0 <= found < size:
         return found
-    instead = "none is taken" if default is None else f"{default} is taken"
-    metadata.warn(key, f"is {found}, and there are {size} tokens: {instead}")
+    instead = "it is ignored" if default is None else f"{default} is used instead"
+    metadata.warn(key, f"is {found}, but the vocabulary has {size} tokens: {instead}")
     return default
 
 
@@ -220,8 +220,7 @@ def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise metadata.error(
             _PRE,
-            f"is {name}, a way to cut words that is not known; known are "
-            + ", ".join(PRE_TOKENIZERS),
+            f"is {name}, which is not supported; supported are " + ", ".join(PRE_TOKENIZERS),
         )
     return PRE_TOKENIZERS[name]
 
@@ -233,7 +232,9 @@ def _with_merges(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenize
         at = text.find(" ", 1)  # a part may be a space
         one, other = text[:at], text[at + 1 :]
         if not (one in vocab and other in vocab and one + other in vocab):
-            raise metadata.error(_MERGES, f"has {text[:80]!r}, which are or make no tokens")
+            raise metadata.error(
+                _MERGES, f"has {text[:80]!r}, whose parts or result are not tokens"
+            )
         merges.append((one, other))
     model = models.BPE(
         vocab, merges, ignore_merges=words.whole_words, byte_fallback=not words.letters
