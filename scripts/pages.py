@@ -33,7 +33,8 @@ Schema = dict[str, Any]
 
 OWN = "/generate"
 # The other endpoints that generate: their tables have what /generate does not.
-PROTOCOLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+CHAT = "/v1/chat/completions"
+PROTOCOLS = ("/v1/completions", CHAT, "/v1/responses", "/v1/messages")
 OLLAMA = ("/api/chat", "/api/generate")
 BOUNDS = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
 SIZES = {
@@ -72,14 +73,18 @@ def limits(schema: Schema) -> str:
         found += [
             f"{word} {item[key]:g}" for key, word in BOUNDS if abs(item.get(key, 1e18)) < UNBOUNDED
         ]
-        found += [text.format(item[key]) for key, text in SIZES.items() if key in item]
+        found += [
+            text.format(item[key])
+            for key, text in SIZES.items()
+            if key in item and not (key == "maxLength" and item.get("type") == "object")
+        ]
     return ", ".join(dict.fromkeys(found))
 
 
 def own_fields(bodies: dict[str, Schema]) -> list[str]:
     """The table of `POST /generate`: a row for each field, its own ones first."""
     lines = ["| field | default | limits | meaning |", "|---|---|---|---|"]
-    for name in sorted(bodies[OWN], key=lambda name: name in bodies[PROTOCOLS[0]]):
+    for name in sorted(bodies[OWN], key=lambda name: name in bodies[CHAT]):
         schema = bodies[OWN][name]
         default = schema.get("default")
         shown = "" if default in (None, []) else f"`{json.dumps(default)}`"

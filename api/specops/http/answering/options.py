@@ -85,11 +85,11 @@ class EngineOptions(Constraints):
 
     temperature: float | None = drawing_field(
         "temperature",
-        "0: always the likeliest token; default of this and of the other fields that say how to "
-        "draw: the model's (`sampling` in GET /v1/models), or else the protocol's",
+        "0: always the likeliest token; default of this and the other sampling fields: the "
+        "model's (`sampling` in GET /v1/models), or else the protocol's",
     )
     top_p: float | None = drawing_field(
-        "top_p", "draw from the likeliest tokens that sum up to this"
+        "top_p", "sample from the likeliest tokens whose probabilities add up to this"
     )
     stream: bool | None = Field(False, description="server-sent events, one per step")
     k_draft: int | None = Field(
@@ -110,33 +110,33 @@ class EngineOptions(Constraints):
     )
     exact: bool | None = Field(None, description=synonyms.WITHOUT_EFFECT["exact"])
     top_k: int | None = Field(
-        None, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
+        None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = drawing_field(
         "min_p", "least probability, as a share of the likeliest token's"
     )
     typical_p: float | None = Field(
-        1.0, gt=0, le=1, description="draw from the most typical tokens that sum up to this"
+        1.0, gt=0, le=1, description="sample from the most typical tokens that add up to this"
     )
     top_n_sigma: float | None = Field(
         0.0,
         ge=0,
-        description="draw from logits within so many standard deviations of the largest; 0: all",
+        description="sample from logits within so many standard deviations of the largest; 0: all",
     )
     presence_penalty: float | None = Field(
-        0.0, ge=-2, le=2, description="subtracted from the logits of tokens that the answer has"
+        0.0, ge=-2, le=2, description="subtracted from the logits of tokens in the answer"
     )
     frequency_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
     )
     repetition_penalty: float | None = drawing_field(
-        "repetition_penalty", "divides the logits of tokens of the prompt and the answer"
+        "repetition_penalty", "divides the logits of tokens in prompt and answer; 1: none"
     )
     logit_bias: Biases | None = Field(
         None, description="added to logits, by token: its number, or a text that is one token"
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
-        default=[], description="texts whose tokens never stand in the answer in a row"
+        default=[], description="texts whose tokens never occur in the answer in sequence"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         default=[], description="tokens that end the output, as a part of it"

@@ -231,13 +231,13 @@ class TokensRequest(Body):
     """A conversation to count the tokens of, or to continue."""
 
     model: str = Field(description="as GET /v1/models tells")
-    messages: list[Turn] = Field(min_length=1, fail_fast=True)
+    messages: list[Turn] = Field(min_length=1, fail_fast=True, description="the conversation")
     system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; Anthropic's own are skipped"
     )
-    tool_choice: Choice | None = None
-    thinking: Thinking | None = None
+    tool_choice: Choice | None = Field(None, description="`auto`, `any`, `none` or one tool")
+    thinking: Thinking | None = Field(None, description="`disabled`: no reasoning")
 
     def conversation(self) -> Conversation:
         """Return the conversation without the protocol.
@@ -296,10 +296,12 @@ class MessagesRequest(TokensRequest, EngineOptions):
 
     limit_field = "max_tokens"
 
-    max_tokens: int = Field(ge=1)
-    stop_sequences: StopList | None = None
+    max_tokens: int = Field(ge=1, description="most tokens of the answer")
+    stop_sequences: StopList | None = Field(
+        None, description="strings that end the output; not part of it"
+    )
 
-    output_config: OutputConfig | None = None
+    output_config: OutputConfig | None = Field(None, description="`format`: the form of the answer")
     output_format: Format | None = Field(None, description="older form of `output_config.format`")
 
     @property

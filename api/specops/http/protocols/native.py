@@ -34,7 +34,7 @@ class GenerateRequest(SeededOptions):
     limit_field = "max_new_tokens"
     strict_limit = True
 
-    prompt: Text = Field(description="may be empty")
+    prompt: Text = Field(description="the text to continue; may be empty")
     system: Text | None = Field(
         None,
         description="makes the prompt a question: both go through the model's chat template, and "
@@ -86,7 +86,7 @@ class Details(BaseModel):
     sources: dict[str, SourceDetails] = Field(
         description="the same counts by source: a drafter, or the grammar"
     )
-    queue_seconds: float
+    queue_seconds: float = Field(description="from arrival to a slot")
     prefill_seconds: float = Field(description="from leaving the queue to the first token")
     decode_seconds: float = Field(description="from the first token to the last")
     tokens_per_jump: float = Field(
@@ -106,9 +106,9 @@ class Details(BaseModel):
     preemptions: int = Field(
         description="number of times that the request lost its KV blocks and was computed again"
     )
-    drafter: str
-    k_draft: int
-    adaptive: bool
+    drafter: str = Field(description="the drafter that was used")
+    k_draft: int = Field(description="the limit that applied")
+    adaptive: bool = Field(description="whether the controller chose fewer")
 
     @classmethod
     def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
@@ -131,7 +131,7 @@ class Details(BaseModel):
 class GenerateResponse(BaseModel):
     """The generated text, and what it cost."""
 
-    generated_text: str
+    generated_text: str = Field(description="the answer, without the prompt")
     tokens_per_second: float = Field(
         description="tokens after the first, per second; 0 if there was only one"
     )
@@ -139,11 +139,13 @@ class GenerateResponse(BaseModel):
         description="tokens after the first, per pass of the target; 0 if there was only one"
     )
     latency_ms: float = Field(description="from the request's arrival, waiting included")
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length"] = Field(
+        description="`length`: a limit of tokens was reached"
+    )
     prompt_tokens: int
     generated_tokens: int
-    request_id: str
-    details: Details | None = None
+    request_id: str = Field(description="as in `X-Request-ID` and in the log")
+    details: Details | None = Field(None, description="only if the request asked for them")
 
 
 _RESPONSES = EVENTS | error_responses(*GENERATING, 422)

@@ -151,7 +151,7 @@ class ChatRequest(OpenAiRequest):
     }
 
     # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, fail_fast=True, description="the conversation")
     max_completion_tokens: MostTokens | None = Field(
         None, description="default, and -1: what the context and the server allow"
     )

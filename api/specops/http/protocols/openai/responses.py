@@ -224,7 +224,9 @@ class ResponsesRequest(EngineOptions):
     limit_field = "max_output_tokens"
 
     model: str = Field(description="as GET /v1/models tells")
-    input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)]
+    input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)] = Field(
+        description="the question, or all items of the conversation"
+    )
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
@@ -232,10 +234,12 @@ class ResponsesRequest(EngineOptions):
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Mode | ToolChoice | None = None
+    tool_choice: Mode | ToolChoice | None = Field(
+        None, description="or a tool to call, or the tools that may be called"
+    )
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
-    reasoning: Reasoning | None = None
-    text: TextOptions | None = None
+    reasoning: Reasoning | None = Field(None, description="`effort` `none`: no reasoning")
+    text: TextOptions | None = Field(None, description="`format`: the form of the answer")
     store: bool | None = Field(
         True, description="false: references to the answer's items will not be understood"
     )
