@@ -43,7 +43,7 @@ def request(**fields: object) -> GenerationRequest:
 
 
 async def collect(handle: RequestHandle) -> list[Output]:
-    return [output async for output in handle]
+    return [output async for output in handle.outputs()]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -167,7 +167,7 @@ async def test_a_prompt_longer_than_the_context_names_both_lengths(tiny_settings
 async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, metrics):
         handle = service.submit(request(max_new_tokens=FOREVER))
-        async for output in handle:
+        async for output in handle.outputs():
             if output.pieces:
                 handle.cancel()
             if output.finish:
@@ -184,7 +184,7 @@ async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
     async with serving(tiny_settings) as (service, metrics):
         whole, other = request(max_new_tokens=FOREVER), request()
         handle, ends = service.submit(whole, other), {}
-        async for output in handle:
+        async for output in handle.outputs():
             if output.request_id == whole.request_id:
                 handle.end(whole.request_id)  # again and again, and after it has ended
             if output.finish:
@@ -247,7 +247,7 @@ async def test_the_tokens_of_the_queue_are_bounded_by_the_kv_cache(tiny_settings
 
 async def test_a_handle_reports_pauses() -> None:
     handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None, lambda name: None)
-    silence = handle.with_pauses(0.001)
+    silence = handle.outputs(0.001)
     assert [await anext(silence) for _ in range(3)] == [None] * 3
     last = Output(handle.requests[0].request_id, finish=FinishReason.STOP)
     handle.deliver(last)

@@ -23,9 +23,7 @@ class QueuePosition:
 
 
 class RequestHandle:
-    """One or several requests in flight. Iterate over the handle once to get their outputs.
-
-    The iteration ends when the last of the requests has finished.
+    """One or several requests in flight.
 
     Args:
         requests: the requests.
@@ -51,18 +49,17 @@ class RequestHandle:
         """Hand an output to the handler that iterates."""
         self._outputs.put_nowait(output)
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        async for output in self.with_pauses(None):
-            if output is not None:
-                yield output
+    async def outputs(self, pause: float | None = None) -> AsyncIterator[Output | None]:
+        """Iterate over the outputs until all requests have finished; call this once.
 
-    async def with_pauses(self, seconds: float | None) -> AsyncIterator[Output | None]:
-        """Iterate over the outputs; yield None after every `seconds` without an output."""
+        Args:
+            pause: seconds without an output after which None comes; None: never.
+        """
         unfinished = len(self.requests)
         while unfinished:
             output = None
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(pause):
                     output = await self._outputs.get()
             except TimeoutError:
                 pass

@@ -163,7 +163,7 @@ class Generation:
         Raises:
             ApiError: one of the answers failed.
         """
-        async for made in self.handle.with_pauses(_PAUSE_SECONDS):
+        async for made in self.handle.outputs(_PAUSE_SECONDS):
             if made is None:
                 yield None
                 continue
