@@ -45,7 +45,7 @@ _FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One kind of text, `at_once` requests at a time, and what is wanted of it."""
+    """One kind of text, `at_once` requests at a time, and its targets."""
 
     name: str
     category: str
@@ -59,13 +59,13 @@ class Part:
         found = []
         if row.tokens_per_jump < self.tokens_per_jump:
             found.append(
-                f"{self.name}: {row.tokens_per_jump:.2f} tokens per pass, wanted are "
+                f"{self.name}: {row.tokens_per_jump:.2f} tokens per pass, less than "
                 f"{self.tokens_per_jump:.2f}"
             )
         if row.speedup.median < self.speed:
             found.append(
                 f"{self.name}: adaptive speculation has {row.speedup.median:.3f} of plain "
-                f"decoding's speed, wanted are {self.speed:.2f}"
+                f"decoding's speed, less than {self.speed:.2f}"
             )
         return found
 
@@ -142,7 +142,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     notes = (
         f"{_PROMPTS} prompts of each kind, {_NEW_TOKENS} new tokens, plain and adaptive in turns; "
         f"speedup: {exactly}",
-        f"wanted, tokens per pass and of plain decoding's speed (median): {', '.join(lines)}",
+        f"targets, tokens per pass and of plain decoding's speed (median): {', '.join(lines)}",
     )
     columns = ("text", *COLUMNS, "rounds", "fine")
     return Table(f"Quality gate: {verdicts[0].row.label}", columns, rows, notes)

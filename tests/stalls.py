@@ -42,21 +42,21 @@ FEW = 1000  # bodies by default
 Probe = tuple[float, float]  # when it was sent, by `time.monotonic`, and seconds to its answer
 
 
-def probe(port: int, told: Connection) -> None:
-    """Ask for /health/live until told to end; tell when each was sent, and how long it took.
+def probe(port: int, pipe: Connection) -> None:
+    """Ask for /health/live until a message comes; send when each was asked and its seconds.
 
     The first message says that the first answer has come.
     """
     connection, found = http.client.HTTPConnection(HOST, port, timeout=60), list[Probe]()
-    while not told.poll():
+    while not pipe.poll():
         sent = time.monotonic()
         connection.request("GET", "/health/live")
         connection.getresponse().read()
         found.append((sent, time.monotonic() - sent))
         if len(found) == 1:
-            told.send("begun")
+            pipe.send("begun")
         time.sleep(PERIOD)
-    told.send(found)
+    pipe.send(found)
 
 
 class Prober:

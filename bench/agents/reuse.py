@@ -22,7 +22,7 @@ import httpx
 from tokenizers import ByteLevelBPETokenizer
 
 from bench.agents.recorded import FOLDER, Recording, load
-from bench.tools.report import Outcome, Table, Wanted, progress
+from bench.tools.report import Outcome, Table, Target, progress
 from specops.config import Settings
 from specops.http.answering.conversation import Conversation
 from specops.http.answering.prompts import render
@@ -128,8 +128,8 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
         ("share of the tokens up to the end of system prompt and tools; tokens: of the second "
          "request, by a vocabulary of 4,096",),
     )  # fmt: skip
-    wanted = [
-        Wanted(
+    targets = [
+        Target(
             f"{agent.agent}, second request, all templates: share",
             _LEAST_SHARE,
             min(
@@ -143,7 +143,7 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
         )
         for agent in agents
     ]
-    return Outcome({"reuse": [asdict(item) for item in found]}, [table], wanted=wanted)
+    return Outcome({"reuse": [asdict(item) for item in found]}, [table], targets=targets)
 
 
 def _templates(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:

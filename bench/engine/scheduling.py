@@ -19,7 +19,7 @@ import numpy as np
 from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.tools.quiet import watched
-from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, Step
 
@@ -181,7 +181,7 @@ def outcome(
 ) -> Outcome:
     """The tables, and the targets beside the most streams. Ratios are taken within a turn."""
     alone = [reading.seconds for reading in readings[0]]
-    rows, wanted = [], []
+    rows, targets = [], []
     for running, found in readings.items():
         seconds = [reading.seconds for reading in found]
         times = Summary.of(ratios(seconds, alone))
@@ -198,10 +198,10 @@ def outcome(
         if running == max(readings):
             share = sum(pause <= bound for pause in pauses) / len(pauses)
             what = f"beside {running} streams"
-            wanted.append(
-                Wanted(f"{what}: speed of the prompt alone", 1 / _SLOWED, 1 / times.median)
+            targets.append(
+                Target(f"{what}: speed of the prompt alone", 1 / _SLOWED, 1 / times.median)
             )
-            wanted.append(Wanted(f"{what}: pauses within {bound:g} s", _WITHIN, share))
+            targets.append(Target(f"{what}: pauses within {bound:g} s", _WITHIN, share))
     one = decoding[1].rate
     first, second = chat
     tables = [
@@ -220,7 +220,7 @@ def outcome(
             rows,
             (
                 f"in turn, {len(alone)} times each, medians with quartiles; pauses: inter-token "
-                f"latency of the streams meanwhile; longest one wanted: {bound:g} s",
+                f"latency of the streams meanwhile; the longest allowed: {bound:g} s",
                 f"chat of {CHAT} tokens: first token after {first:.2f} s, the second turn's after "
                 f"{second:.3f} s",
             ),
@@ -228,4 +228,4 @@ def outcome(
     ]  # fmt: skip
     result = {"decoding": {n: item._asdict() for n, item in decoding.items()}, "bound": bound}
     result |= {"readings": {n: list(map(asdict, found)) for n, found in readings.items()}}
-    return Outcome(result | {"chat": chat}, tables, wanted=wanted)
+    return Outcome(result | {"chat": chat}, tables, targets=targets)

@@ -23,7 +23,7 @@ from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
 from bench.tools.quiet import Case, Turns
-from bench.tools.report import Outcome, Summary, Table, Wanted, progress
+from bench.tools.report import Outcome, Summary, Table, Target, progress
 from bench.tools.worker import Worker, WorkerError
 from specops.config import Settings
 
@@ -53,31 +53,31 @@ QUICK = Plan(loads=1, rounds=2, passes=3)
 
 
 def decoding(
-    title: str, passes: int, *, rows: int = 1, tokens: int = 1, wanted: float | None = None
+    title: str, passes: int, *, rows: int = 1, tokens: int = 1, target: float | None = None
 ) -> Case:
     """Passes of `tokens` tokens in each of `rows` rows."""
     asked = {"rows": rows, "tokens": tokens, "past": _PAST, "passes": passes}
-    return Case(title, lambda worker: worker.ask("measure", **asked), wanted)
+    return Case(title, lambda worker: worker.ask("measure", **asked), target)
 
 
-def prefill(title: str, tokens: int, vocab: int, wanted: float | None = None) -> Case:
+def prefill(title: str, tokens: int, vocab: int, target: float | None = None) -> Case:
     """A prompt of `tokens` tokens."""
     ids = prompt(tokens, vocab)
-    against = (OPENVINO,) if wanted else ()
-    return Case(title, lambda worker: worker.ask("prefill", tokens=ids), wanted, against, True)
+    against = (OPENVINO,) if target else ()
+    return Case(title, lambda worker: worker.ask("prefill", tokens=ids), target, against, True)
 
 
 def cases(passes: int, vocab: int) -> list[Case]:
-    """All kinds of passes, with the wanted ratios."""
+    """All kinds of passes, with their targets."""
     return [
-        decoding("1 token", passes, wanted=1.2),
+        decoding("1 token", passes, target=1.2),
         decoding("2 tokens", passes, tokens=2),
-        decoding("3 tokens", passes, tokens=3, wanted=1.3),
+        decoding("3 tokens", passes, tokens=3, target=1.3),
         decoding("4 tokens", passes, tokens=4),
         decoding("8 tokens", passes, tokens=8),
-        decoding("4 rows x 1 token", passes, rows=4, wanted=1.0),
-        decoding("8 rows x 1 token", passes, rows=8, wanted=0.9),
-        prefill("prefill 512", 512, vocab, wanted=0.9),
+        decoding("4 rows x 1 token", passes, rows=4, target=1.0),
+        decoding("8 rows x 1 token", passes, rows=8, target=0.9),
+        prefill("prefill 512", 512, vocab, target=0.9),
     ]
 
 
@@ -94,9 +94,9 @@ class SideProcess:
     def ours(cls, settings: Settings) -> SideProcess:
         """Our process, ready to be started."""
         sizes = {"slots": _ROWS, "context": _CAPACITY, "kv_tokens": _ROWS * _CAPACITY}
-        told = replace(settings, threads=THREADS, **sizes)
+        own = replace(settings, threads=THREADS, **sizes)
         command = (sys.executable, "-m", "bench.peers.ours_worker")
-        return cls(command, told.target, environment(told), told.cache_dir)
+        return cls(command, own.target, environment(own), own.cache_dir)
 
     @classmethod
     def peer(cls, python: Path, module: str, model: Path) -> SideProcess:
@@ -195,16 +195,16 @@ def _agree(workers: Mapping[str, Worker], measured: Measured, vocab: int) -> Non
 def outcome(title: str, asked: Sequence[Case], measured: Measured) -> Outcome:
     """A row per case: milliseconds of every side, and ours against the fastest peer."""
     names, plan, turns = list(measured.runs_on), measured.plan, measured.turns
-    rows, record, wanted = [], [], []
+    rows, record, targets = [], [], []
     for case in asked:
         rival, ratio = turns.rival(case.title, case.against)
         ms = turns.ms[case.title]
         times = (Summary.of(ms[name]).spread(1) for name in names)
         rows.append((case.title, *times, ratio.spread(), rival))
         record.append({"title": case.title, "rival": rival, "ratio": asdict(ratio)})
-        if case.wanted:
+        if case.target:
             what = f"{case.title}: times as fast as {rival}"
-            wanted.append(Wanted(what, case.wanted, ratio.median))
+            targets.append(Target(what, case.target, ratio.median))
     agreeing = ", ".join(
         f"{name} {value:.3f}" for name, value in measured.agreement.items() if name != OURS
     )
@@ -215,10 +215,10 @@ def outcome(title: str, asked: Sequence[Case], measured: Measured) -> Outcome:
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
         f"{plan.loads} starts from the disk x {plan.rounds} rounds, prefill in every third; "
-        f"correlation with {OURS}'s logits: {agreeing}; {turns.told}",
+        f"correlation with {OURS}'s logits: {agreeing}; {turns.note}",
     )
     columns = ("pass", *(f"{name}, ms" for name in names), "ratio", "against")
     table = Table(f"Against its peers: {title}", columns, rows, notes)
     result = {"threads": THREADS, "past_tokens": _PAST, "runs_on": measured.runs_on}
     result |= {"agreement": measured.agreement, "turns": asdict(turns), "cases": record}
-    return Outcome(result, [table], wanted=wanted)
+    return Outcome(result, [table], targets=targets)

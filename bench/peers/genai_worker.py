@@ -54,14 +54,14 @@ def _write(model: Path, folder: Path) -> None:
     The pipeline itself chooses the positions of logits, so the graph's input for them is removed.
     """
     graph = ov.Core().read_model(model)
-    (wanted,) = (
+    (positions,) = (
         item for item in graph.get_parameters() if item.get_friendly_name() == "logit_positions"
     )
-    (use,) = wanted.output(0).get_target_inputs()
+    (use,) = positions.output(0).get_target_inputs()
     gather = use.get_node()
     for follower in gather.output(0).get_target_inputs():
         follower.replace_source_output(gather.input_value(0))
-    graph.remove_parameter(wanted)
+    graph.remove_parameter(positions)
     ov.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
     for name, content in (

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.memory.page_cache import evict
 from bench.models import BenchModel
 from bench.tools.quiet import Case, Turns
-from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from bench.tools.worker import Worker
 from specops.config import ConfigError
 
@@ -37,16 +37,16 @@ class Plan:
         """Steps, a prompt, and prompts beside streams."""
 
         def steps(
-            title: str, streams: int, draft_tokens: int = 0, wanted: float | None = None
+            title: str, streams: int, draft_tokens: int = 0, target: float | None = None
         ) -> Case:
             asked = {"streams": streams, "draft_tokens": draft_tokens, "steps": self.steps}
-            return Case(title, lambda worker: worker.ask("steps", **asked), wanted)
+            return Case(title, lambda worker: worker.ask("steps", **asked), target)
 
         mixed = {"streams": 4, "tokens": 256, "seconds": self.mixed_seconds}
         return [
-            steps("1 token", 1, wanted=1.0),
+            steps("1 token", 1, target=1.0),
             steps("4 requests of one token", 4),
-            steps("8 requests of one token", 8, wanted=1 / 0.95),
+            steps("8 requests of one token", 8, target=1 / 0.95),
             steps("1 request of 4 tokens", 1, 3),
             steps("4 requests of 4 tokens", 4, 3),
             Case("prompt of 512", lambda worker: worker.ask("prompt", tokens=512), 1 / 0.97),
@@ -79,8 +79,8 @@ def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
 def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[str, Worker]]:
     settings = model.settings
     names = ("model", "target", "draft", "quant", "draft_quant", "threads", "prefix_cache")
-    told = {name: getattr(settings, name) for name in names}
-    told |= {"slots": _SLOTS, "context": _CONTEXT}
+    own = {name: getattr(settings, name) for name in names}
+    own |= {"slots": _SLOTS, "context": _CONTEXT}
     with contextlib.ExitStack() as stack:
         workers = {}
         for number, (side, python) in enumerate(commands.items()):
@@ -89,13 +89,13 @@ def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[st
                 evict(cache)  # the place of the weights in memory must not favour one side
             command = (python, "-m", "bench.runtime.before_worker")
             workers[side] = stack.enter_context(Worker(side, command))
-            workers[side].ask("load", settings={**told, "cache_dir": str(cache)})
+            workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
         yield workers
 
 
 def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
     """A table for each model."""
-    tables, wanted = [], []
+    tables, targets = [], []
     for title, turns in found.items():
         rows = []
         for case in plan.cases():
@@ -104,19 +104,19 @@ def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
             share = Summary.of(ratios(times[OURS], times[OTHER]))
             both = (Summary.of(times[side]).spread() for side in (OTHER, OURS))
             rows.append((case.title, *both, share.spread(), speedup.spread()))
-            if case.wanted:
+            if case.target:
                 what = f"{title}, {case.title}: times as fast"
-                wanted.append(Wanted(what, case.wanted, speedup.median))
+                targets.append(Target(what, case.target, speedup.median))
         columns = ("step", f"{OTHER}, ms", f"{OURS}, ms", "share of its time", "times as fast")
         notes = (
             f"{plan.loads} starts, {plan.rounds} rounds, {plan.steps} steps each: whole steps of "
             "the scheduler behind prompts of 200 tokens; a prompt from its arrival to its first "
             f"token; prompts that arrive one after the other for {plan.mixed_seconds:g} s in every "
             "third round; medians with quartiles, ratios round by round",
-            turns.told,
+            turns.note,
             "tokens of a request beyond the first are draft tokens that it verifies and rejects",
         )
         tables.append(Table(f"Steps against another checkout: {title}", columns, rows, notes))
     milliseconds = {title: turns.ms for title, turns in found.items()}
     result = {"other": other.name, "plan": asdict(plan), "milliseconds": milliseconds}
-    return Outcome(result, tables, wanted=wanted)
+    return Outcome(result, tables, targets=targets)

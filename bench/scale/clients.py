@@ -53,21 +53,23 @@ def send(port: int, plan: Sequence[Sequence[Talk]], seconds: float = 0.0) -> See
         ServerError: an answer was neither complete nor a refusal.
     """
     seen, start = Seen(), time.perf_counter()
-    scripts = (_talk(talks, seen, n % 2, start, seconds) for n, talks in enumerate(plan))
+    scripts = (_client(talks, seen, n % 2, start, seconds) for n, talks in enumerate(plan))
     asyncio.run(follow_all(port, scripts))
     seen.wall = time.perf_counter() - start
     return seen
 
 
-def _talk(talks: Sequence[Talk], seen: Seen, odd: int, start: float, seconds: float) -> Script:
-    """A client's conversations; every second request streams."""
+def _client(
+    talks: Sequence[Talk], seen: Seen, streams: int, start: float, seconds: float
+) -> Script:
+    """A client's conversations; `number % 2 == streams` are the requests that stream."""
     for turn, talk in enumerate(talks):
         pause = max(0.0, start + seconds * turn / len(talks) - time.perf_counter())
         prompt = talk.preamble
         headers = {} if talk.session is None else {"X-Session-ID": talk.session}
         for number, question in enumerate(talk.questions):
             prompt += question
-            asked = body(prompt, number % 2 == odd)
+            asked = body(prompt, number % 2 == streams)
             answer = yield Ask("/generate", asked, headers, 0.0 if number else pause)
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                 seen.refused += 1

@@ -23,7 +23,7 @@ from bench.scale.fleet import Cores, Fleet, cores, fleet
 from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
 from bench.serving.load import HOST
 from bench.tools.quiet import cpu_seconds
-from bench.tools.report import Outcome, Table, Wanted, progress
+from bench.tools.report import Outcome, Table, Target, progress
 
 LEAST_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
 MOST_LOAD = 1.5  # the busiest replica's requests over the mean
@@ -170,7 +170,7 @@ def _logged(found: Run, ended: Fleet) -> Run:
 def outcome(title: str, measured: Measured) -> Outcome:
     """The tables and the targets."""
     tables = [_replicas(title, measured), _costs(measured)]
-    return Outcome(asdict(measured), tables, wanted=_wanted(measured))
+    return Outcome(asdict(measured), tables, targets=_targets(measured))
 
 
 def _replicas(title: str, measured: Measured) -> Table:
@@ -217,19 +217,19 @@ def _costs(measured: Measured) -> Table:
     return Table("What the gateway adds to a request", columns, rows, (note,))
 
 
-def _wanted(measured: Measured) -> list[Wanted]:
+def _targets(measured: Measured) -> list[Target]:
     single, lines = measured.runs[0], []
     for found in (*measured.runs[1:], measured.paced):
         what = f"{len(found.requests)} replicas, {found.seconds:.0f} s"
         kept = found.cached / single.cached
         lines += [
-            Wanted(f"{what}: from caches, of one replica's", LEAST_HITS, kept),
-            Wanted(f"{what}: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
+            Target(f"{what}: from caches, of one replica's", LEAST_HITS, kept),
+            Target(f"{what}: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
         ]
     for name, item in measured.costs.items():
         added = 1e3 * item.added.median
-        lines.append(Wanted(f"{name}: added at the median, ms", MOST_ADDED, added, at_most=True))
+        lines.append(Target(f"{name}: added at the median, ms", MOST_ADDED, added, at_most=True))
     most, paced = max(found.gateway for found in measured.runs), measured.paced.gateway
     share = "the gateway's share of a core"
-    lines.append(Wanted(share, MOST_CORE, most, at_most=True))
-    return [*lines, Wanted(f"{what}: {share}", MOST_CORE, paced, at_most=True)]
+    lines.append(Target(share, MOST_CORE, most, at_most=True))
+    return [*lines, Target(f"{what}: {share}", MOST_CORE, paced, at_most=True)]

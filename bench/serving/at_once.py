@@ -29,13 +29,13 @@ from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.serving.load import Answer, Ask, burst, once, span
 from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
-from bench.tools.report import Outcome, Summary, Table, Wanted, progress
+from bench.tools.report import Outcome, Summary, Table, Target, progress
 from bench.tools.worker import Worker, WorkerError
 from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
-_WANTED = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
+_TARGET = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
 _LIKELIEST = 5  # first tokens of an answer: the API tells no more
 _AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
@@ -214,17 +214,17 @@ def _agree(
 def outcome(title: str, measured: Measured) -> Outcome:
     """A row per number of clients: tokens per second of every side, and ours over the best peer."""
     names, plan, turns = list(measured.runs_on), measured.plan, measured.turns
-    rows, cases, wanted = [], [], []
+    rows, cases, targets = [], [], []
     for clients, ms in turns.ms.items():
         rival, ratio = turns.rival(clients)
         tokens = 1000 * int(clients) * plan.output
         rates = {name: Summary.of([tokens / took for took in ms[name]]) for name in names}
         rows.append((clients, *(rate.spread(1) for rate in rates.values()), ratio.spread(), rival))
-        told = {name: asdict(rate) for name, rate in rates.items()}
+        spreads = {name: asdict(rate) for name, rate in rates.items()}
         case = {"clients": clients, "http_share": measured.http[clients], "rival": rival}
-        cases.append(case | {"tokens_per_second": told, "ratio": asdict(ratio)})
+        cases.append(case | {"tokens_per_second": spreads, "ratio": asdict(ratio)})
         what = f"{clients} clients: times the tokens of {rival}"
-        wanted.append(Wanted(what, _WANTED.get(int(clients), 1.5), ratio.median))
+        targets.append(Target(what, _TARGET.get(int(clients), 1.5), ratio.median))
     agreeing = ", ".join(f"{name} {share:.0%}" for name, share in measured.agreement.items())
     http = measured.http.items()
     shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
@@ -237,10 +237,10 @@ def outcome(title: str, measured: Measured) -> Outcome:
         measured.versions,
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
         f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are continued with "
-        f"one of {OURS}'s five most likely tokens: {agreeing}; {turns.told}",
+        f"one of {OURS}'s five most likely tokens: {agreeing}; {turns.note}",
     )
     columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
     table = Table(f"Requests at once, against its peers: {title}", columns, rows, notes)
     result = {"prompt": PROMPT, "threads": THREADS, "plan": asdict(plan)}
     result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
-    return Outcome(result | {"turns": asdict(turns)}, [table], wanted=wanted)
+    return Outcome(result | {"turns": asdict(turns)}, [table], targets=targets)

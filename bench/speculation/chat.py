@@ -15,7 +15,7 @@ from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Measured, Row, Runner, Sizes
-from bench.tools.report import Outcome, Table, Wanted, yes
+from bench.tools.report import Outcome, Table, Target, yes
 from specops.config import ConfigError
 
 PROMPTS = Path(__file__).resolve().parents[1] / "chat_prompts.json"
@@ -91,15 +91,15 @@ def outcome(
         ),
     )
     sums = {kind: row.total_speedup for kind, row in kinds.items()}
-    wanted = [
-        Wanted("one client: median speed over plain", _MEDIAN, whole.speedup.median),
-        Wanted("one client: sum over plain", _SUM, whole.total_speedup),
-        *(Wanted(f"{kind}: sum over plain", _ANYWHERE, total) for kind, total in sums.items()),
-        Wanted(f"{AT_ONCE} clients: sum over plain", _SUM_AT_ONCE, at_once.total_speedup),
+    targets = [
+        Target("one client: median speed over plain", _MEDIAN, whole.speedup.median),
+        Target("one client: sum over plain", _SUM, whole.total_speedup),
+        *(Target(f"{kind}: sum over plain", _ANYWHERE, total) for kind, total in sums.items()),
+        Target(f"{AT_ONCE} clients: sum over plain", _SUM_AT_ONCE, at_once.total_speedup),
     ]
     result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
     result |= {"kinds": {kind: asdict(row) for kind, row in rows.items()}}
-    return Outcome(result, [table, sources_table(whole)], wanted=wanted, sound=sound)
+    return Outcome(result, [table, sources_table(whole)], targets=targets, sound=sound)
 
 
 def sources_table(row: Row) -> Table:

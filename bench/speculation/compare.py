@@ -9,10 +9,10 @@ from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
-from bench.tools.report import Chart, Outcome, Series, Wanted, yes
+from bench.tools.report import Chart, Outcome, Series, Target, yes
 
 # Targets of adaptive speculation with the service's default drafter.
-_WANTED_ON_CODE, _WANTED_JUMP, _WANTED_ANYWHERE = 1.5, 2.2, 0.97
+_TARGET_ON_CODE, _TARGET_JUMP, _TARGET_ANYWHERE = 1.5, 2.2, 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
     bars = [Series.of(way.label, [item.over(way) for item in found.values()]) for way in drafting]
     title, up = f"Speed over plain decoding: {model.title}", "times plain decoding"
     chart = Chart(title, "kind of text", up, bars, list(found), level=1.0)
-    wanted = [
-        Wanted(f"{text}: {own.label} over plain", _WANTED_ON_CODE if text == CODE
-               else _WANTED_ANYWHERE, item.over(own).median)
+    targets = [
+        Target(f"{text}: {own.label} over plain", _TARGET_ON_CODE if text == CODE
+               else _TARGET_ANYWHERE, item.over(own).median)
         for text, item in found.items() if own in item.runs
     ]  # fmt: skip
     if CODE in found and own in measured.runs:
         jump = found[CODE].row(own).tokens_per_jump
-        wanted.append(Wanted("code: tokens per pass", _WANTED_JUMP, jump))
+        targets.append(Target("code: tokens per pass", _TARGET_JUMP, jump))
     result = {"model": model.key, "prompts": each, **asdict(sizes), "lossless": sound}
-    return Outcome(result | {"categories": ways.record(found)}, [table], [chart], wanted, sound)
+    return Outcome(result | {"categories": ways.record(found)}, [table], [chart], targets, sound)

@@ -51,12 +51,12 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
 
 def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome:
     """The table and the targets."""
-    parts, wanted = {}, []
+    parts, targets = {}, []
     for text, loads in found.items():
         for load, measured in loads.items():
             parts[where := f"{text}, {load} at once"] = measured
             of_plain = _OF_PLAIN.get((text, load), _NO_LOSS)
-            wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_NO_LOSS)
+            targets += ways.judged(where, measured, own, of_plain=of_plain, of_best=_NO_LOSS)
     table = ways.rows_table(
         f"Requests at once: {model.title}",
         "text",
@@ -65,4 +65,4 @@ def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome
         f"each, {plan.sizes.rounds} rounds, all of a batch sent at once",
     )
     result = {"model": model.key, **asdict(plan.sizes), "loads": ways.record(parts)}
-    return Outcome(result, [table], wanted=wanted)
+    return Outcome(result, [table], targets=targets)

@@ -205,13 +205,13 @@ class Comparison:
 
     def _process_settings(self, case: Case) -> Fields:
         chosen = {"threads": case.threads, "prefix_cache": case.prefix_cache}
-        told = replace(self._settings, max_batched_tokens=case.pass_tokens, **chosen)
+        own = replace(self._settings, max_batched_tokens=case.pass_tokens, **chosen)
         if case.tight:
             prompts = (self._engine.encode(self.prompts[place].text) for place in case.places)
-            longest = max(map(len, prompts)) + self._plan.new_tokens + told.max_k_draft + 1
+            longest = max(map(len, prompts)) + self._plan.new_tokens + own.max_k_draft + 1
             tokens = _TIGHT_REQUESTS * -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS
-            told = replace(told, kv_tokens=tokens, context=tokens)
-        return asdict(told)
+            own = replace(own, kv_tokens=tokens, context=tokens)
+        return asdict(own)
 
 
 def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outcome:
@@ -237,7 +237,7 @@ def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outc
             f"output always that of plain decoding alone: {yes(sound)}",
         ),
     )
-    told = {kind: {value: asdict(count) for value, count in found.items()}
+    by_kind = {kind: {value: asdict(count) for value, count in found.items()}
             for kind, found in counts.items()}  # fmt: skip
     result = {"model": model.key, "prompts": prompts, "new_tokens": plan.new_tokens}
-    return Outcome(result | {"lossless": sound, "counts": told}, [table], sound=sound)
+    return Outcome(result | {"lossless": sound, "counts": by_kind}, [table], sound=sound)

@@ -129,13 +129,13 @@ def outcome(
     plan: Plan,
 ) -> Outcome:
     """The tables and the targets, from what was found by load and acceptance."""
-    parts, ceilings, wanted = {}, {}, []
+    parts, ceilings, targets = {}, {}, []
     own = Config(SimulatedDrafter.name, plan.longest, adaptive=True)
     for (load, level), (measured, ceiling) in found.items():
         where = f"{load} at once, acceptance {level:g}"
         parts[where], ceilings[where] = measured, ceiling
         of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
-        wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
+        targets += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
     table = ways.rows_table(
         f"Draft lengths at simulated acceptance: {model.title}",
         "requests",
@@ -157,4 +157,4 @@ def outcome(
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
     result["levels"] = ways.record(parts)
     result["ceilings"] = {where: asdict(most) for where, most in ceilings.items()}
-    return Outcome(result, [table, bounds], wanted=wanted)
+    return Outcome(result, [table, bounds], targets=targets)

@@ -15,7 +15,7 @@ from bench.engine.together import Answer, Batch, run_together
 from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import Summary, Table, Wanted, progress, ratios, rotated
+from bench.tools.report import Summary, Table, Target, progress, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
@@ -324,11 +324,11 @@ def lossless(found: Found) -> bool:
 
 def judged(
     part: str, measured: Measured, own: Config, *, of_plain: float, of_best: float
-) -> list[Wanted]:
+) -> list[Target]:
     """Targets of adaptive drafts: against plain decoding and, if it is faster, the best length."""
     best = measured.best_fixed(own.drafter)
-    lines = [Wanted(f"{part}: {own.label} over plain", of_plain, measured.over(own).median)]
+    lines = [Target(f"{part}: {own.label} over plain", of_plain, measured.over(own).median)]
     if best != PLAIN:
         over = measured.over(own, best).median
-        lines.append(Wanted(f"{part}: {own.label} over {best.label}", of_best, over))
+        lines.append(Target(f"{part}: {own.label} over {best.label}", of_best, over))
     return lines

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from bench.engine.together import Answer, run_together
 from bench.models import BenchModel
 from bench.structured.schemas import FORMS, SCHEMAS
-from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import (
     GRAMMAR,
@@ -57,10 +57,10 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     forms = {name: _form(engine, name, schema, plan) for name, schema in FORMS.items()}
     checked = _check(engine, plan)
     speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
-    wanted = [
-        Wanted("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
+    targets = [
+        Target("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
         *(
-            Wanted(f"{name}: of plain constrained decoding", _LEAST_SPEEDUP, value)
+            Target(f"{name}: of plain constrained decoding", _LEAST_SPEEDUP, value)
             for name, value in zip(forms, speed, strict=True)
         ),
     ]
@@ -91,7 +91,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     result = {"model": model.key, "plan": asdict(plan), "any_text": asdict(masks)}
     result |= {"forms": forms, "schemas": checked}
     sound = not checked["invalid"] and not checked["differing"]
-    return Outcome(result, tables, wanted=wanted, sound=sound)
+    return Outcome(result, tables, targets=targets, sound=sound)
 
 
 def _masks(engine: Engine, plan: Plan) -> Summary:

@@ -108,14 +108,14 @@ class Case:
 
     Attributes:
         ask: makes a side do it and returns the seconds of each pass; their median counts.
-        wanted: how many times as fast as the fastest other side ours should be.
+        target: how many times as fast as the fastest other side ours should be.
         against: the other sides that count for this; empty: all of them.
         seldom: it takes long, so only every third round has it.
     """
 
     title: str
     ask: Callable[[Any], Sequence[float]]
-    wanted: float | None = None
+    target: float | None = None
     against: Sequence[str] = ()
     seldom: bool = False
 
@@ -187,7 +187,7 @@ class Turns:
         return rival, Summary.of(ratios(times[rival], times[ours]))
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         """A note on the rounds."""
         return (
             f"sides in turns: an idle one took at most {self.idle:.1%} of a core, others "

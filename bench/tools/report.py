@@ -134,7 +134,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Target:
     """A target of a measurement: the value should reach `line`, or stay below it (`at_most`)."""
 
     what: str
@@ -161,7 +161,7 @@ class Outcome:
     result: Mapping[str, Any]
     tables: Sequence[Table]
     charts: Sequence[Chart] = ()
-    wanted: Sequence[Wanted] = ()
+    targets: Sequence[Target] = ()
     sound: bool = True
     name: str = ""
 
@@ -171,9 +171,9 @@ class Outcome:
         rows = [
             (line.what, f"{'at most' if line.at_most else 'at least'} {line.line:.2f}",
              f"{line.measured:.3f}", yes(line.met))
-            for line in self.wanted
+            for line in self.targets
         ]  # fmt: skip
-        targets = Table("Wanted", ("what", "line", "measured", "reached"), rows)
+        targets = Table("Targets", ("what", "line", "measured", "reached"), rows)
         return [*self.tables, targets] if rows else [*self.tables]
 
 
@@ -193,7 +193,7 @@ def write(
     *tables, last = outcome.shown
     tables.append(replace(last, notes=(*last.notes, note)))
     document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **about, **outcome.result}
-    document |= {"wanted": [asdict(line) for line in outcome.wanted]}
+    document |= {"targets": [asdict(line) for line in outcome.targets]}
     document |= {"tables": [asdict(table) for table in tables]}
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ CODE = Part("code", "code", 6, 1, tokens_per_jump=1.0, speed=0.97)
 
 
 class Machine:
-    """Measures what it is told to, one after the other, the last one ever after."""
+    """Measures these ratios one after the other, and the last one from then on."""
 
     def __init__(self, *ratios: float, steps: int = 4) -> None:
         self.ratios, self.steps = list(ratios), steps
@@ -36,14 +36,16 @@ def test_a_gain_and_a_loss_within_the_limit_are_fine_at_once() -> None:
 def test_a_loss_that_stays_is_believed_in_the_end() -> None:
     found = verdict(Machine(0.9), rounds=4 * ROUNDS)
     assert found.rounds == 4 * ROUNDS
-    (told,) = found.complaints
-    assert told.startswith("code: adaptive speculation has 0.900")
+    (complaint,) = found.complaints
+    assert complaint.startswith("code: adaptive speculation has 0.900")
 
 
-def test_short_jumps_are_told() -> None:
-    wanted = Part("code", "code", 6, 1, tokens_per_jump=1.5, speed=0.97)
-    (told,) = verdict(Machine(1.2, steps=8), ROUNDS, wanted).complaints  # ten tokens, eight steps
-    assert told == "code: 1.25 tokens per pass, wanted are 1.50"
+def test_too_few_tokens_per_pass_are_a_complaint() -> None:
+    part = Part("code", "code", 6, 1, tokens_per_jump=1.5, speed=0.97)
+    (complaint,) = verdict(
+        Machine(1.2, steps=8), ROUNDS, part
+    ).complaints  # ten tokens, eight steps
+    assert complaint == "code: 1.25 tokens per pass, less than 1.50"
 
 
 def test_a_loss_is_measured_on_and_every_round_counts() -> None:
@@ -67,6 +69,6 @@ def test_the_exit_status_is_the_verdict_on_every_part(
             ),
         )
         assert ci_benchmark.main([]) == status
-        told = capsys.readouterr()
-        assert ("FAILED" in told.err) == bool(status)
-        assert "code, 4 at once" in told.out
+        printed = capsys.readouterr()
+        assert ("FAILED" in printed.err) == bool(status)
+        assert "code, 4 at once" in printed.out

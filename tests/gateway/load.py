@@ -25,14 +25,14 @@ class Load:
 
     Attributes:
         whole: complete answers.
-        told: streams that had begun and ended with the error event of a replica that is gone.
+        error_events: streams that ended with the error event of a replica that is gone.
         cut: streams that broke off after they had begun.
         failed: requests that failed before an answer began, each with the reason.
         ended: whether the clients leave after their next answer.
     """
 
     whole: int = 0
-    told: int = 0
+    error_events: int = 0
     cut: int = 0
     failed: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -60,14 +60,14 @@ class Load:
         elif answer.status != 200 or not answer.streamed:
             self.failed.append(f"{answer.status} {answer.problem} {answer.body[:500]!r}")
         elif answer.body.endswith(f"{GONE}\n\n".encode()):
-            self.told += 1
+            self.error_events += 1
         else:
             self.cut += 1
 
-    def require_no_failure(self, told: int = 0) -> None:
-        """No request failed, and at most `told` streams ended with an error event."""
+    def require_no_failure(self, error_events: int = 0) -> None:
+        """No request failed, and at most `error_events` streams ended with an error event."""
         assert (self.failed, self.cut) == ([], 0)
-        assert self.told <= told
+        assert self.error_events <= error_events
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def test_a_replica_that_is_gone_costs_only_the_streams_that_it_had_begun(
         three.wait_restarted(0, before)
         wait("it is asked again", lambda: three.figure(0, "specops_requests_total") > 0)
         seen.wait_more(30)
-    seen.require_no_failure(told=CLIENTS)
+    seen.require_no_failure(error_events=CLIENTS)
 
 
 def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
@@ -142,7 +142,7 @@ def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
         three.wait_all_in()
         seen.wait_more(30)
     assert three.restarts() == before
-    seen.require_no_failure(told=CLIENTS)
+    seen.require_no_failure(error_events=CLIENTS)
 
 
 def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> None:

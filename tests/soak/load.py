@@ -153,9 +153,9 @@ class Load:
             began = time.monotonic()
             try:
                 await visit()
-            except _ComeAgain as told:
+            except _ComeAgain as later:
                 self.ended["times told to come back"] += 1
-                await asyncio.sleep(told.seconds)
+                await asyncio.sleep(later.seconds)
             except OSError:
                 if not self._found_no_server(began):
                     raise

@@ -46,4 +46,4 @@ def test_a_prompt_is_judged_beside_the_most_streams() -> None:
         }
         decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
         outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
-        assert [line.met for line in outcome.wanted] == [met, met]
+        assert [line.met for line in outcome.targets] == [met, met]

@@ -24,7 +24,7 @@ from tests.checkpoints import make_llama_checkpoint
 
 VOCAB = 320
 PLAN = Plan(loads=1, rounds=4, passes=3)
-PREFILL = compare.prefill("prefill 256", 256, VOCAB, wanted=0.9)
+PREFILL = compare.prefill("prefill 256", 256, VOCAB, target=0.9)
 CASES = [*compare.cases(PLAN.passes, VOCAB)[:-1], PREFILL]
 
 

@@ -19,8 +19,8 @@ PLAN = Plan(loads=1, rounds=2, steps=2, mixed_seconds=0.2)
 def test_our_time_is_a_share_of_the_others_and_theirs_over_ours_the_speed() -> None:
     ms = {case.title: {OURS: [9.0, 9.5], OTHER: [10.0, 10.0]} for case in PLAN.cases()}
     outcome = before.outcome({"m": Turns(ms=ms)}, Path("old"), PLAN)
-    assert [line.line for line in outcome.wanted] == pytest.approx([1, 1 / 0.95, 1 / 0.97, 1.1])
-    assert outcome.wanted[0].measured == pytest.approx((10 / 9 + 10 / 9.5) / 2)
+    assert [line.line for line in outcome.targets] == pytest.approx([1, 1 / 0.95, 1 / 0.97, 1.1])
+    assert outcome.targets[0].measured == pytest.approx((10 / 9 + 10 / 9.5) / 2)
     assert outcome.tables[0].rows[0][3].startswith("0.93")
     assert json.loads(json.dumps(outcome.result))["other"] == "old"
 

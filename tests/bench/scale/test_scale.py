@@ -22,7 +22,7 @@ def costs(added: float) -> dict[str, Cost]:
 
 
 def reached(measured: Measured) -> list[bool]:
-    return [line.met for line in outcome("m", measured).wanted]
+    return [line.met for line in outcome("m", measured).targets]
 
 
 def test_what_was_wanted_is_held_against_what_was_measured() -> None:

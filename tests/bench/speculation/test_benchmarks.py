@@ -1,4 +1,4 @@
-"""Every experiment runs on a tiny pair, and what is wanted is judged by what was measured."""
+"""Every experiment runs on a tiny pair, and targets are judged by what was measured."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def test_what_passes_cost_bounds_what_lengths_bring(
 
 def test_targets_are_judged_by_medians_of_speed_and_tokens_per_pass() -> None:
     data = measured({CODE: [1.6, 1.4, 1.5], CREATIVE: [0.98, 0.9, 0.96]})
-    lines = compare.outcome(MODEL, data, SIZES, ADAPTIVE).wanted
+    lines = compare.outcome(MODEL, data, SIZES, ADAPTIVE).targets
     assert [line.measured for line in lines] == pytest.approx([1.5, 0.96, 10 / 4])
     assert [line.met for line in lines] == [True, False, True]
     plan, code = concurrency.Plan(2, SIZES, loads=(4,)), measured({CODE: [1.6, 1.6]}, at_once=4)
-    (line,) = concurrency.outcome(MODEL, {CODE: {4: code}}, plan, ADAPTIVE).wanted
+    (line,) = concurrency.outcome(MODEL, {CODE: {4: code}}, plan, ADAPTIVE).targets
     assert (line.measured, line.line) == (pytest.approx(1.6), 1.5)
     alone, four = measured({"story": [0.5], "code": [2.0]}), measured({"story": [1.25]}, at_once=4)
     outcome = chat.outcome(MODEL, alone, four, SIZES, "held out")
-    assert [line.met for line in outcome.wanted] == [False, False, False, True, True]
+    assert [line.met for line in outcome.targets] == [False, False, False, True, True]
     assert set(outcome.result["kinds"]) == {"story", "code", "all", "all, 4 clients"}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tools import machine
-from bench.tools.report import Outcome, Summary, Table, Wanted, ratios, write
+from bench.tools.report import Outcome, Summary, Table, Target, ratios, write
 
 TABLE = Table("Speed", ("side", "tok/s"), [("engine", "9.5"), ("API", "10.25")], ("one stream",))
 
@@ -27,14 +27,14 @@ def test_a_table_is_aligned_on_the_screen_and_a_section_in_markdown() -> None:
 
 
 def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
-    outcome = Outcome({"rate": 2.5}, [TABLE], wanted=[Wanted("speed", 0.97, 1.2)])
+    outcome = Outcome({"rate": 2.5}, [TABLE], targets=[Target("speed", 0.97, 1.2)])
     data, page = write(tmp_path / "new", "overhead", {"quick": True}, outcome, "here")
     found = json.loads(data.read_text())
-    first, wanted = found["tables"]
+    first, targets = found["tables"]
     assert (found["benchmark"], found["quick"], found["rate"]) == ("overhead", True, 2.5)
-    assert found["wanted"] == [asdict(outcome.wanted[0])]
+    assert found["targets"] == [asdict(outcome.targets[0])]
     assert first == json.loads(json.dumps(asdict(TABLE)))
-    assert wanted["notes"] == ["here"]
+    assert targets["notes"] == ["here"]
     assert page.read_text().count("### ") == 2
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(tmp_path, "overhead", {}, Outcome({"rate": float("nan")}, [TABLE]), "here")
@@ -48,7 +48,7 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
 def test_a_target_is_a_least_or_a_largest_value(
     line: float, measured: float, at_most: bool, met: str
 ) -> None:
-    (table,) = Outcome({}, [], wanted=[Wanted("a", line, measured, at_most)]).shown
+    (table,) = Outcome({}, [], targets=[Target("a", line, measured, at_most)]).shown
     assert table.rows[0][1] == f"{'at most' if at_most else 'at least'} {line:.2f}"
     assert table.rows[0][-1] == met
 
