@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from specops.http.errors import ApiError
+from specops.http.protocols import PROTOCOLS
 from specops.http.sse import WHOLE
 from specops.system import logs
 from tests.gateway.running import Fake, Row, row
@@ -165,7 +166,7 @@ def test_a_stream_that_breaks_off_ends_with_the_protocols_error(
     gone = ApiError(500, message, code="replica_gone")
     told = answer.content.removeprefix(cut)
     token = logs.request_id.set(STRANGE_ID)
-    assert told == (b"" if cut is EVENTS else b"\n\n") + gone.event(path)
+    assert told == (b"" if cut is EVENTS else b"\n\n") + PROTOCOLS.of(path).error_event(gone)
     logs.request_id.reset(token)
     assert sum(asked(three)) == 1
 

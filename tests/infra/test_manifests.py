@@ -136,7 +136,7 @@ def test_the_grace_period_is_longer_than_the_longest_answer() -> None:
 @every_overlay
 def test_replicas_answer_under_every_name_of_their_service(name: str) -> None:
     settings = Settings.from_env(environment(rendered(name)))
-    hosts = Hosts(settings.allowed_hosts, lambda: None, {})
+    hosts = Hosts(settings.allowed_hosts, {})
     service = one(rendered(name), "Service")["metadata"]["name"]
     for end in ("", ".llm", ".llm.svc", ".llm.svc.cluster.local", ".llm.svc.cluster.local."):
         assert hosts.answers_to(service + end)
