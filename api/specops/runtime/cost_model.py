@@ -57,7 +57,7 @@ class CostModel:
 
     Attributes:
         memory: what a pass that waits for memory takes now, relative to the measured time.
-        arithmetic: likewise for what tokens add to a pass that waits for arithmetic.
+        arithmetic: likewise what tokens add to a pass that waits for arithmetic.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class CostModel:
 
 
 def _split(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[Seconds, Seconds, float]:
-    """Tell from a measured curve how long passes wait for memory, and how long for arithmetic.
+    """Split a measured curve into the time that passes wait for memory and that for arithmetic.
 
     Wide passes wait for arithmetic, so their slope is that of arithmetic. A line with this slope
-    goes on below the curve where passes wait for memory, which is up to where it reaches a single
-    token's time. Without two wide passes, all tokens but the first add to arithmetic.
+    continues below the curve where passes wait for memory: up to where it reaches a single token's
+    time. Without two wide passes, all tokens but the first add to arithmetic.
 
     Args:
         sizes: as in `CostModel`.

@@ -36,7 +36,7 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
         [S, V] probabilities; each row sums to 1.
 
     Raises:
-        MemoryError: there is no room for V numbers.
+        MemoryError: the filters need a few arrays of V numbers.
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits)
@@ -45,7 +45,7 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
         params.typical_p,
     )  # fmt: skip
     if library.specops_filter(address(logits), *logits.shape, by, address(probs)):
-        raise MemoryError("sampling needs memory for a vocabulary of numbers")
+        raise MemoryError("out of memory while sampling")
     return probs
 
 

@@ -210,7 +210,7 @@ def test_steps_with_fractional_zero_points_have_one_order(each_kernel: str) -> N
     assert np.array_equal(multiply(weights, x[None, None])[0, 0], expected)
 
 
-# -- inputs that a product makes itself ------------------------------------------------------------
+# -- inputs that a product computes itself --------------------------------------------------------
 
 INPUTS = [  # kind, residual, shift
     *((kind, residual, False) for kind in NORMS for residual in (False, True)),
@@ -256,7 +256,7 @@ def norm(kind: int, names: Any, **attributes: Any) -> Callable[..., list[np.ndar
     """The operator Norm with inputs of these names."""
     inputs = [name if name in names else "" for name in ("x", "norm", "residual", "shift")]
     attributes = {"input": kind, "epsilon": EPSILON} | attributes
-    return operator(kernels.NORM, inputs, ["made", "sum"], **attributes)
+    return operator(kernels.NORM, inputs, ["activated", "sum"], **attributes)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def norm(kind: int, names: Any, **attributes: Any) -> Callable[..., list[np.ndar
         kernels.NAMES, INPUTS, [(1, 32), (15, 32), (33, 32), (200, 64), (1536, 32), (1024, 256)]
     ),
 )
-def test_a_product_makes_its_input(
+def test_a_product_activates_its_input(
     any_kernel: None, name: str, options: tuple[int, bool, bool], size: tuple[int, int]
 ) -> None:
     """With any outputs; a Norm has the same bits. Every pair of kernel, input and size occurs."""
@@ -273,22 +273,22 @@ def test_a_product_makes_its_input(
     kernels.force(name)
     weights = random_weights(40, depth, 8, block, FRACTIONS)
     inputs = inputs_of(kind, depth, residual=residual, shift=shift)
-    some = ("y", "sum", "made") if kind in NORMS else ("y", "", "made")
-    y, *total, made = product(weights, tuple(inputs), some, input=kind)(**inputs)
+    some = ("y", "sum", "activated") if kind in NORMS else ("y", "", "activated")
+    y, *total, activated = product(weights, tuple(inputs), some, input=kind)(**inputs)
     exact = exactly(kind, inputs)
-    assert np.abs(made - exact).max() <= 2e-6 * np.abs(exact).max()
-    assert np.array_equal(multiply(weights, made), y)
+    assert np.abs(activated - exact).max() <= 2e-6 * np.abs(exact).max()
+    assert np.array_equal(multiply(weights, activated), y)
     if kind in NORMS:
         assert np.array_equal(total[0], inputs["x"] + inputs.get("residual", f(0)))
     for rows in (1, 2, ROWS):
         part = first_rows(inputs, rows)
-        for outputs in (("y",), ("y", "", "made")):
+        for outputs in (("y",), ("y", "", "activated")):
             again = product(weights, tuple(inputs), outputs, input=kind)(**part)
             assert np.array_equal(again[0], y[:, :rows])
-            assert np.array_equal(again[-1], (y if len(outputs) == 1 else made)[:, :rows])
+            assert np.array_equal(again[-1], (y if len(outputs) == 1 else activated)[:, :rows])
     for rows in (0, 1, 2, ROWS) if kind in NORMS else ():
         found = norm(kind, inputs)(**first_rows(inputs, rows))
-        assert np.array_equal(found[0], made[:, :rows])
+        assert np.array_equal(found[0], activated[:, :rows])
         assert np.array_equal(found[1], total[0][:, :rows])
 
 
@@ -298,9 +298,9 @@ def test_a_gate_is_right_at_every_number(kind: int) -> None:
     weights = random_weights(16, 512, 8, 32)
     gate = np.concatenate([np.geomspace(1e-30, 700, 255), [0.0]]).astype(f)
     x = np.concatenate([gate, -gate, np.ones(512, f)])[None, None]
-    made = product(weights, ("x",), ("y", "", "made"), input=kind)(x=x)[1]
+    activated = product(weights, ("x",), ("y", "", "activated"), input=kind)(x=x)[1]
     exact = exactly(kind, {"x": x})
-    assert np.allclose(made, exact, rtol=1e-5, atol=1e-12 if kind == SILU_GATE else 1e-6)
+    assert np.allclose(activated, exact, rtol=1e-5, atol=1e-12 if kind == SILU_GATE else 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels in C: products, norms and attention as operators of ONNX Runtime; what is no operator.
+"""Kernels in C: products, norms and attention as ONNX Runtime operators, and functions for Python.
 
 Each computes a token's result independently of all else in the pass, and the same bits on every
 processor; the headers say how. This module loads the library. `specops.runtime.sampling` calls
@@ -22,7 +22,7 @@ KV_DTYPES = {"fp32": 0, "fp16": 1, "int8": 2}
 
 
 class Filter(ctypes.Structure):
-    """What sampling filters by; see `sampling.h`."""
+    """The filters of sampling; see `sampling.h`."""
 
     _fields_ = (
         ("temperature", ctypes.c_float),
@@ -88,7 +88,7 @@ def _load(path: Path) -> ctypes.CDLL:
     """Load the library.
 
     Raises:
-        ImportError: the library was not built, or is not for this system or these sources.
+        ImportError: the library was not built, or for another system or from other sources.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -97,8 +97,8 @@ def _load(path: Path) -> ctypes.CDLL:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise ImportError(
-            f"{path.name} cannot be loaded ({error}): the kernels were not built, or from other "
-            "sources; `scripts/venv` or `pip install --editable .` builds them"
+            f"{path.name} cannot be loaded ({error}): build the kernels from these "
+            "sources: `scripts/venv` or `pip install --editable .`"
         ) from error
     return library
 
@@ -145,7 +145,7 @@ def force(name: str | None) -> None:
 
 
 def share(threads: int) -> None:
-    """Cut products into pieces that this many threads share evenly."""
+    """Cut products into pieces that so many threads share evenly."""
     library.specops_share(threads)
 
 

@@ -14,11 +14,6 @@
 // Numbers that are computed at a time.
 enum { CHUNK = 4 * MOST_BLOCK };
 
-// The first `count` numbers, at most 16.
-INLINE Floats some(const float *from, int64_t count) {
-    return count >= LANES ? load(from) : load_first(from, (int)count);
-}
-
 INLINE Floats summed(const Input *input, int64_t at, int64_t count) {
     const Floats x = some(input->x + at, count);
     return input->residual ? x + some(input->residual + at, count) : x;

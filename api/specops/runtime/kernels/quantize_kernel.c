@@ -96,10 +96,6 @@ static void codes(const float *weights, int64_t blocks, int64_t block, int bits,
 
 enum { GROUP = 2 };  // vectors of rows at once: their sums do not wait for each other
 
-INLINE Floats some(const float *from, int64_t count) {
-    return count >= LANES ? load(from) : load_first(from, (int)count);
-}
-
 // A group of up to GROUP vectors of rows; the last one may have fewer lanes.
 INLINE void compensate_rows(const float *weights, const float *target, int64_t columns,
                             int64_t rows, int64_t count, const float *feedback, const float *scales,

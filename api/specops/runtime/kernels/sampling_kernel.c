@@ -14,7 +14,7 @@ enum { RUN = 64 * LANES };  // number of weights that are summed in float32; the
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Up to sixteen numbers, padded with `padding`.
-INLINE Floats some(const float *from, int64_t left, float padding) {
+INLINE Floats some_or(const float *from, int64_t left, float padding) {
     if (left >= LANES) return load(from);
     float lanes[LANES];
     for (int64_t i = 0; i < LANES; i++) lanes[i] = i < left ? from[i] : padding;
@@ -31,7 +31,7 @@ static double sum(const float *weights, int64_t count) {
     for (int64_t start = 0; start < count; start += RUN) {
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
-        for (int64_t i = start; i < end; i += LANES) lanes += some(weights + i, end - i, 0);
+        for (int64_t i = start; i < end; i += LANES) lanes += some_or(weights + i, end - i, 0);
         all += total(lanes);
     }
     return all;
@@ -41,10 +41,10 @@ static double sum(const float *weights, int64_t count) {
 static float exponentials(const float *logits, int64_t count, float temperature, float *weights) {
     Floats most = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES)
-        most = larger(some(logits + i, count - i, -INFINITY), most);
+        most = larger(some_or(logits + i, count - i, -INFINITY), most);
     const float highest = largest(most);
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats below = some(logits + i, count - i, highest) - highest;
+        const Floats below = some_or(logits + i, count - i, highest) - highest;
         store_some(weights + i, count - i, exponential(below / temperature));
     }
     return highest;
@@ -69,9 +69,9 @@ INLINE double sum_between(const float *keys, const float *weights, int64_t count
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
         for (int64_t i = start; i < end; i += LANES) {
-            const Floats values = some(keys + i, end - i, -1);
+            const Floats values = some_or(keys + i, end - i, -1);
             const Ints inside = (values >= low) & (values < high);
-            lanes += choose(inside, weights ? some(weights + i, end - i, 0) : splat(1), splat(0));
+            lanes += choose(inside, weights ? some_or(weights + i, end - i, 0) : splat(1), splat(0));
         }
         all += total(lanes);
     }
@@ -84,9 +84,9 @@ static int64_t gather(const float *keys, const float *values, int64_t count, flo
                       float *kept) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats key = some(keys + i, count - i, -1);
+        const Floats key = some_or(keys + i, count - i, -1);
         const Ints inside = (key >= low) & (key < high);
-        if (any(inside)) found += store_where(kept + found, inside, some(values + i, count - i, 0));
+        if (any(inside)) found += store_where(kept + found, inside, some_or(values + i, count - i, 0));
     }
     return found;
 }
@@ -123,7 +123,7 @@ static float reaching(const float *keys, const float *weights, int64_t count, do
 
 static void drop_below(float *weights, int64_t count, float edge) {
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats values = some(weights + i, count - i, 0);
+        const Floats values = some_or(weights + i, count - i, 0);
         store_some(weights + i, count - i, choose(values < edge, splat(0), values));
     }
 }
@@ -136,7 +136,7 @@ static void keep_nucleus(float *weights, int64_t count, double share, float *spa
     drop_below(weights, count, edge);
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
-        if (!any(some(weights + i, left, -1) == edge)) continue;
+        if (!any(some_or(weights + i, left, -1) == edge)) continue;
         for (int64_t j = i; j < i + left; j++) {
             if (weights[j] != edge) continue;
             if (held >= wanted) weights[j] = 0;
@@ -177,8 +177,8 @@ static void keep_typical(const float *logits, int64_t count, float highest, floa
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
         for (int64_t i = start; i < end; i += LANES) {
-            const Floats weight = some(weights + i, end - i, 0);
-            const Floats power = (some(logits + i, end - i, highest) - highest) / temperature;
+            const Floats weight = some_or(weights + i, end - i, 0);
+            const Floats power = (some_or(logits + i, end - i, highest) - highest) / temperature;
             lanes += choose(weight > 0, weight * power, splat(0));
         }
         mean += total(lanes);
@@ -186,12 +186,12 @@ static void keep_typical(const float *logits, int64_t count, float highest, floa
     const float expected = (float)(mean / all);
     for (int64_t i = 0; i < count; i += LANES)
         store_some(keys + i, count - i,
-                   typicality(some(logits + i, count - i, highest), highest, temperature, expected));
+                   typicality(some_or(logits + i, count - i, highest), highest, temperature, expected));
     double held;
     const float edge = reaching(keys, weights, count, share * all, space, &held);
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats weight = some(weights + i, count - i, 0);
-        const Ints far = some(keys + i, count - i, 1) < edge;
+        const Floats weight = some_or(weights + i, count - i, 0);
+        const Ints far = some_or(keys + i, count - i, 1) < edge;
         store_some(weights + i, count - i, choose(far, splat(0), weight));
     }
 }
@@ -214,7 +214,7 @@ static int filter(const float *logits, int64_t count, const Filter *by, float *p
     free(space);
     const float all = (float)sum(probs, count);
     for (int64_t i = 0; i < count; i += LANES)
-        store_some(probs + i, count - i, some(probs + i, count - i, 0) / all);
+        store_some(probs + i, count - i, some_or(probs + i, count - i, 0) / all);
     return 0;
 }
 
@@ -225,7 +225,7 @@ static void mask(float *logits, int64_t count, const uint32_t *mask) {
         const uint32_t word = mask[i / 32] >> (i & LANES);
         const Ints kept = (bits & word) != 0;
         store_some(logits + i, count - i,
-                   choose(kept, some(logits + i, count - i, 0), splat(-INFINITY)));
+                   choose(kept, some_or(logits + i, count - i, 0), splat(-INFINITY)));
     }
 }
 
@@ -281,7 +281,7 @@ static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t
     int64_t winner = 0;
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
-        if (!any(some(weights + i, left, 0) > 0)) continue;
+        if (!any(some_or(weights + i, left, 0) > 0)) continue;
         for (int64_t j = i; j < i + left; j++) {
             if (!(weights[j] > 0)) continue;
             const uint64_t word = mixed(start + ((uint64_t)j + 1) * 0x9E3779B97F4A7C15u);
@@ -297,14 +297,14 @@ static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t
 static double top(const float *logits, int64_t count, int64_t wanted, int64_t *indices) {
     Floats most = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES)
-        most = larger(some(logits + i, count - i, -INFINITY), most);
+        most = larger(some_or(logits + i, count - i, -INFINITY), most);
     const float highest = largest(most);
     double all = 0;
     for (int64_t start = 0; start < count; start += RUN) {
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
         for (int64_t i = start; i < end; i += LANES)
-            lanes += exponential(some(logits + i, end - i, -INFINITY) - highest);
+            lanes += exponential(some_or(logits + i, end - i, -INFINITY) - highest);
         all += total(lanes);
     }
     // The largest so far, in order: a logit that is larger than the last of them takes its place.
@@ -312,7 +312,7 @@ static double top(const float *logits, int64_t count, int64_t wanted, int64_t *i
     for (int64_t i = 0; wanted && i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
         if (found == wanted &&
-            !any(some(logits + i, left, -INFINITY) > logits[indices[wanted - 1]]))
+            !any(some_or(logits + i, left, -INFINITY) > logits[indices[wanted - 1]]))
             continue;
         for (int64_t j = i; j < i + left; j++) {
             if (found == wanted && !(logits[j] > logits[indices[wanted - 1]])) continue;
