@@ -16,6 +16,7 @@ from specops.models.prepare import ModelError, prepare
 from specops.request import GenerationRequest, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.memory_plan import MemoryPlanError, Supply
+from specops.system.memory import read_memory
 from tests.checkpoints import make_llama_checkpoint
 
 
@@ -52,9 +53,7 @@ def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
 def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = Supply(
-        limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, limit_note="a test", swap_note=""
-    )
+    little = Supply(replace(read_memory(), limit=100 << 20), free=70 << 20, held=30 << 20)
     monkeypatch.setattr("specops.runtime.memory_plan.Supply.read", lambda: little)
     with pytest.raises(MemoryPlanError, match="raise the memory limit"):
         Engine.load(replace(tiny_settings, max_batched_tokens=4096))

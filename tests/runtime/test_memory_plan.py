@@ -23,6 +23,7 @@ from specops.runtime.memory_plan import (
     plan_memory,
     spare_bytes,
 )
+from specops.system.memory import MemoryReading
 
 MB = 10**6
 # TinyLlama's shape in int4, alone and with a draft of 160 M parameters; Phi-3-mini's; fp16 caches.
@@ -35,10 +36,9 @@ PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)
 
 
 def supply(limit_mb: int, held_mb: int = 100) -> Supply:
-    free = (limit_mb - held_mb) * MB
-    return Supply(
-        limit_mb * MB, free, held_mb * MB, 0, "held by cgroup v2", "this machine has none"
-    )
+    held, limit = held_mb * MB, limit_mb * MB
+    reading = MemoryReading(held, file=0, swap=0, limit=limit, swap_limit=0, source="cgroup v2")
+    return Supply(reading, limit - held, held)
 
 
 def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
@@ -57,7 +57,7 @@ def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
 
 def test_memory_that_fills_up_later_counts_as_held() -> None:
     later = supply(1_000).less(50 * MB)
-    assert (later.held, later.free, later.limit) == (150 * MB, 850 * MB, 1_000 * MB)
+    assert (later.held, later.free) == (150 * MB, 850 * MB)
     assert supply(1_000).less(10_000 * MB).free == 0
     assert plan_memory(later, ALONE).kv_bytes < plan_memory(supply(1_000), ALONE).kv_bytes
 
@@ -167,7 +167,7 @@ def test_every_plan_fits(
         assert wanted.needed > there.free or (asked and longest > tokens)
         return
     assert plan.needed <= there.free
-    assert plan.most_anonymous <= there.limit
+    assert plan.most_anonymous <= there.reading.limit
     assert plan.slots == slots or (plan.slots == DEFAULT_SLOTS and not slots)
     assert plan.kv_tokens == plan.num_blocks * 64
     assert 1 <= plan.context <= min(context, plan.kv_tokens)

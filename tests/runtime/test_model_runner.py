@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
+from onnx.parser import parse_model
 
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
@@ -31,50 +32,30 @@ def make_session(
 ) -> ort.InferenceSession:
     """A graph that outputs its inputs: a row of logits has spans, tables and descriptor, one after
     the other, plus the wanted token's id, plus 1,000 times its position."""
-    flat = ["spans", "block_tables", "cache"]
-    nodes = [helper.make_node("Reshape", [name, "flat"], [f"{name}_flat"]) for name in flat]
-    nodes += [
-        helper.make_node("Concat", [f"{name}_flat" for name in flat], ["seen"], axis=0),
-        helper.make_node("Unsqueeze", ["input_ids", "last"], ["ids"]),
-    ]
-    inputs = {"input_ids": [1, "T"], "spans": ["S", 3], "block_tables": ["slots", 3]}
-    inputs |= {"cache": [4], "logit_rows": ["L"]}
-    tokens = "ids"
-    if positions:
-        inputs["position_ids"] = [1, "T"]
-        nodes += [
-            helper.make_node("Unsqueeze", ["position_ids", "last"], ["places"]),
-            helper.make_node("Mul", ["places", "thousand"], ["far"]),
-            helper.make_node("Add", ["ids", "far"], ["placed"]),
-        ]
-        tokens = "placed"
-    if extra:
-        inputs[extra] = [1]
-        nodes += [helper.make_node("Add", ["seen", extra], ["more"])]
-    nodes += [
-        helper.make_node("Gather", [tokens, "logit_rows"], ["wanted"], axis=1),
-        helper.make_node("Add", ["wanted", "more" if extra else "seen"], ["sums"]),
-        helper.make_node("Cast", ["sums"], ["logits"], to=TensorProto.FLOAT),
-    ]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "L", vocab])]
-    if hidden:
-        nodes.append(helper.make_node("Cast", ["wanted"], ["hidden"], to=TensorProto.FLOAT))
-        outputs.append(helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [1, "L", 1]))
-    constants = {"flat": [-1], "last": [2], "thousand": [1000]}
-    graph = helper.make_graph(
-        nodes,
-        "outputs its inputs",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, shape)
-            for name, shape in inputs.items()
-        ],
-        outputs,
-        [
-            helper.make_tensor(name, TensorProto.INT64, [1], values)
-            for name, values in constants.items()
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    inputs = "int64[1, T] input_ids, int64[S, 3] spans, int64[slots, 3] block_tables, "
+    inputs += "int64[4] cache, int64[L] logit_rows"
+    inputs += ", int64[1, T] position_ids" * positions + f", int64[1] {extra}" * bool(extra)
+    outputs = f"float[1, L, {vocab}] logits" + ", float[1, L, 1] hidden" * hidden
+    far = "Unsqueeze(position_ids, last)" if positions else "Sub(ids, ids)"
+    model = parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 17]>
+        outputs_its_inputs ({inputs}) => ({outputs})
+            <int64[1] flat = {{-1}}, int64[1] last = {{2}}, int64[1] thousand = {{1000}}>
+        {{
+            flat_spans = Reshape(spans, flat)
+            flat_tables = Reshape(block_tables, flat)
+            seen = Concat<axis = 0>(flat_spans, flat_tables, cache)
+            ids = Unsqueeze(input_ids, last)
+            position = {far}
+            times = Mul(position, thousand)
+            tokens = Add(ids, times)
+            chosen = Gather<axis = 1>(tokens, logit_rows)
+            sums = Add(chosen, seen)
+            more = {f"Add(sums, {extra})" if extra else "Identity(sums)"}
+            logits = Cast<to = 1>(more)
+            {"hidden = Cast<to = 1>(chosen)" * hidden}
+        }}
+    """)
     helper.set_model_props(model, METADATA if metadata is None else metadata)
     return load(model.SerializeToString(), plain_options())
 

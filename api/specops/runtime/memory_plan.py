@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from specops.config import ConfigError, Settings
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.system.memory import page_cache_room, read_memory
+from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +42,14 @@ class Supply:
     """The memory that there is, in bytes.
 
     Attributes:
-        limit: the cap.
-        free: what can still be allocated below the cap.
+        reading: the limit, and the swap beside it, on which the plan does not count.
+        free: what can still be allocated below the limit.
         held: anonymous memory in use: the process, and weights that are not mapped.
-        swap: swap that the process may use; the plan does not count on it.
-        limit_note: what holds the limit, see `memory.MemoryReading`.
-        swap_note: what holds the swap.
     """
 
-    limit: int
+    reading: MemoryReading
     free: int
     held: int
-    swap: int
-    limit_note: str
-    swap_note: str
 
     @classmethod
     def read(cls) -> Supply:
@@ -65,14 +59,7 @@ class Supply:
             OSError: procfs is not readable.
         """
         reading = read_memory()
-        return cls(
-            limit=reading.limit,
-            free=page_cache_room(),
-            held=reading.anon,
-            swap=reading.swap_limit,
-            limit_note=reading.limit_note,
-            swap_note=reading.swap_note,
-        )
+        return cls(reading, page_cache_room(), reading.anon)
 
     def less(self, count: int) -> Supply:
         """The supply after `count` more bytes are held, by what fills up as requests come."""
@@ -169,7 +156,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """Bytes that the process does not hold yet and cannot drop later."""
-        return self.kv_bytes + self.demand.pass_bytes + spare_bytes(self.supply.limit)
+        return self.kv_bytes + self.demand.pass_bytes + spare_bytes(self.supply.reading.limit)
 
     @property
     def most_anonymous(self) -> int:
@@ -188,18 +175,18 @@ class MemoryPlan:
 
     def lines(self) -> Iterator[str]:
         """The lines of the plan's table."""
-        supply, demand = self.supply, self.demand
+        reading, demand = self.supply.reading, self.demand
         cache = (
             f"{self.kv_tokens:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB: up to "
             f"{self.slots} requests of at most {self.context:,} each"
         )
         rows = [
-            ("limit", supply.limit, supply.limit_note),
-            ("swap beside it", supply.swap, supply.swap_note),
-            ("held now", supply.held, "the process, unmapped weights, what drafters keep"),
+            ("limit", reading.limit, reading.limit_note),
+            ("swap beside it", reading.swap_limit, reading.swap_note),
+            ("held now", self.supply.held, "the process, unmapped weights, what drafters keep"),
             ("KV cache", self.kv_bytes, cache),
             ("a pass", demand.pass_bytes, "activations, logits"),
-            ("spare", spare_bytes(supply.limit), "requests, threads"),
+            ("spare", spare_bytes(reading.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these four: must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
         ]
@@ -295,7 +282,7 @@ def plan_memory(
 
 def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
     """Tokens of whole blocks that fit beside `weights` bytes of the page cache."""
-    room = supply.free - weights - demand.pass_bytes - spare_bytes(supply.limit)
+    room = supply.free - weights - demand.pass_bytes - spare_bytes(supply.reading.limit)
     return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
@@ -310,7 +297,7 @@ def spare_bytes(limit: int) -> int:
 
 
 def _refusal(plan: MemoryPlan) -> str:
-    supply, demand = plan.supply, plan.demand
+    supply, demand, limit = plan.supply, plan.demand, plan.supply.reading.limit
     fitting = _tokens_that_fit(supply, demand, 0)
     if fitting >= min(plan.context, _LEAST_CONTEXT):
         way_out = (
@@ -320,11 +307,11 @@ def _refusal(plan: MemoryPlan) -> str:
     else:
         way_out = "Not even one short request fits: raise the memory limit or take a smaller model"
     return (
-        f"a KV cache of {plan.kv_tokens:,} tokens does not fit: {_mb(plan.kv_bytes)} of keys and "
-        f"values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(supply.limit))} to "
-        f"spare make {_mb(plan.needed)}, but of the limit of {_mb(supply.limit)} "
-        f"({supply.limit_note}) {_mb(supply.held)} are held and {_mb(supply.free)} are free. "
-        f"{way_out}"
+        f"a KV cache of {plan.kv_tokens:,} tokens does not fit: it takes {_mb(plan.kv_bytes)} of "
+        f"keys and values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(limit))} to "
+        f"spare, {_mb(plan.needed)} in all. Of the limit of {_mb(limit)} "
+        f"({supply.reading.limit_note}), {_mb(supply.held)} are in use and {_mb(supply.free)} are "
+        f"free. {way_out}"
     )
 
 
