@@ -47,8 +47,8 @@ FIRST = (  # slow files, which would otherwise run at the end, when other worker
     "tests/training/",
 )
 
-Told = dict[str, list[str]]
-_TOLD = pytest.StashKey[Told]()
+Summary = dict[str, list[str]]
+_SUMMARY = pytest.StashKey[Summary]()
 
 # A shell's background jobs ignore Ctrl-C; without this, the processes of tests would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,28 +89,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_TOLD] = {}
+    config.stash[_SUMMARY] = {}
 
 
 @pytest.fixture(scope="session")
-def told(pytestconfig: pytest.Config) -> Told:
+def summary_lines(pytestconfig: pytest.Config) -> Summary:
     """Headings of the summary at the end of a test run, with their lines."""
-    return pytestconfig.stash[_TOLD]
+    return pytestconfig.stash[_SUMMARY]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):  # of one worker among several
-        session.config.workeroutput["told"] = session.config.stash[_TOLD]
+        session.config.workeroutput["summary"] = session.config.stash[_SUMMARY]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    for heading, lines in getattr(node, "workeroutput", {}).get("told", {}).items():
-        node.config.stash[_TOLD].setdefault(heading, []).extend(lines)
+    for heading, lines in getattr(node, "workeroutput", {}).get("summary", {}).items():
+        node.config.stash[_SUMMARY].setdefault(heading, []).extend(lines)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for heading, lines in terminalreporter.config.stash[_TOLD].items():
+    for heading, lines in terminalreporter.config.stash[_SUMMARY].items():
         terminalreporter.section(heading)
         for line in lines:
             terminalreporter.line(line)

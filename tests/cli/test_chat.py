@@ -102,10 +102,10 @@ def test_a_conversation_is_saved_as_the_api_takes_it(
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert messages[1]["content"] == "one"
-    told = capsys.readouterr().err
-    assert f"saved: {file}" in told
-    assert "takes a file's name" in told
-    assert "Is a directory" in told
+    sent = capsys.readouterr().err
+    assert f"saved: {file}" in sent
+    assert "takes a file's name" in sent
+    assert "Is a directory" in sent
 
 
 def test_a_prompt_that_is_too_long_ends_nothing(

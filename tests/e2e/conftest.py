@@ -10,28 +10,28 @@ from tests.e2e.engine import running_engine
 from tests.e2e.stack import Stack, running_stack
 from tests.stack import conftest as without_containers
 
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 browser = without_containers.browser
 
 
 @pytest.fixture(scope="session")
-def tell(told: dict[str, list[str]]) -> Tell:
+def note(summary_lines: dict[str, list[str]]) -> Note:
     """Add a line to the summary, whether tests pass or fail."""
-    return told.setdefault("the stack on a Docker Engine", []).append
+    return summary_lines.setdefault("the stack on a Docker Engine", []).append
 
 
 @pytest.fixture(scope="package")
 def started(
-    tmp_path_factory: pytest.TempPathFactory, tell: Callable[[str], None]
+    tmp_path_factory: pytest.TempPathFactory, note: Callable[[str], None]
 ) -> Iterator[Stack]:
     """The stack on an engine; ended and removed after the last test."""
     with running_engine() as engine:
         version = "{{.ServerVersion}}, {{.Driver}}, cgroup v{{.CgroupVersion}}, {{.NCPU}} CPUs"
-        tell(f"engine: {engine.info(version)}, {'found' if not engine.address else 'started here'}")
+        note(f"engine: {engine.info(version)}, {'found' if not engine.address else 'started here'}")
         with running_stack(engine, tmp_path_factory.mktemp("e2e")) as stack:
-            tell(f"services: {', '.join(stack.services)}")
+            note(f"services: {', '.join(stack.services)}")
             if "grafana" not in stack.services:
-                tell("GRAFANA WAS NOT TESTED: its image cannot be pulled here")
+                note("GRAFANA WAS NOT TESTED: its image cannot be pulled here")
             yield stack
 
 

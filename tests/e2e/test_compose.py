@@ -17,7 +17,7 @@ import pytest
 from specops.runtime import kernels
 from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
-from tests.e2e.conftest import Tell
+from tests.e2e.conftest import Note
 from tests.e2e.stack import SERVICES, UP, Stack
 from tests.stack import queries
 from tests.stack import test_load_page as load_page
@@ -125,7 +125,7 @@ def helper(stack: Stack, program: str) -> Iterator[Callable[[object], str]]:
 
 
 @pytest.fixture(scope="module")
-def load(started: Stack, tell: Tell) -> dict[str, Any]:
+def load(started: Stack, note: Note) -> dict[str, Any]:
     """The figures on Locust's page after a load that its own form started."""
     started.compose(*UP, "locust")
     page = started.url("locust")
@@ -142,13 +142,13 @@ def load(started: Stack, tell: Tell) -> dict[str, Any]:
     for row in total["stats"]:
         if row["method"] == "POST":
             counts = f"{row['num_requests']} times, {row['num_failures']} failed"
-            tell(f"load from its container: {row['name']} {counts}")
+            note(f"load from its container: {row['name']} {counts}")
     return total
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_container_is_healthy_hardened_and_limited_by_the_kernel(
-    stack: Stack, service: str, tell: Tell
+    stack: Stack, service: str, note: Note
 ) -> None:
     if service not in stack.services:
         pytest.skip(f"{service.upper()} WAS NOT TESTED: its image cannot be pulled here")
@@ -177,11 +177,11 @@ def test_a_container_is_healthy_hardened_and_limited_by_the_kernel(
     )
     assert found is not None
     assert int(found) == limit
-    tell(f"memory limit of {service}, in its cgroup: {int(found):,} bytes")
+    note(f"memory limit of {service}, in its cgroup: {int(found):,} bytes")
 
 
 def test_chat_templates_are_rendered_by_a_process_that_reaches_nothing(
-    stack: Stack, tell: Tell
+    stack: Stack, note: Note
 ) -> None:
     asked = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -203,14 +203,14 @@ def test_chat_templates_are_rendered_by_a_process_that_reaches_nothing(
     assert render() == text
     crashes = 'specops_template_processes_ended_total{kind="crash"}'
     assert series(stack)[crashes] == before[crashes] + 1
-    tell(
+    note(
         f"chat templates: a process with {found['private'] / 1000:.1f} MB of its own, started in "
         f"{found['start']:.2f} s; after hostile templates the next was rendered within "
         f"{max(found['next']):.2f} s"
     )
 
 
-def test_the_kernel_enforces_the_swap_limit(stack: Stack, tell: Tell) -> None:
+def test_the_kernel_enforces_the_swap_limit(stack: Stack, note: Note) -> None:
     if stack.engine.info("{{.SwapLimit}}") != "true":
         pytest.skip("this kernel does not account for swap: memswap_limit has no effect")
     api = SERVICES["api"]
@@ -221,10 +221,10 @@ def test_the_kernel_enforces_the_swap_limit(stack: Stack, tell: Tell) -> None:
         assert found is not None
         swap = str(int(found) - memory)
     assert int(swap) == both - memory
-    tell(f"swap limit of api, in its cgroup: {int(swap):,} bytes")
+    note(f"swap limit of api, in its cgroup: {int(swap):,} bytes")
 
 
-def test_the_service_knows_its_limit_its_plan_and_its_processor(stack: Stack, tell: Tell) -> None:
+def test_the_service_knows_its_limit_its_plan_and_its_processor(stack: Stack, note: Note) -> None:
     answer = clients.generate(stack.url("api"), max_new_tokens=16)
     assert answer["generated_tokens"] == 16
     promised = {"generated_text", "tokens_per_second", "avg_tokens_per_jump", "latency_ms"}
@@ -235,17 +235,17 @@ def test_the_service_knows_its_limit_its_plan_and_its_processor(stack: Stack, te
     (info,) = (name for name in found if name.startswith("specops_model_info{"))
     (computed_by,) = re.findall(r'kernels="([^"]+)"', info)
     assert computed_by == kernels.kernel()
-    tell(f"products with weights are computed by {computed_by}")
+    note(f"products with weights are computed by {computed_by}")
     messages = [line["message"] for line in stack.logged("api")]
     plan = [line.removeprefix("memory: ") for line in messages if line.startswith("memory: ")]
     (first, *_) = (number for number, line in enumerate(plan) if line.startswith("limit"))
     assert f"{limit / 1e6:,.1f} MB" in plan[first]
     assert "cgroup v" in plan[first]
     for line in plan[: first + 7]:
-        tell(f"plan: {line}")
+        note(f"plan: {line}")
 
 
-def test_the_image_has_no_tools_to_build_with_and_a_small_size(stack: Stack, tell: Tell) -> None:
+def test_the_image_has_no_tools_to_build_with_and_a_small_size(stack: Stack, note: Note) -> None:
     program = "command -v gcc cc g++ make; ls /opt/specops/venv/bin/pip; "
     program += "du -skc /opt/specops/models /opt/specops/venv/share | tail -1"
     found = stack.execute("api", "sh", "-c", program)
@@ -255,14 +255,14 @@ def test_the_image_has_no_tools_to_build_with_and_a_small_size(stack: Stack, tel
         "{{.Size}} {{.Config.User}} {{json .Config.Healthcheck.Test}} {{json .Config.Labels}}"
     )
     image = stack.inspect("api", "{{.Image}}")
-    told = stack.engine.docker("image", "inspect", "--format", template, image).stdout
-    bytes_in_all, user, rest = told.split(maxsplit=2)
+    described = stack.engine.docker("image", "inspect", "--format", template, image).stdout
+    bytes_in_all, user, rest = described.split(maxsplit=2)
     assert user == SERVICES["api"]["user"]
     assert '["CMD",' in rest
     assert '"org.opencontainers.image.licenses":"Apache-2.0"' in rest
     without_weights = int(bytes_in_all) - int(weights_kib) * 1024
     assert without_weights < MOST_IMAGE_BYTES
-    tell(f"image of api: {without_weights / 1e6:,.0f} MB without the models")
+    note(f"image of api: {without_weights / 1e6:,.0f} MB without the models")
 
 
 def test_a_load_from_its_container_shows_on_the_whole_first_page(
@@ -310,7 +310,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_killed_service_breaks_its_streams_and_comes_back(
-    stack: Stack, pool: ThreadPoolExecutor, tell: Tell
+    stack: Stack, pool: ThreadPoolExecutor, note: Note
 ) -> None:
     with helper(stack, KILLER) as kill:
         streams = [Stream(stack.url("api"), max_new_tokens=900) for _ in range(SLOTS)]
@@ -324,14 +324,14 @@ def test_a_killed_service_breaks_its_streams_and_comes_back(
     wait("started again", lambda: stack.inspect("api", "{{.RestartCount}}") == "1")
     wait("healthy again", lambda: stack.healthy("api"), 120)
     assert clients.generate(stack.url("api"), max_new_tokens=8)["generated_tokens"] == 8
-    tell(
+    note(
         f"kill: SIGKILL after {[len(stream.events) for stream in streams]} events, each client had "
         f"an error; ready again {stack.seconds_to_ready():.1f} s after the restart"
     )
 
 
 def test_a_stop_drains_requests_and_exits_with_0(
-    stack: Stack, pool: ThreadPoolExecutor, tell: Tell
+    stack: Stack, pool: ThreadPoolExecutor, note: Note
 ) -> None:
     api, tokens, wanted_seconds = stack.url("api"), 900, 10
 
@@ -363,13 +363,13 @@ def test_a_stop_drains_requests_and_exits_with_0(
     assert stopped.result().returncode == 0
     ended = stack.inspect("api", "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}")
     assert ended == "exited 0 false"
-    tell(
+    note(
         f"stop: {unfinished} of {len(streams)} requests were unfinished at SIGTERM, all were "
         "answered in full, exit status 0"
     )
 
 
-def test_the_model_cache_outlives_the_containers(stack: Stack, tell: Tell) -> None:
+def test_the_model_cache_outlives_the_containers(stack: Stack, note: Note) -> None:
     def prepared() -> list[str]:
         messages = [line["message"] for line in stack.logged("api")]
         return [text for text in messages if "laying out" in text or "converting " in text]
@@ -383,14 +383,14 @@ def test_the_model_cache_outlives_the_containers(stack: Stack, tell: Tell) -> No
     assert stack.containers("api") != first
     assert prepared() == []
     assert clients.generate(stack.url("api"), max_new_tokens=8)["generated_tokens"] == 8
-    tell(
+    note(
         f"ready {cold:.1f} s after the start with an empty volume, "
         f"{stack.seconds_to_ready():.1f} s with the volume of the run before"
     )
 
 
 def test_requests_are_refused_below_the_limit_and_another_process_is_killed_above_it(
-    stack: Stack, pool: ThreadPoolExecutor, tell: Tell
+    stack: Stack, pool: ThreadPoolExecutor, note: Note
 ) -> None:
     if len(Path("/proc/swaps").read_text().splitlines()) > 1:
         pytest.skip("this machine has swap: the test would have to fill twelve gigabytes of it")
@@ -421,7 +421,7 @@ def test_requests_are_refused_below_the_limit_and_another_process_is_killed_abov
     assert stack.inspect("api", "{{.RestartCount}}") == restarts
     assert series(stack)["specops_oom_kills_total"] > before["specops_oom_kills_total"]
     assert clients.generate(api, max_new_tokens=8)["generated_tokens"] == 8
-    tell(
+    note(
         f"another process in the container grew: 429 with {free / 1e6:.0f} MB left, running "
         "requests were answered; above the limit the kernel killed it, the service went on"
     )

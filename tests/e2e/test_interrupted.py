@@ -35,7 +35,7 @@ from specops.request import GenerationRequest, SamplingParams
 try:
     engine = Engine.load(Settings.from_env(os.environ))
 except (ModelError, ConfigError) as error:
-    sys.exit(f"told: {error}")
+    sys.exit(f"error: {error}")
 request = GenerationRequest(
     request_id="x", prompt_tokens=engine.encode("the fox"), max_new_tokens=8,
     sampling=SamplingParams(), ignore_eos=True,
@@ -205,7 +205,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_made(
         else:
             assert failed.status == 1
             *_, last = failed.said.splitlines()
-            assert last.startswith("told: ")
+            assert last.startswith("error: ")
             assert "SPECOPS_CACHE_DIR" in last
         filler.unlink()
         loader.require_whole(cache)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e import stand_ins
-from tests.e2e.conftest import Tell
+from tests.e2e.conftest import Note
 from tests.e2e.stack import SERVICES, Stack
 from tests.stack.support import ROOT, run, succeed, tool
 from tests.waiting import PATIENCE
@@ -61,7 +61,7 @@ def written(beginning: str) -> str:
 
 
 def test_the_readmes_commands_do_what_it_says(
-    started: Stack, env: dict[str, str], tell: Tell
+    started: Stack, env: dict[str, str], note: Note
 ) -> None:
     started.compose("down")
     port = started.env["SPECOPS_PORT"]
@@ -80,8 +80,8 @@ def test_the_readmes_commands_do_what_it_says(
             assert "Paris" in answer["generated_text"]
         else:
             assert "there is no chat model" in up
-        tell(f"README: {model['id']} says {answer['generated_text']!r}")
-        tell(f"README: ready {started.seconds_to_ready():.1f} s after the start, nothing prepared")
+        note(f"README: {model['id']} says {answer['generated_text']!r}")
+        note(f"README: ready {started.seconds_to_ready():.1f} s after the start, nothing prepared")
 
     # Its status may be that of a missed gate: the speed of this machine does not matter here.
     load = run("bash", "-c", written("make load") + SHORTER, env=env, timeout=COMMAND_SECONDS)
@@ -94,7 +94,7 @@ def test_the_readmes_commands_do_what_it_says(
     type_in("make down", env)
     label = f"label=com.docker.compose.project={stand_ins.PREFIX}"
     assert started.engine.docker("ps", "--all", "--quiet", "--filter", label).stdout == ""
-    tell(f"README: make up, curl, make load, make down as written; the load: {line.strip()}")
+    note(f"README: make up, curl, make load, make down as written; the load: {line.strip()}")
 
 
 def test_the_readme_names_the_ports_that_are_published() -> None:

@@ -356,7 +356,7 @@ async def _cases(port: int, cases: int, seconds: float, first: int) -> str:
         raise FindingError(f"{stuck} connections were neither answered nor closed")
     share = f"{min(1.0, done / attack.number):.0%} of all {attack.number:,}"
     ends = ", ".join(f"{count:,} {name}" for name, count in attack.ended.most_common())
-    return f"{done:,} cases, {share} ({ends}); {_told(honest)}"
+    return f"{done:,} cases, {share} ({ends}); {_described(honest)}"
 
 
 def _until(end: float, first: int) -> Iterator[int]:
@@ -374,10 +374,10 @@ async def _resetting(port: int, seconds: float) -> str:
         count = int((await crowd.communicate())[0] or 0)
     _judge(honest)
     rate = count / seconds
-    told = f"{count:,} resets, {rate:,.0f} a second; {_told(honest)}"
+    line = f"{count:,} resets, {rate:,.0f} a second; {_described(honest)}"
     if rate < 0.9 * RESETS_PER_SECOND:
         print(f"this machine was too slow for {RESETS_PER_SECOND:,} resets a second", flush=True)
-    return told
+    return line
 
 
 def reset_for(port: int, seconds: float) -> int:
@@ -400,7 +400,7 @@ def reset_for(port: int, seconds: float) -> int:
     return done
 
 
-def _told(honest: Honest) -> str:
+def _described(honest: Honest) -> str:
     times = sorted(honest.seconds)
     middle, last = times[len(times) // 2], times[-1]
     return (
@@ -478,21 +478,21 @@ def run(subject: str, cases: int, seconds: float, seed: int) -> int:
             try:
                 descriptors = _descriptors(process)
                 if subject == "sockets":
-                    told = asyncio.run(_cases(port, cases, seconds, seed))
+                    line = asyncio.run(_cases(port, cases, seconds, seed))
                 else:
-                    told = asyncio.run(_resetting(port, seconds))
+                    line = asyncio.run(_resetting(port, seconds))
                 asyncio.run(_after(port, process, descriptors))
                 process.send_signal(signal.SIGTERM)
                 if status := process.wait(_PATIENCE):
                     raise FindingError(f"the server ended with {status} at SIGTERM")
-                told += "; " + _check_log(folder / "log")
+                line += "; " + _check_log(folder / "log")
             except (FindingError, OSError, ValueError) as finding:
                 alive = process.poll()
                 state = "it serves" if alive is None else f"the server ended with {alive}"
                 print(f"{subject}, seed {seed}: {finding!r}; {state}", file=sys.stderr)
                 print((folder / "log").read_text("utf-8")[-2000:], file=sys.stderr)
                 return 1
-    print(f"{subject}: {told}")
+    print(f"{subject}: {line}")
     return 0
 
 

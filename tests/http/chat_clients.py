@@ -126,14 +126,14 @@ async def chat(here: Official, *, stream: bool, **body: Any) -> Said:
     else:
         answer = await here.openai.chat.completions.create(**body)
     (choice,) = answer.choices
-    told = choice.message
+    sent = choice.message
     calls = [
-        (call.function.name, json.loads(call.function.arguments)) for call in told.tool_calls or ()
+        (call.function.name, json.loads(call.function.arguments)) for call in sent.tool_calls or ()
     ]
-    ids = {call.id for call in told.tool_calls or ()}
+    ids = {call.id for call in sent.tool_calls or ()}
     assert len(ids) == len(calls)
-    reasoning = getattr(told, "reasoning_content", None)
-    return Said(told.content or "", reasoning or "", tuple(calls), choice.finish_reason)
+    reasoning = getattr(sent, "reasoning_content", None)
+    return Said(sent.content or "", reasoning or "", tuple(calls), choice.finish_reason)
 
 
 async def messages(here: Official, *, stream: bool, **body: Any) -> Said:

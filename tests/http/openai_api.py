@@ -97,8 +97,8 @@ def events(response: httpx.Response) -> list[Any]:
     *found, rest = response.text.split("\n\n")
     assert rest == ""
     assert all(event.startswith("data: ") for event in found)
-    told = [event.removeprefix("data: ") for event in found]
-    return ["DONE" if text == "[DONE]" else json.loads(text) for text in told]
+    sent = [event.removeprefix("data: ") for event in found]
+    return ["DONE" if text == "[DONE]" else json.loads(text) for text in sent]
 
 
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:

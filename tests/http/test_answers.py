@@ -122,8 +122,8 @@ async def test_chat_stream_has_openais_form() -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["stop"]
     assert "usage" not in events[0]
     assert events[-1]["timings"] == TIMINGS
-    told = [token for choice in choices for token in choice.get("tokens", ())]
-    assert [(token["text"], token["origin"]) for token in told] == [
+    sent = [token for choice in choices for token in choice.get("tokens", ())]
+    assert [(token["text"], token["origin"]) for token in sent] == [
         *(("Hel", "target"), ("lo", "target"), (" wor", "draft"), ("ld", "target"))
     ]
 
@@ -152,17 +152,17 @@ async def test_a_token_is_sent_at_once_and_signs_of_life_come_between(
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})
         handle = await here.service.submitted.get()
-        told = b""
-        while told.count(b": waiting\n\n") < 2:
-            told += (await client.next_message()).get("body", b"")
+        sent = b""
+        while sent.count(b": waiting\n\n") < 2:
+            sent += (await client.next_message()).get("body", b"")
         handle.push(output("first"))
-        while b"first" not in told:
-            told += (await client.next_message()).get("body", b"")
+        while b"first" not in sent:
+            sent += (await client.next_message()).get("body", b"")
         handle.push(output("last", finish=FinishReason.LENGTH))
-        while not told.endswith(b"data: [DONE]\n\n"):
-            told += (await client.next_message()).get("body", b"")
+        while not sent.endswith(b"data: [DONE]\n\n"):
+            sent += (await client.next_message()).get("body", b"")
         await client.done
-    assert b"last" in told
+    assert b"last" in sent
 
 
 # -- several prompts and choices -----------------------------------------------------------------
@@ -173,12 +173,12 @@ async def test_prompts_may_be_several_and_tokens_and_echoed(stream: bool) -> Non
     async with api() as here:
         for prompt in ("a", [97], ["a", "bc"], [[97], [98, 99]]):
             response = await here.ask(COMPLETIONS, prompt=prompt, echo=True, stream=stream)
-            told: dict[int, str] = {}
+            sent: dict[int, str] = {}
             for body in chunks(response) if stream else [response.json()]:
                 for choice in body["choices"]:
-                    told[choice["index"]] = told.get(choice["index"], "") + choice["text"]
+                    sent[choice["index"]] = sent.get(choice["index"], "") + choice["text"]
             texts = ["a", "bc"] if len(prompt) > 1 else ["a"]
-            assert told == {place: f"{text}Hello world" for place, text in enumerate(texts)}
+            assert sent == {place: f"{text}Hello world" for place, text in enumerate(texts)}
     asked = [bytes(request.prompt_tokens) for request in here.service.requests]
     assert asked == [b"a", b"a", b"a", b"bc", b"a", b"bc"]
 
@@ -204,8 +204,8 @@ async def test_choices_of_a_stream_come_as_they_come(path: str) -> None:
         handle.push(output("d", finish=FinishReason.STOP), to=0)
         events = chunks(await asking)
     choices = [choice for event in events for choice in event["choices"]]
-    told = [(item["index"], item.get("text") or item["delta"].get("content")) for item in choices]
-    assert [item for item in told if item[1]] == [(1, "a"), (0, "b"), (1, "c"), (0, "d")]
+    sent = [(item["index"], item.get("text") or item["delta"].get("content")) for item in choices]
+    assert [item for item in sent if item[1]] == [(1, "a"), (0, "b"), (1, "c"), (0, "d")]
     reasons = [(item["index"], item["finish_reason"]) for item in choices if item["finish_reason"]]
     assert reasons == [(1, "length"), (0, "stop")]
     assert [bool(event.get("timings")) for event in events] == [False] * (len(events) - 1) + [True]
@@ -226,17 +226,17 @@ async def test_logprobs_have_openais_form(stream: bool) -> None:
         chat = await here.ask(CHAT, logprobs=True, top_logprobs=2, stream=stream)
         completion = await here.ask(COMPLETIONS, logprobs=2, stream=stream)
     assert [request.logprobs for request in here.service.requests] == [2, 2]
-    told = (chunks(chat)[1] if stream else chat.json())["choices"][0]["logprobs"]
-    assert len(told["content"]) == 2
-    assert told["content"][1] == {
+    sent = (chunks(chat)[1] if stream else chat.json())["choices"][0]["logprobs"]
+    assert len(sent["content"]) == 2
+    assert sent["content"][1] == {
         "token": "b", "logprob": -2.0, "bytes": [98],
         "top_logprobs": [
             {"token": "a", "logprob": -0.25, "bytes": [97]},
             {"token": "b", "logprob": -2.0, "bytes": [98]},
         ],
     }  # fmt: skip
-    told = (chunks(completion)[0] if stream else completion.json())["choices"][0]["logprobs"]
-    assert told == {
+    sent = (chunks(completion)[0] if stream else completion.json())["choices"][0]["logprobs"]
+    assert sent == {
         "tokens": ["a", "b"], "token_logprobs": [-0.5, -2.0], "text_offset": [0, 1],
         "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.25, "b": -2.0}],
     }  # fmt: skip
@@ -310,9 +310,9 @@ async def test_a_gap_is_filled_in_where_the_model_can(prompt: Any) -> None:
 
 @both_ways
 async def test_the_prompts_tokens_are_told_before_the_answers(stream: bool) -> None:
-    told = (None, Logprob(-0.5, ((98, -0.5),)), Logprob(-1.5, ((97, -0.25),)))
+    sent = (None, Logprob(-0.5, ((98, -0.5),)), Logprob(-1.5, ((97, -0.25),)))
     first = Logprob(-2.0, ((120, -0.1),))
-    answer = Output("", (Piece(121, "y", "target", first),), None, None, prompt=told)
+    answer = Output("", (Piece(121, "y", "target", first),), None, None, prompt=sent)
     async with clients() as here:
         here.script([answer, output(finish=FinishReason.STOP)])
         found: Any = await here.openai.completions.create(
@@ -345,21 +345,21 @@ async def test_a_text_is_scored_as_it_was_generated(tiny_settings: Settings) -> 
         (written,) = made.choices
         tokens = await _tokens(client, prompt)
         whole = [*tokens, *(await _tokens(client, written.text))]
-        told = (await ask(prompt, max_tokens=30, echo=True)).choices[0]
+        sent = (await ask(prompt, max_tokens=30, echo=True)).choices[0]
         read = await ask(whole, max_tokens=0, echo=True)
         again = await ask(whole, max_tokens=0, echo=True, n=2)
     count = len(tokens)
-    assert told.text == prompt + written.text
-    assert told.logprobs.token_logprobs[0] is None
-    assert told.logprobs.token_logprobs[count:] == written.logprobs.token_logprobs
-    assert told.logprobs.top_logprobs[count:] == written.logprobs.top_logprobs
-    assert "".join(told.logprobs.tokens[:count]) == prompt
-    assert told.logprobs.text_offset[:count] == [
-        len("".join(told.logprobs.tokens[:place])) for place in range(count)
+    assert sent.text == prompt + written.text
+    assert sent.logprobs.token_logprobs[0] is None
+    assert sent.logprobs.token_logprobs[count:] == written.logprobs.token_logprobs
+    assert sent.logprobs.top_logprobs[count:] == written.logprobs.top_logprobs
+    assert "".join(sent.logprobs.tokens[:count]) == prompt
+    assert sent.logprobs.text_offset[:count] == [
+        len("".join(sent.logprobs.tokens[:place])) for place in range(count)
     ]
     scores = read.choices[0].logprobs
     assert len(scores.tokens) == len(whole)
-    assert scores.token_logprobs[:count] == told.logprobs.token_logprobs[:count]
+    assert scores.token_logprobs[:count] == sent.logprobs.token_logprobs[:count]
     assert (read.usage.completion_tokens, read.choices[0].finish_reason) == (0, "length")
     assert [choice.logprobs for choice in again.choices] == [scores] * 2
 

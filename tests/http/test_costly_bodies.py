@@ -340,14 +340,14 @@ async def test_others_have_their_turn_between_vectors(path: str) -> None:
             turns += bool(sent)
             await asyncio.sleep(0)
     assert turns > 300
-    told = json.loads(b"".join(message.get("body", b"") for message in sent))
-    assert told["model"] == "fake"
+    received = json.loads(b"".join(message.get("body", b"") for message in sent))
+    assert received["model"] == "fake"
     if path == EMBEDDINGS:
-        assert told["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
-        found = [item["embedding"] for item in told["data"]]
+        assert received["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
+        found = [item["embedding"] for item in received["data"]]
     else:
-        assert told["prompt_eval_count"] == 1
-        found = told["embeddings"]
+        assert received["prompt_eval_count"] == 1
+        found = received["embeddings"]
     assert np.array_equal(np.array(found, np.float32), vectors)
 
 
@@ -361,8 +361,8 @@ async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPa
         return whole(writer)
 
     monkeypatch.setattr(chat._Writer, "whole", noted)
-    told = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
-    pieces = tuple(Piece(97, "a", "target", told) for _ in range(200))
+    sent = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
+    pieces = tuple(Piece(97, "a", "target", sent) for _ in range(200))
     answer = replace(output(finish=FinishReason.STOP), pieces=pieces)
     async with api(FakeService([answer])) as here:
         response = await here.ask(CHAT, logprobs=True, top_logprobs=20, n=2)

@@ -160,10 +160,10 @@ async def test_a_stream_that_fails_halfway_ends_with_the_error_and_no_finish(
     path: str, finish: FinishReason, status: int, code: str
 ) -> None:
     async with api(FakeService([output("Hel"), output("lo", finish=finish)])) as here:
-        *told, last = events(await here.ask(path, stream=True))
+        *sent, last = events(await here.ask(path, stream=True))
     assert last["error"]["code"] == code
-    assert "lo" in str(told)
-    assert not any(choice["finish_reason"] for event in told for choice in event.get("choices", ()))
+    assert "lo" in str(sent)
+    assert not any(choice["finish_reason"] for event in sent for choice in event.get("choices", ()))
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

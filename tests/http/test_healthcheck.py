@@ -47,15 +47,15 @@ DOWNLOAD = [state("downloading", f"{done} of 20000 MB") for done in range(20_000
 def test_a_service_is_waited_for_as_long_as_something_moves(
     answers: list[Health], problem: str | None, seconds: int
 ) -> None:
-    coming, now, told = iter(answers), [0.0], list[str]()
+    coming, now, sent = iter(answers), [0.0], list[str]()
 
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    found = healthcheck.check(lambda: next(coming), told.append, clock=lambda: now[0], pause=pause)
+    found = healthcheck.check(lambda: next(coming), sent.append, clock=lambda: now[0], pause=pause)
     assert (found, now[0]) == (problem, seconds)
     doing = [f"{item['state']} {item['detail']}".strip() for item in answers if item]
-    assert told == [
+    assert sent == [
         text for text in dict.fromkeys(doing) if not text.startswith(("ready", "failed", "drain"))
     ]
 

@@ -106,7 +106,7 @@ def nulls(value: Any, path: str = "") -> Iterator[str]:
             yield from nulls(inner, path)
 
 
-def told(answer: httpx.Response) -> list[Any]:
+def sent(answer: httpx.Response) -> list[Any]:
     """The JSON of an answer, or of each event or line of a stream."""
     kind = answer.headers["content-type"]
     if kind.startswith("application/x-ndjson"):
@@ -118,7 +118,7 @@ def told(answer: httpx.Response) -> list[Any]:
 
 
 def found(answer: httpx.Response) -> set[str]:
-    return {place for value in told(answer) for place in nulls(value)}
+    return {place for value in sent(answer) for place in nulls(value)}
 
 
 @pytest.mark.parametrize("what", ASKED)
@@ -151,7 +151,7 @@ async def test_a_response_that_fails_says_why_and_has_no_usage(stream: bool) -> 
         here.script([output("a"), output(finish=FinishReason.TIMEOUT)])
         answer = await here.http.post(RESPONSES, json=ENDPOINTS[RESPONSES] | {"stream": stream})
     if stream:
-        assert set(nulls(told(answer)[-1])) == _within("response", _BEGUN - {"error"})
+        assert set(nulls(sent(answer)[-1])) == _within("response", _BEGUN - {"error"})
     else:
         assert found(answer) == {"error.param"}
 

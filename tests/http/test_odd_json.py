@@ -168,6 +168,6 @@ async def test_a_call_that_is_cut_off_is_no_completed_item_of_a_stream() -> None
             tools=[{"type": "function", **WEATHER}],  # type: ignore[arg-type]
             stream=True,
         )
-        told = {event.type: event async for event in stream}
-    assert told["response.output_item.done"].item.status == "incomplete"
-    assert told["response.incomplete"].response.output[0].status == "incomplete"
+        sent = {event.type: event async for event in stream}
+    assert sent["response.output_item.done"].item.status == "incomplete"
+    assert sent["response.incomplete"].response.output[0].status == "incomplete"

@@ -82,8 +82,8 @@ async def test_the_models_defaults_go_before_ollamas() -> None:
         drawn = here.request.sampling
         assert (drawn.temperature, drawn.min_p, drawn.top_k, drawn.top_p) == (0.2, 0.1, 40, 0.9)
         shown = await here.ollama.show("fake")
-    told = [line.split() for line in (shown.parameters or "").splitlines()]
-    assert told == [["temperature", "0.2"], ["min_p", "0.1"]]
+    sent = [line.split() for line in (shown.parameters or "").splitlines()]
+    assert sent == [["temperature", "0.2"], ["min_p", "0.1"]]
 
 
 async def test_results_follow_their_calls() -> None:
@@ -155,9 +155,9 @@ async def test_nothing_asked_is_a_model_that_is_loaded() -> None:
             *((more, "load") for more in (5, "5m", "1h0m", -1, "-1s", "10s", None, 0.5)),
         ):
             for path in ("/api/chat", "/api/generate"):
-                told = await here.http.post(path, json={"model": "fake", "keep_alive": kept})
-                assert told.json()["done_reason"] == reason, (path, kept)
-                assert told.json()["done"] is True
+                sent = await here.http.post(path, json={"model": "fake", "keep_alive": kept})
+                assert sent.json()["done_reason"] == reason, (path, kept)
+                assert sent.json()["done"] is True
         assert (await here.ollama.embed("fake", "")).embeddings == []
         assert (await here.ollama.embed("fake", [])).embeddings == []
         assert (await here.ollama.embeddings("fake", "")).embedding == []
@@ -237,6 +237,6 @@ async def test_errors_are_the_librarys_own(stream: bool) -> None:
 async def test_an_error_in_the_midst_of_a_stream_is_its_last_line() -> None:
     async with clients() as here:
         here.script([output("a"), output(finish=FinishReason.ERROR)])
-        told = await lines(here, "/api/generate", prompt="a", raw=True)
-    assert told[0]["response"] == "a"
-    assert list(told[-1]) == ["error"]
+        sent = await lines(here, "/api/generate", prompt="a", raw=True)
+    assert sent[0]["response"] == "a"
+    assert list(sent[-1]) == ["error"]

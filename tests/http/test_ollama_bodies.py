@@ -283,15 +283,15 @@ async def test_the_oldest_messages_of_a_long_conversation_are_left_out() -> None
         here.service.info = replace(INFO, context=64)
         assert await kept(here, *chat[:3]) == ["u111111111", "a222222222", "u333333333"]
         assert await kept(here, *chat) == ["u333333333", "a444444444", "u555555555"]
-        told = await kept(here, system, *chat)
-        assert told == ["sSSSSSSSSS", "u333333333", "a444444444", "u555555555"]
-        assert await kept(here, *chat, options={"num_predict": 10}) == told[1:]
+        sent = await kept(here, system, *chat)
+        assert sent == ["sSSSSSSSSS", "u333333333", "a444444444", "u555555555"]
+        assert await kept(here, *chat, options={"num_predict": 10}) == sent[1:]
         whole = await kept(here, *chat[:-1], options={"num_predict": 4})
         assert [line[1] for line in whole] == ["1", "2", "3", "4"]
         assert await kept(here, *chat[:4], turn("user", "5" * 50)) == ["u" + "5" * 50]
         here.service.info = replace(INFO, context=64, system="D" * 9)
         assert (await here.http.post("/api/chat", json=CHAT | {"messages": chat})).is_success
-        assert here.prompt.splitlines() == ["sDDDDDDDDD", *told[1:]]
+        assert here.prompt.splitlines() == ["sDDDDDDDDD", *sent[1:]]
 
 
 async def test_of_an_agents_steps_the_oldest_are_left_out_and_the_question_stays() -> None:
@@ -345,8 +345,8 @@ async def test_probabilities_are_told(path: str, stream: bool) -> None:
         assert here.request.logprobs == 2
         plain = await here.http.post(path, json=BOTH[path] | {"top_logprobs": 2})
         assert here.request.logprobs is None
-    told = [json.loads(line) for line in answer.text.splitlines()]
-    found = [item for line in told for item in line.get("logprobs", ())]
+    sent = [json.loads(line) for line in answer.text.splitlines()]
+    found = [item for line in sent for item in line.get("logprobs", ())]
     first = {"token": "A", "logprob": -0.5, "bytes": [65]}
     second = {"token": "B", "logprob": -1.5, "bytes": [66]}
     assert found[0] == first | {"top_logprobs": [first, second]}

@@ -157,9 +157,9 @@ async def events(here: Clients, path: str) -> list[tuple[str, dict[str, Any]]]:
 async def test_messages_stream_has_anthropics_events() -> None:
     async with clients() as here:
         here.say("<think>hm", "</think>Hello", " world")
-        told = await events(here, MESSAGES)
+        sent = await events(here, MESSAGES)
         usage = here.service.requests[0].prompt_tokens
-    names = [name for name, _ in told]
+    names = [name for name, _ in sent]
     assert names == [
         "message_start",
         *("content_block_start", "content_block_delta", "content_block_stop"),
@@ -171,11 +171,11 @@ async def test_messages_stream_has_anthropics_events() -> None:
         ),
         *("message_delta", "message_stop"),
     ]
-    assert told[0][1]["message"]["usage"]["input_tokens"] == len(usage)
-    assert told[0][1]["message"]["stop_reason"] is None
-    assert told[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert told[-2][1]["usage"]["output_tokens"] == STATS.generated_tokens
-    assert [data["index"] for _, data in told[1:-2]] == [0, 0, 0, 1, 1, 1, 1]
+    assert sent[0][1]["message"]["usage"]["input_tokens"] == len(usage)
+    assert sent[0][1]["message"]["stop_reason"] is None
+    assert sent[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert sent[-2][1]["usage"]["output_tokens"] == STATS.generated_tokens
+    assert [data["index"] for _, data in sent[1:-2]] == [0, 0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -184,8 +184,8 @@ async def test_the_stop_sequence_is_told(stream: bool) -> None:
         here.script([output("a"), replace(output(finish=FinishReason.STOP), stop="END")])
         body = ASK[MESSAGES] | {"stop_sequences": ["END"]}
         if stream:
-            async with here.anthropic.messages.stream(**body) as told:
-                answer: Any = await told.get_final_message()
+            async with here.anthropic.messages.stream(**body) as sent:
+                answer: Any = await sent.get_final_message()
         else:
             answer = await here.anthropic.messages.create(**body)
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
@@ -242,17 +242,17 @@ async def test_tokens_are_counted_as_the_prompt_has_them() -> None:
 async def test_responses_stream_has_openais_events() -> None:
     async with clients() as here:
         here.say("Hel", "lo")
-        told = await events(here, RESPONSES)
-    assert [data["sequence_number"] for _, data in told] == list(range(len(told)))
-    assert [name.removeprefix("response.") for name, _ in told] == [
+        sent = await events(here, RESPONSES)
+    assert [data["sequence_number"] for _, data in sent] == list(range(len(sent)))
+    assert [name.removeprefix("response.") for name, _ in sent] == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *("output_text.delta", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done", "completed"),
     ]
-    assert told[0][1]["response"]["output"] == []
-    whole = told[-1][1]["response"]
+    assert sent[0][1]["response"]["output"] == []
+    whole = sent[-1][1]["response"]
     assert whole["output"][0]["content"][0]["text"] == "Hello"
-    assert whole["output"][0]["id"] == told[2][1]["item"]["id"] == told[4][1]["item_id"]
+    assert whole["output"][0]["id"] == sent[2][1]["item"]["id"] == sent[4][1]["item_id"]
     assert whole["usage"]["output_tokens"] == STATS.generated_tokens
 
 

@@ -91,9 +91,9 @@ def test_the_documentations_example_runs(
     assert 'model="smollm2"' in code  # the default; here is another
     code = code.replace('"smollm2"', '"demo"').replace(":8000/", f":{server[0]}/")
     exec(code, {})  # noqa: S102 - our own documentation
-    told = capsys.readouterr().out
-    assert "CompletionUsage(" in told
-    assert "draft_n_accepted" in told
+    sent = capsys.readouterr().out
+    assert "CompletionUsage(" in sent
+    assert "draft_n_accepted" in sent
 
 
 def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(

@@ -47,7 +47,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
     created = datetime.fromisoformat(alone.pop("created_at"))
     assert alone.pop("created") == created.timestamp() > 0
     can = alone.pop("capabilities")
-    assert {name for name, told in can.items() if told["supported"]} == {"structured_outputs"}
+    assert {name for name, sent in can.items() if sent["supported"]} == {"structured_outputs"}
     assert alone == {
         "lifecycle": "active", "line": None, "deprecated_at": None, "retires_at": None,
         "max_input_tokens": 63, "max_tokens": 63,

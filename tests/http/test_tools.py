@@ -101,8 +101,8 @@ async def test_names_come_first_then_pieces_of_arguments() -> None:
             for choice in chunk.choices
             for call in choice.delta.tool_calls or ()
         ]
-    told = first.function
-    assert (told.name, told.arguments, first.type) == ("get_weather", "", "function")
+    sent = first.function
+    assert (sent.name, sent.arguments, first.type) == ("get_weather", "", "function")
     assert len(rest) > 10
     assert all(call.id is None and call.function.name is None for call in rest)
     assert "".join(call.function.arguments for call in rest) == '{"city": "Zürich"}'

@@ -169,9 +169,9 @@ def test_a_stopped_server_is_killed_and_the_log_says_so(
         assert other.stderr is not None
         (line,) = other.stderr  # until it has ended
     assert process.wait(60) == -signal.SIGKILL
-    told = json.loads(line)
-    assert (told["level"], told["process"]) == ("critical", process.pid)
-    assert told["message"] == "the server hangs: it is killed"
+    record = json.loads(line)
+    assert (record["level"], record["process"]) == ("critical", process.pid)
+    assert record["message"] == "the server hangs: it is killed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

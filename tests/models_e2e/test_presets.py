@@ -39,13 +39,13 @@ SMALLEST = ("phi3", "opt-350m", "gpt2", "smollm2-hf", "qwen3-0.6b", "gemma-3-270
 STATES = ("downloading", "converting", "loading")
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
 PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: draft all the same
-Tell = Callable[[str], None]
+Note = Callable[[str], None]
 
 
 @pytest.fixture
-def tell(told: dict[str, list[str]]) -> Tell:
+def note(summary_lines: dict[str, list[str]]) -> Note:
     """A function that adds a line to the summary, whether tests pass or fail."""
-    return told.setdefault("presets, from the hub to answers (seconds, MB)", []).append
+    return summary_lines.setdefault("presets, from the hub to answers (seconds, MB)", []).append
 
 
 def models_of(name: str) -> list[HubModel]:
@@ -132,7 +132,7 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
     "name",
     [pytest.param(name, marks=() if name in SMALLEST else pytest.mark.release) for name in NAMES],
 )
-def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: Tell) -> None:
+def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, note: Note) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
     preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"
     drafter = str(preset.settings.get("drafter", "draft" if len(models) > 1 else "suffix"))
@@ -152,13 +152,13 @@ def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: 
             check_answer(again, drafter)
         assert hub.requests == []
     shutil.rmtree(cache)
-    tell(took(name, first, again, downloaded))
+    note(took(name, first, again, downloaded))
     assert first.memory.together < CAP
     assert again.memory.together < CAP
     assert first.memory.resident.get("converter", 0) < CONVERTER_LIMIT
 
 
-def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
+def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, note: Note) -> None:
     """The preset `custom`: model.pt, model.json and a tokenizer in a folder."""
     pytest.importorskip("torch", reason="needs the extra `reference`")
     repository = REPOSITORIES["HuggingFaceTB/SmolLM2-135M-Instruct"]
@@ -178,10 +178,10 @@ def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
         with serving(tmp_path, free_port(), **env) as again:
             check_answer(again, "suffix")
         assert hub.requests == []
-    tell(took("custom", first, again, 0))
+    note(took("custom", first, again, 0))
 
 
-def test_the_bundled_pair_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
+def test_the_bundled_pair_needs_no_hub(tmp_path: Path, note: Note) -> None:
     with serving_hub(Hub({})) as hub:
         env = environment("demo", tmp_path / "cache", hub)
         with serving(tmp_path, free_port(), **env) as first:
@@ -190,4 +190,4 @@ def test_the_bundled_pair_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
         with serving(tmp_path, free_port(), **env) as again:
             check_answer(again, str(presets()["demo"].settings["drafter"]))
         assert hub.requests == []
-    tell(took("demo", first, again, 0))
+    note(took("demo", first, again, 0))

@@ -101,7 +101,7 @@ class NativeStack:
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"waited in vain: {what}\n{self.output.read_text()}")
+                pytest.fail(f"timed out: {what}\n{self.output.read_text()}")
             time.sleep(0.1)
 
     def query(self, promql: str, at: float | None = None) -> list[float]:

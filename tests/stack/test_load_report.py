@@ -169,8 +169,8 @@ def test_every_protocol_tells_text_and_tokens_of_a_stream(name: str, load: Simpl
         protocol.read(event) for event in load.protocols.stream_events([*lines, b"data: [DONE]"])
     ]
     assert "".join(progress.text for progress in read) == "ab"
-    told = [(p.input_tokens, p.output_tokens) for p in read if p.output_tokens is not None]
-    assert told == [(7, 2)]
+    counted = [(p.input_tokens, p.output_tokens) for p in read if p.output_tokens is not None]
+    assert counted == [(7, 2)]
 
 
 def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:

@@ -62,7 +62,7 @@ def url(port: int) -> str:
     return f"http://{HOST}:{port}"
 
 
-def not_told(query: Query, at: float) -> set[str]:
+def silent_panels(query: Query, at: float) -> set[str]:
     """The panels that show a figure, or that do not say that the API is unreachable."""
     wrong = set()
     for name, promql in queries.dashboard_queries():
@@ -70,12 +70,12 @@ def not_told(query: Query, at: float) -> set[str]:
         panel, legend = name.split(" / ")[1].split(": ", maxsplit=1)
         if panel in {"State", "Alerts"}:
             says = [1.0] if legend == "unreachable" else []
-            told = values == says
+            right = values == says
         elif len(values) == 1:
-            told = math.isnan(values[0])
+            right = math.isnan(values[0])
         else:
-            told = not values
-        if not told:
+            right = not values
+        if not right:
             wrong.add(f"{name}: {values}")
     for board in queries.boards().values():
         (mark,) = (m for m in board["annotations"]["list"] if m["name"] == "Unreachable")
@@ -100,7 +100,7 @@ def test_within_15_seconds_every_panel_says_that_a_killed_api_is_unreachable(
         # A look of Grafana comes every five seconds, so Prometheus has to know five before.
         at = time.time() + SAID_WITHIN - REFRESH
         wait("a scrape after that", lambda: query("timestamp(up)") > [at])
-        assert not_told(query, at) == set()
+        assert silent_panels(query, at) == set()
 
 
 def test_a_killed_replica_of_three_is_named_and_the_others_go_on(tmp_path: Path) -> None:

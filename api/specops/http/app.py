@@ -46,6 +46,8 @@ from specops.text import template_process
 from specops.text.template_process import TemplateProcessError
 from specops.tracing import RequestTrace, Tracing, tracing_from_env
 
+_PROMPTS = PROTOCOLS.prompts
+
 
 class _Described(FastAPI):
     """An application that describes its key, and not FastAPI's own answer to wrong fields."""
@@ -110,7 +112,7 @@ def create_app(
         app.router.routes += part.router.routes
     endpoints = Endpoints(app.routes)
     for path in endpoints.paths:
-        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in PROTOCOLS.prompts else ()
+        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in _PROMPTS else ()
         metrics.set_endpoint(path, (200, *failures))
     keys = ApiKeys(settings.api_keys, settings.metrics_key)
     metrics.set_clients(keys.clients)
@@ -140,7 +142,7 @@ def create_app(
 
 def _is_for_engine(scope: Scope) -> bool:
     """Return whether a request asks for something that the engine computes."""
-    return scope["method"] == "POST" and scope["path"] in PROTOCOLS.prompts
+    return scope["method"] == "POST" and scope["path"] in _PROMPTS
 
 
 def _begin_trace(
@@ -152,7 +154,7 @@ def _begin_trace(
     attributes = {
         "http.request.method": "POST",
         "http.route": path,
-        "gen_ai.operation.name": PROTOCOLS.prompts[path].operation,
+        "gen_ai.operation.name": _PROMPTS[path].operation,
         "gen_ai.provider.name": "specops",
         "gen_ai.request.model": service.info.name if service.info else "not loaded",
     }
@@ -180,7 +182,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
 
 def _api_error(error: Exception, request: Request, protocol: Protocol) -> ApiError:
-    prompt = PROTOCOLS.prompts.get(request.scope["path"])
+    prompt = _PROMPTS.get(request.scope["path"])
     status, code, field = 400, "invalid_value", prompt.field if prompt else ""
     match error:
         case RequestValidationError():
