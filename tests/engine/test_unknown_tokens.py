@@ -11,9 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specops.config import Settings
 from specops.engine.engine import Engine, UnknownToken
-from specops.metrics.metrics import Metrics
 from specops.request import GenerationRequest
-from specops.serving.async_engine import AsyncEngine
 
 VOCAB = 320
 
@@ -45,13 +43,3 @@ def test_it_is_refused_before_a_pass(engine: Engine) -> None:
         engine.admit(texts)
     assert not engine.scheduler.busy
     assert engine.admit(replace(request, prompt_tokens=(VOCAB - 1,))).max_new_tokens == 3
-
-
-def test_the_service_counts_it_as_invalid(engine: Engine, tiny_settings: Settings) -> None:
-    metrics = Metrics()
-    service = AsyncEngine(tiny_settings, metrics)
-    service._engine, service.state = engine, type(service.state).READY
-    with pytest.raises(UnknownToken):
-        service.submit(GenerationRequest(request_id="x", prompt_tokens=(VOCAB,), max_new_tokens=3))
-    name = "specops_requests_rejected_total"
-    assert metrics.read([name])["requests_rejected_total/invalid"] == 1

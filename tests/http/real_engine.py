@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,29 +9,22 @@ import httpx
 from openai import AsyncOpenAI
 
 from specops.config import Settings
+from specops.engine.model_info import ModelState
 from specops.http.app import create_app
-from specops.metrics.metrics import Metrics
-from specops.serving.async_engine import AsyncEngine, ModelState
+from specops.serving.async_engine import AsyncEngine
+from tests.serving.service import serving
 
 
 @asynccontextmanager
 async def in_process(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
     """Serve a model; yield the service, and a client of its application."""
-    metrics = Metrics()
-    service = AsyncEngine(settings, metrics)
-    app = create_app(settings, service, metrics)
-    service.start()
-    try:
-        while service.state is not ModelState.READY:
-            assert service.state is not ModelState.FAILED, service.error
-            await asyncio.sleep(0.01)
-        transport = httpx.ASGITransport(app)
+    async with serving(settings) as (service, metrics):
+        assert service.state is ModelState.READY, service.error
+        transport = httpx.ASGITransport(create_app(settings, service, metrics))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://test", timeout=600
         ) as http:
             yield service, http
-    finally:
-        await service.stop()
 
 
 @asynccontextmanager

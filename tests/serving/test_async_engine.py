@@ -8,22 +8,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from specops.config import Settings
-from specops.engine.engine import Engine
+from specops.engine.engine import PROMPT_ERRORS, Engine
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.request import (
     FinishReason,
     GenerationRequest,
     Output,
-    PromptTooLong,
     SamplingParams,
     Step,
 )
@@ -31,6 +28,7 @@ from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
+from tests.serving.service import collect, sample, serving, until
 
 pytestmark = pytest.mark.anyio
 _ids = count()
@@ -42,36 +40,8 @@ def request(**fields: object) -> GenerationRequest:
     return GenerationRequest(request_id=f"r{next(_ids)}", **values)  # type: ignore[arg-type]
 
 
-async def collect(handle: RequestHandle) -> list[Output]:
-    return [output async for output in handle.outputs()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Metrics]]:
-    metrics = Metrics()
-    service = AsyncEngine(settings, metrics)
-    service.start()
-    try:
-        await until(lambda: service.state in (ModelState.READY, ModelState.FAILED))
-        yield service, metrics
-    finally:
-        await service.stop()
-
-
 def engine_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "engine"]
-
-
-def sample(metrics: Metrics, name: str, **labels: str) -> float:
-    value = metrics.registry.get_sample_value(f"specops_{name}", labels)
-    assert value is not None, name
-    return value
 
 
 async def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
@@ -157,11 +127,21 @@ async def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
         await collect(service.submit(request()))
 
 
-async def test_a_prompt_longer_than_the_context_names_both_lengths(tiny_settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "error", "reason"),
+    [
+        ((1,) * 200, r"200 tokens.*128 tokens", "prompt_too_long"),
+        ((1, 320), "token 320, but the model has 320", "invalid"),
+    ],
+)
+async def test_a_prompt_that_the_model_cannot_take_is_refused_and_counted(
+    tiny_settings: Settings, prompt: tuple[int, ...], error: str, reason: str
+) -> None:
     async with serving(tiny_settings) as (service, metrics):
-        with pytest.raises(PromptTooLong, match=r"200 tokens.*128 tokens"):
-            service.submit(request(prompt_tokens=(1,) * 200))
-        assert sample(metrics, "requests_rejected_total", reason="prompt_too_long") == 1
+        with pytest.raises(PROMPT_ERRORS, match=error):
+            service.submit(request(), request(prompt_tokens=prompt))
+        assert sample(metrics, "requests_rejected_total", reason=reason) == 1
+        assert service.waiting == 0
 
 
 async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
@@ -294,19 +274,15 @@ async def test_a_crash_of_the_engine_ends_all_requests_with_its_error(
         engine.scheduler.step = step  # type: ignore[method-assign, assignment]
         return engine
 
-    metrics = Metrics()
-    service = AsyncEngine(tiny_settings, metrics, load)
-    service.start()
-    await until(lambda: service.state is ModelState.READY)
-    assert not service.crashed.is_set()
-    handles = [service.submit(request()) for _ in range(5)]
-    for outputs in await asyncio.gather(*(collect(handle) for handle in handles)):
-        assert outputs[-1].finish is FinishReason.ERROR
-        assert outputs[-1].error == "the fuse blew"
-    assert service.state is ModelState.FAILED
-    assert service.crashed.is_set()
-    await until(lambda: not service.alive)
-    await service.stop()
+    async with serving(tiny_settings, load) as (service, metrics):
+        assert not service.crashed.is_set()
+        handles = [service.submit(request()) for _ in range(5)]
+        for outputs in await asyncio.gather(*(collect(handle) for handle in handles)):
+            assert outputs[-1].finish is FinishReason.ERROR
+            assert outputs[-1].error == "the fuse blew"
+        assert service.state is ModelState.FAILED
+        assert service.crashed.is_set()
+        await until(lambda: not service.alive)
     assert sample(metrics, "requests_total", outcome="error") == 5
     (line,) = [record for record in caplog.records if record.message == "the engine ended"]
     # The id that the client knows comes before the slash; the step broke before any was taken.

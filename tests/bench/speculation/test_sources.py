@@ -10,7 +10,7 @@ from bench.speculation.ways import by_source
 from specops.config import Settings
 from specops.http.protocols.native import Details
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
-from tests.serving.test_async_engine import collect, sample, serving
+from tests.serving.service import collect, sample, serving
 
 KINDS: tuple[tuple[str, bool, dict[str, object]], ...] = (
     ("suffix", False, {}),

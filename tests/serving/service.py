@@ -1,0 +1,50 @@
+"""The asynchronous engine with a real model, for tests of it and of what stands on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.engine.model_info import ModelState, Report
+from specops.metrics.metrics import Metrics
+from specops.request import Output
+from specops.serving.async_engine import AsyncEngine
+from specops.serving.request_handle import RequestHandle
+
+
+async def collect(handle: RequestHandle) -> list[Output]:
+    """All outputs of the requests."""
+    return [output async for output in handle.outputs()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, load: Callable[[Settings, Report], Engine] = Engine.load
+) -> AsyncIterator[tuple[AsyncEngine, Metrics]]:
+    """The engine as the server has it, once its model is loaded or has failed to."""
+    metrics = Metrics()
+    service = AsyncEngine(settings, metrics, load)
+    service.start()
+    try:
+        while service.state not in (ModelState.READY, ModelState.FAILED):
+            await asyncio.sleep(0.001)  # a large model takes minutes
+        yield service, metrics
+    finally:
+        await service.stop()
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float:
+    """The value of one of the service's series."""
+    value = metrics.registry.get_sample_value(f"specops_{name}", labels)
+    assert value is not None, name
+    return value
