@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.engine import scheduling
-from bench.engine.scheduling import Bench, Decoding, Reading
+from bench.engine.scheduling import Bench
 from specops.config import Settings
 from specops.engine.engine import Engine
 
@@ -36,14 +36,3 @@ def test_a_long_prompt_is_computed_anew_each_time_alone_and_beside_streams(bench
         assert found.passes >= 3  # 100 tokens at 45 a pass: nothing came from the prefix cache
         assert found.seconds > 0
         assert bool(found.pauses) == bool(running)
-
-
-def test_a_prompt_is_judged_beside_the_most_streams() -> None:
-    for slow, pause, met in ((1.0, 0.1, True), (2.0, 0.9, False)):
-        readings = {
-            running: [Reading(slow if running else 1.0, [pause] if running else [], 3, 0.0)] * 2
-            for running in (0, 1, 4)
-        }
-        decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
-        outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
-        assert [line.met for line in outcome.targets] == [met, met]

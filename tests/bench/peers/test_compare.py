@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from bench.models import BenchModel
 from bench.peers import compare, environment
 from bench.peers.compare import OURS, Measured, Plan, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
-from bench.peers.protocol import Side
-from bench.tools.quiet import Turns, settle
+from bench.tools.quiet import Turns
 from bench.tools.worker import WorkerError
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
@@ -26,35 +24,6 @@ VOCAB = 320
 PLAN = Plan(loads=1, rounds=4, passes=3)
 PREFILL = compare.prefill("prefill 256", 256, VOCAB, target=0.9)
 CASES = [*compare.cases(PLAN.passes, VOCAB)[:-1], PREFILL]
-
-
-class Recorder(Side):
-    """A side that records its passes: rows, tokens, and what each row held before."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.ran: list[tuple[int, int, int]] = []
-
-    def _hold(self, rows: int, length: int) -> None:
-        self.length = length
-
-    def _step(self, rows: int, tokens: int) -> Callable[[], object]:
-        asked = (rows, tokens, self.length)
-        self.length += tokens
-        return lambda: self.ran.append(asked)
-
-    def _prefill(self, prompt: Sequence[int]) -> Callable[[], object]:
-        return self._step(1, len(prompt))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 8])
-def test_the_timed_passes_have_the_wanted_past_on_average(tokens: int) -> None:
-    side = Recorder()
-    seconds = side.measure(4, tokens, past=200, passes=5)
-    timed = side.ran[1:]  # the first pass allocates
-    assert len(seconds) == len(timed) == 5
-    assert sum(past for _, _, past in timed) / 5 == 200
-    assert {(rows, width) for rows, width, _ in timed} == {(4, tokens)}
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +43,22 @@ def write_checkpoint(path: Path, seed: int = 0) -> Path:
     return make_llama_checkpoint(path, **sizes, seed=seed, dtype="float16")
 
 
-def three_times_ours(model: BenchModel) -> dict[str, SideProcess]:
-    return dict.fromkeys((OURS, LLAMA_CPP, OPENVINO), SideProcess.ours(model.settings))
-
-
 def measure(processes: dict[str, SideProcess]) -> Measured:
     """Other tests compute meanwhile: times are not judged here."""
     return compare.measure(processes, CASES, PLAN, VOCAB, Turns(allowed=math.inf))
 
 
 @pytest.mark.e2e
-def test_every_case_is_timed_on_every_side_in_every_round(model: BenchModel) -> None:
-    measured = measure(three_times_ours(model))
+def test_every_case_is_timed_on_sides_that_live_and_agree(
+    model: BenchModel, tmp_path: Path
+) -> None:
+    processes = dict.fromkeys((OURS, LLAMA_CPP, OPENVINO), SideProcess.ours(model.settings))
+    measured = measure(processes)
     assert list(measured.turns.ms) == [case.title for case in CASES]
     for title, of_case in measured.turns.ms.items():
         rounds = 2 if title == PREFILL.title else PLAN.rounds  # it takes part in every third
         assert all(len(values) == rounds and min(values) > 0 for values in of_case.values())
     assert measured.agreement == pytest.approx(dict.fromkeys(measured.agreement, 1.0))
-    settle()  # the sides are gone
-
-
-@pytest.mark.e2e
-def test_a_side_that_dies_or_has_other_weights_ends_the_comparison_with_its_name(
-    model: BenchModel, tmp_path: Path
-) -> None:
-    processes = three_times_ours(model)
     dead = SideProcess((sys.executable, "-c", "raise SystemExit('out of memory')"), "model")
     with pytest.raises(WorkerError, match=rf"{OPENVINO} ended \(1\)(.|\n)*out of memory"):
         measure(processes | {OPENVINO: dead})

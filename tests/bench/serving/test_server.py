@@ -26,6 +26,7 @@ def test_settings_survive_the_way_through_the_environment(settings: Settings) ->
     assert Settings.from_env(environment(settings)) == settings
 
 
+@pytest.mark.e2e
 def test_a_server_that_does_not_start_says_why() -> None:
     settings = {"SPECOPS_MODEL": "no-such-preset"}
     with pytest.raises(ServerError, match="no-such-preset"), serving(settings):
