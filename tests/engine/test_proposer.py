@@ -13,7 +13,6 @@ from specops.engine.scheduler import Scheduler
 from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
-from specops.speculation.acceptance import SpeculationState
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
 from tests.simulated_target import (
@@ -46,7 +45,7 @@ class FixedLengths(Controller):
     def choose(self, requests: Sequence[DraftRequest], prompt_tokens: int = 0) -> list[int]:
         return [min(item.max_draft, self.most) for item in requests]
 
-    def pays(self, drafter: str, speculation: SpeculationState) -> bool:
+    def reading_pays(self, drafter: str) -> bool:
         return self.paying
 
 

@@ -262,11 +262,13 @@ def test_lengths_that_are_not_adaptive_are_kept() -> None:
 def test_what_a_draft_model_costs_is_counted(share: float, requests: int, asked: bool) -> None:
     """A token in 1.9 costs 14.3 ms and a draft pass instead of 12.5; 15.2 in 39.5, of 8 in 23.6."""
     machine = Machine(tinyllama(share))
+    assert machine.controller.reading_pays("draft")  # before it was seen
     states = [always(0.9)] * requests
     machine.run(states, 100)
     drafted = machine.drafted
     machine.run(states, 300)
     assert ((machine.drafted - drafted) / (300 * requests) > 0.5) == asked
+    assert machine.controller.reading_pays("draft") == asked
 
 
 def test_a_draft_model_far_behind_has_to_be_worth_catching_up_and_several_share_its_passes() -> (

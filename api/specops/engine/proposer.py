@@ -231,7 +231,7 @@ class Proposer:
     def _lags(self, model: DraftModel, state: RequestState) -> bool:
         """Whether a draft model should read more of a text before it proposes."""
         request = state.request
-        if request.adaptive and not self.controller.pays(model.name, state.speculation):
+        if request.adaptive and not self.controller.reading_pays(model.name):
             return False
         if min(request.k_draft, state.remaining - 1) < 1:
             return False

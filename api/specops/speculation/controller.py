@@ -40,6 +40,7 @@ class _Account:
     gain: float  # mean seconds that asking it for a request saves; hoped for at first
     asking: float = 0.0  # mean seconds that it takes to ask for a request, without a model's passes
     spare: float = 0.0  # seconds that asking may lose
+    reads: bool | None = None  # see `Controller.reading_pays`; None until asked in a step
 
 
 class Controller:
@@ -56,6 +57,7 @@ class Controller:
         self._draft = draft
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # by drafter
+        self._requests = 1  # number of requests that decoded in the last step
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
         self._steps = 0
@@ -84,13 +86,21 @@ class Controller:
             return False
         if not request.adaptive:
             return True
-        gain = request.speculation.gains.get(drafter)
-        return gain is None or gain >= 0 or self._account(drafter).spare >= 0
+        gain, account = request.speculation.gains.get(drafter), self._accounts.get(drafter)
+        return gain is None or gain >= 0 or account is None or account.spare >= 0
 
-    def pays(self, drafter: str, speculation: SpeculationState) -> bool:
-        """Whether asking a drafter has paid so far: for a request, or else for all others."""
-        gain = speculation.gains.get(drafter)
-        return (self._account(drafter).gain if gain is None else gain) >= 0
+    def reading_pays(self, drafter: str) -> bool:
+        """Whether a token of a draft model that has read all requests is worth its place in each.
+
+        It counts as `choose` does, and only until then: a model that has read competes there.
+        """
+        if self._draft is None or (account := self._accounts.get(drafter)) is None:
+            return True
+        if account.reads is None:
+            plain, rate = self._target.cost(self._requests), account.acceptance.rates()[0]
+            added = self._target.cost(2 * self._requests) - plain
+            account.reads = rate * plain > added + self._draft.cost(self._requests)
+        return account.reads
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
         """The least probability to be reached with which `choose` can admit a place.
@@ -249,9 +259,11 @@ class Controller:
         most = self._target.cost(1)
         for account in self._accounts.values():
             account.spare = min(account.spare + _PROBING * seconds, most)
+            account.reads = None
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
         self._steps += 1
+        self._requests = count
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 
