@@ -49,11 +49,10 @@ class RequestTrace:
         self._tracer, self._span, self._context = tracer, span, context
         self._clock_offset = clock_offset
         self._requests: list[GenerationRequest] = []
+        self._finished: list[tuple[FinishReason, GenerationStats]] = []
         self._open = 1  # the HTTP request itself, and its requests in the engine
         self._ends = 0
-        self._answer: dict[str, AttributeValue] = {}  # attributes that the span gets at its end
-        self._finishes: list[FinishReason] = []
-        self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self._attributes: dict[str, AttributeValue] = {}  # that the span gets at its end
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def submitted(self, request: GenerationRequest) -> None:
@@ -65,11 +64,8 @@ class RequestTrace:
         self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
     ) -> None:
         """Record what a request of the engine waited for; without statistics, that it ended."""
-        self._finishes.append(reason)
+        self._finished.append((reason, stats or GenerationStats()))
         if stats is not None:
-            self._input_tokens += stats.prompt_tokens
-            self._cached_tokens += stats.cached_prompt_tokens
-            self._output_tokens += stats.generated_tokens
             self._record_parts(request, reason, stats)
         self._close()
 
@@ -82,42 +78,29 @@ class RequestTrace:
         end = decode + round(stats.decode_seconds * 1e9)
         self._record("queue", queue, prompt, {})
         if stats.prefill_seconds > 0:  # it got a slot
-            self._record(
-                "prompt",
-                prompt,
-                decode,
-                {
-                    "gen_ai.usage.input_tokens": stats.prompt_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": stats.cached_prompt_tokens,
-                },
-            )
+            self._record("prompt", prompt, decode, _input_tokens([stats]))
         if stats.generated_tokens:
-            self._record(
-                "decode",
-                decode,
-                end,
-                {
-                    "gen_ai.usage.output_tokens": stats.generated_tokens,
-                    "gen_ai.response.finish_reasons": (reason.value,),
-                    "specops.passes": stats.sequence_steps,
-                    "specops.draft_tokens": stats.draft_tokens,
-                    "specops.accepted_tokens": stats.accepted_tokens,
-                    "specops.tokens_per_pass": stats.tokens_per_jump,
-                    "specops.preemptions": stats.preemptions,
-                },
-            )
+            attributes: dict[str, AttributeValue] = {
+                "gen_ai.usage.output_tokens": stats.generated_tokens,
+                "gen_ai.response.finish_reasons": (reason.value,),
+                "specops.passes": stats.sequence_steps,
+                "specops.draft_tokens": stats.draft_tokens,
+                "specops.accepted_tokens": stats.accepted_tokens,
+                "specops.tokens_per_pass": stats.tokens_per_jump,
+                "specops.preemptions": stats.preemptions,
+            }
+            self._record("decode", decode, end, attributes)
 
     def _record(
         self, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue]
     ) -> None:
-        self._tracer.start_span(name, self._context, attributes=attributes, start_time=start).end(
-            end
-        )
+        span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=start)
+        span.end(end)
 
     def answered(self, status: int) -> None:
         """Record the answer to the HTTP request, whose span ends now."""
         self._ends = self._at(time.monotonic())
-        self._answer["http.response.status_code"] = status
+        self._attributes["http.response.status_code"] = status
         if status >= 500:
             self._fail(str(status))
         self._close()
@@ -129,26 +112,34 @@ class RequestTrace:
         from opentelemetry.trace import StatusCode  # noqa: PLC0415
 
         self._span.set_status(StatusCode.ERROR)
-        self._answer["error.type"] = error
+        self._attributes["error.type"] = error
 
     def _close(self) -> None:
         """Send the span of the request when nothing more will be known of it."""
         self._open -= 1
         if self._open:
             return
-        for reason in self._finishes:
+        reasons = [reason for reason, _ in self._finished]
+        for reason in reasons:
             if reason not in _ENDED:  # an answer that began with 200 may have failed
                 self._fail(reason.value)
         if self._requests:
-            self._answer |= _request_attributes(self._requests)
-            self._answer |= {
-                "gen_ai.usage.input_tokens": self._input_tokens,
-                "gen_ai.usage.cache_read.input_tokens": self._cached_tokens,
-                "gen_ai.usage.output_tokens": self._output_tokens,
-                "gen_ai.response.finish_reasons": tuple(one.value for one in self._finishes),
+            stats = [stats for _, stats in self._finished]
+            self._attributes |= _request_attributes(self._requests)
+            self._attributes |= _input_tokens(stats)
+            self._attributes |= {
+                "gen_ai.usage.output_tokens": sum(one.generated_tokens for one in stats),
+                "gen_ai.response.finish_reasons": tuple(reason.value for reason in reasons),
             }
-        self._span.set_attributes(self._answer)
+        self._span.set_attributes(self._attributes)
         self._span.end(self._ends)
+
+
+def _input_tokens(stats: Sequence[GenerationStats]) -> dict[str, AttributeValue]:
+    return {
+        "gen_ai.usage.input_tokens": sum(one.prompt_tokens for one in stats),
+        "gen_ai.usage.cache_read.input_tokens": sum(one.cached_prompt_tokens for one in stats),
+    }
 
 
 def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
