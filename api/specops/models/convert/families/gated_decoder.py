@@ -23,8 +23,9 @@ from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rot
 Float = NDArray[np.float32]
 Order = NDArray[np.int64]
 
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _BIASES = {
-    "attention_bias": tuple(f"self_attn.{part}_proj" for part in "qkvo"),
+    "attention_bias": (*QKV, "self_attn.o_proj"),
     "mlp_bias": tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 }
 _FUNCTIONS = {  # the graph's names of them
@@ -53,8 +54,14 @@ class GatedDecoder(Family):
     """Draws layers of attention and gated feed-forward."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
+    must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of what is not drawn
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
+    always_biased: ClassVar[tuple[str, ...]] = ()  # projections
     windowed = False  # whether `sliding_window` applies to all layers
+    # Or to all but one in so many, if config.json does not list them:
+    full_layer_every: int | None = None
+    local_table = ""  # the rotary table of layers with a window
+    full_table: str | None = ""  # that of the others; None: they do not rotate
     partial_rotary = False  # whether the family may rotate a part of each head
     activation = ("hidden_act", "silu")  # the key, and the one function that is drawn
     attention_norms = Norms("input_layernorm")
@@ -74,7 +81,9 @@ class GatedDecoder(Family):
 
     def __init__(self, config: ModelConfig) -> None:
         config = config.with_defaults(self.defaults)
-        self.biased: list[str] = []  # the projections with a bias
+        for flag in self.must_be_false:
+            config.require_flag(flag, False)
+        self.biased = list(self.always_biased)  # the projections with a bias
         for flag, parts in _BIASES.items():
             if config.flag(flag, False):
                 if flag not in self.optional_biases:
@@ -99,9 +108,14 @@ class GatedDecoder(Family):
         self.attention_scale: float | None = None
         self.query_factors: Float | None = None  # one for each position
         self.rotaries = self.rotary_tables(config)
-        windowed = self.windowed and "sliding_window" in config
-        window = config.integer("sliding_window") if windowed else None
-        self.layers = [LayerAttention(window=window)] * shape.num_layers
+        self.layers = [LayerAttention()] * shape.num_layers
+        if (self.windowed or self.full_layer_every) and "sliding_window" in config:
+            local = LayerAttention(self.local_table, config.integer("sliding_window"))
+            self.layers = [local] * shape.num_layers
+            if self.full_layer_every:
+                full = LayerAttention(self.full_table)
+                kinds = _layer_kinds(config, shape.num_layers, self.full_layer_every)
+                self.layers = [local if kind == SLIDING else full for kind in kinds]
         # Old checkpoints store the rotary frequencies, and some store a tied head too.
         self.ignored_tensors = ("*rotary_emb.inv_freq", *([HEAD] if self._tied else []))
 
@@ -333,22 +347,16 @@ def stacked(orders: list[Order]) -> Order:
     return np.concatenate([start + order for start, order in zip(starts, orders, strict=False)])
 
 
-def windowed_layers(
-    config: ModelConfig, layers: int, local: LayerAttention, full: LayerAttention, usual: int
-) -> list[LayerAttention]:
-    """The attention of each layer, where some have a window.
-
-    Without `layer_types` one in `sliding_window_pattern` layers is full, by default in `usual`.
-    Raises ExportError for another kind.
-    """
+def _layer_kinds(config: ModelConfig, layers: int, usual: int) -> list[str]:
+    """Which layers have a window: those that config.json lists, or else all but each `usual`th."""
     kinds = config.list_of(str, "layer_types", layers)
     if kinds is None:
         pattern = config.integer("sliding_window_pattern", usual)
-        return [local if number % pattern else full for number in range(1, layers + 1)]
+        return [SLIDING if number % pattern else FULL for number in range(1, layers + 1)]
     for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise config.error("layer_types", f"is {kind}; supported are {FULL}, {SLIDING}")
-    return [local if kind == SLIDING else full for kind in kinds]
+    return kinds
 
 
 def _shape(config: ModelConfig) -> ModelShape:

@@ -15,10 +15,8 @@ from specops.models.convert.families.gated_decoder import (
     SLIDING,
     Float,
     GatedDecoder,
-    LayerAttention,
     Norms,
     text_config,
-    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import Rotary, plain_rotary, rotary
@@ -45,19 +43,18 @@ class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma
     attention_norms = Norms("input_layernorm", "post_attention_layernorm")
     feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
     head_norms = True
+    must_be_false = ("use_bidirectional_attention",)
+    full_layer_every = 6
+    local_table = _LOCAL_TABLE
 
     def __init__(self, config: ModelConfig) -> None:
         config = config.with_defaults(self.defaults)
-        config.require_flag("use_bidirectional_attention", False)
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if key in config:
                 raise config.error(key, "must be absent to be exported for this family")
         super().__init__(config)
         self.embedding_scale = self.shape.hidden_size**0.5
         self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
-        local = LayerAttention(_LOCAL_TABLE, config.integer("sliding_window"))
-        layers = self.shape.num_layers
-        self.layers = windowed_layers(config, layers, local, LayerAttention(), 6)
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for global layers and one for local layers; only the global one is scaled."""

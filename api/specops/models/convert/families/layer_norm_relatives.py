@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from specops.models.convert.families.gated_decoder import (
+    QKV,
     GatedDecoder,
-    LayerAttention,
     Norms,
-    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 
@@ -33,15 +32,13 @@ class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM"):
     feed_forward_norms = Norms("")
     layer_norms = parallel = interleaved = True
     norm_biases = False
+    must_be_false = ("use_qk_norm",)
+    full_layer_every = 4
+    full_table = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        config = config.with_defaults(self.defaults)
-        config.require_flag("use_qk_norm", False)
         self.logit_scale = config.number("logit_scale", 0.0625)
-        local = LayerAttention("", config.integer("sliding_window"))
-        layers = self.shape.num_layers
-        self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
 
 
 class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
@@ -63,8 +60,7 @@ class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         if config.flag("use_bias", True):
-            attention = (f"self_attn.{part}_proj" for part in "qkvo")
-            self.biased = [*attention, *self.up, self.down]
+            self.biased = [*QKV, self.output, *self.up, self.down]
 
 
 class Phi(GatedDecoder, architectures="PhiForCausalLM"):
@@ -81,9 +77,5 @@ class Phi(GatedDecoder, architectures="PhiForCausalLM"):
     output = "self_attn.dense"
     up = ("mlp.fc1",)
     down = "mlp.fc2"
-
-    def __init__(self, config: ModelConfig) -> None:
-        config.require_flag("qk_layernorm", False)
-        super().__init__(config)
-        attention = (f"self_attn.{part}_proj" for part in "qkv")
-        self.biased = [*attention, self.output, *self.up, self.down]
+    must_be_false = ("qk_layernorm",)
+    always_biased = (*QKV, output, *up, down)

@@ -12,12 +12,12 @@ import numpy as np
 from specops.models.convert.families.family import Shapes
 from specops.models.convert.families.gated_decoder import (
     FULL,
+    QKV,
     SLIDING,
     GatedDecoder,
     LayerAttention,
     Norms,
     text_config,
-    windowed_layers,
 )
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import Rotary, rotary, trained_positions
@@ -85,12 +85,9 @@ class Qwen2(GatedDecoder, architectures="Qwen2ForCausalLM"):
 
     name = "qwen2"
     defaults: ClassVar = {"max_position_embeddings": 32768}
-    optional_biases = ()  # those of q, k and v are always there
-
-    def __init__(self, config: ModelConfig) -> None:
-        config.require_flag("use_sliding_window", False)
-        super().__init__(config)
-        self.biased = [f"self_attn.{part}_proj" for part in "qkv"]
+    optional_biases = ()
+    always_biased = QKV
+    must_be_false = ("use_sliding_window",)
 
 
 class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM"):
@@ -100,10 +97,7 @@ class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM"):
     defaults: ClassVar = {"max_position_embeddings": 32768, "head_dim": 128}
     optional_biases = ("attention_bias",)
     head_norms = True
-
-    def __init__(self, config: ModelConfig) -> None:
-        config.require_flag("use_sliding_window", False)
-        super().__init__(config)
+    must_be_false = ("use_sliding_window",)
 
 
 class Qwen2VL(
@@ -147,8 +141,9 @@ class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM"):
         "tie_word_embeddings": True,
     }
 
+    must_be_false = ("use_sliding_window",)
+
     def __init__(self, config: ModelConfig) -> None:
-        config.require_flag("use_sliding_window", False)
         super().__init__(config)
         layers = self.shape.num_layers
         rotates = config.list_of(int, "no_rope_layers", layers)  # 1 means that the layer rotates
@@ -191,14 +186,8 @@ class OLMo3(OLMo2, architectures="Olmo3ForCausalLM"):
 
     name = "olmo3"
     defaults: ClassVar = {**OLMo2.defaults, "rope_theta": 500_000.0, "sliding_window": 4096}
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        local = LayerAttention(
-            _LOCAL, config.with_defaults(self.defaults).integer("sliding_window")
-        )
-        layers = self.shape.num_layers
-        self.layers = windowed_layers(config, layers, local, LayerAttention(), 4)
+    full_layer_every = 4
+    local_table = _LOCAL
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for each kind of layer; transformers 5 has a section for each."""
@@ -222,13 +211,8 @@ class Exaone4(GatedDecoder, architectures="Exaone4ForCausalLM"):
     attention_norms = Norms("", "post_attention_layernorm")
     feed_forward_norms = Norms("", "post_feedforward_layernorm")
     head_norms = True
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        if "sliding_window" in config:
-            local = LayerAttention("", config.integer("sliding_window"))
-            layers = self.shape.num_layers
-            self.layers = windowed_layers(config, layers, local, LayerAttention(None), 4)
+    full_layer_every = 4
+    full_table = None
 
 
 class Ernie45(GatedDecoder, architectures="Ernie4_5ForCausalLM Ernie4_5_ForCausalLM"):
