@@ -121,7 +121,7 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_is_not(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_call_with_hostile_values_is_survived(
     seed: int, process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,8 +31,6 @@ from tests.checkpoints import (
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
     make_relative_checkpoint,
-    relative_shapes,
-    write_checkpoint,
 )
 from tests.models.convert.runner import Runner, edit_config
 from tests.models.graph.test_tiles import operators
@@ -361,32 +359,6 @@ def test_a_context_within_the_trained_one_rotates_by_its_own_frequencies(tmp_pat
     # With ONNX Runtime alone, the number of tokens decides, as in transformers.
     assert_same(Runner(model).step(tokens), within)
     assert_same(Runner(model).step(TOKENS), beyond)
-
-
-def test_the_language_model_of_a_multimodal_model_is_exported(tmp_path: Path) -> None:
-    """As on the hub: text_config leaves out common settings, and names have another prefix."""
-    text = {"heads": 8, "kv_heads": 4, "config": {"head_dim": 256, "query_pre_attn_scalar": 256}}
-    (tmp_path / "alone").mkdir()
-    alone = make_relative_checkpoint(tmp_path / "alone/source", kind="gemma3_text", **text)
-    config = json.loads((alone / "config.json").read_text())
-    left_out = ("num_attention_heads", "num_key_value_heads", "head_dim", "query_pre_attn_scalar")
-    text_config = {key: value for key, value in config.items() if key not in left_out}
-    settings = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "text_config": text_config,
-        "vocab_size": config["vocab_size"],
-        "dtype": "float32",
-    }
-    shapes = {
-        **{f"language_model.{name}": shape for name, shape in relative_shapes(config).items()},
-        "vision_tower.vision_model.post_layernorm.weight": (8,),
-        "multi_modal_projector.mm_soft_emb_norm.weight": (8,),
-    }
-    write_checkpoint(tmp_path / "source", settings, shapes, seed=0)
-    model, expected = export(tmp_path, "int8-128"), export(alone.parent, "int8-128")
-    files = ("model.onnx", "model.onnx.data")
-    for found, wanted in ((model.path / file, expected.path / file) for file in files):
-        assert found.read_bytes() == wanted.read_bytes()
 
 
 PIXTRAL = {
