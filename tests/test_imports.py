@@ -31,6 +31,7 @@ ALONE = {  # which import nothing of the service
     *("specops.system.cpus", "specops.system.folders", "specops.weights"),
     "specops.sampling_defaults",
     "specops.runtime.kernels",
+    "specops.text.files",
 }
 
 

@@ -102,11 +102,11 @@ class Training(ABC):
         self.budget.tokens_done, self.budget.seconds_done = state["tokens"], state["seconds"]
         print(f"resumed at step {self.step}, {self.budget.progress:.1%} of the budget", flush=True)
 
-    def finish(self, told: Callable[[Figures, Figures], str]) -> None:
+    def finish(self, describe: Callable[[Figures, Figures], str]) -> None:
         """Train until the budget is spent, with a line per step.
 
         Args:
-            told: turns a step's `losses` and their means over some 20 steps into text.
+            describe: turns a step's `losses` and their means over some 20 steps into text.
 
         Raises:
             SystemExit: the process got a stop signal; the checkpoint is written.
@@ -125,7 +125,7 @@ class Training(ABC):
             )
             rate = (budget.tokens_done - begun[0]) / (budget.seconds_done - begun[1])
             print(
-                f"step {self.step} {told(figures, smooth)} {rate:,.0f} tokens/s "
+                f"step {self.step} {describe(figures, smooth)} {rate:,.0f} tokens/s "
                 f"{budget.progress:.1%} eta {budget.eta_minutes():.0f} min",
                 flush=True,
             )

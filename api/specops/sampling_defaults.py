@@ -55,16 +55,16 @@ class SamplingDefaults(NamedTuple):
     repetition_penalty: float | None = None
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={value:g}" for name, value in self.told.items())
+        return ",".join(f"{name}={value:g}" for name, value in self.specified.items())
 
     @property
-    def told(self) -> dict[str, Any]:
+    def specified(self) -> dict[str, Any]:
         """The values that are said, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def over(self, other: Self) -> Self:
         """Return these values, and the other's where nothing is said here."""
-        return self._replace(**{**other.told, **self.told})
+        return self._replace(**{**other.specified, **self.specified})
 
     @classmethod
     def parse(cls, text: str) -> Self:

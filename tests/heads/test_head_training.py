@@ -71,7 +71,7 @@ def test_examples_are_positions_with_what_comes_next(
 def test_it_learns_and_goes_on_where_it_stopped(
     tmp_path: Path, examples: tuple[Examples, Examples], tokens: list[int]
 ) -> None:
-    rows, told = torch.from_numpy(ROWS[tokens]), list[str]()
+    rows, reported = torch.from_numpy(ROWS[tokens]), list[str]()
 
     def training(seconds: float) -> tuple[HeadNetwork, Training]:
         network = new_network(examples[0], rows)
@@ -81,7 +81,7 @@ def test_it_learns_and_goes_on_where_it_stopped(
             *examples,
             seconds=seconds,
             checkpoint=file,
-            tell=told.append,
+            tell=reported.append,
             clock=count().__next__,
         )
 
@@ -90,14 +90,14 @@ def test_it_learns_and_goes_on_where_it_stopped(
     first.run()
     half = {name: value.clone() for name, value in network.state_dict().items()}
     network, second = training(60)
-    assert "continues" in told[-1]
+    assert "continues" in reported[-1]
     for name, value in network.state_dict().items():
         torch.testing.assert_close(value, half[name])
     second.run()
     reached = acceptance(network, examples[1])
     assert before < 0.2
     assert reached.first > 0.5
-    assert "first guess right" in told[-1]
+    assert "first guess right" in reported[-1]
     _check_calibration(network, examples[1])
 
 

@@ -176,7 +176,7 @@ def test_no_more_is_written_than_training_has_memory_for(
     monkeypatch.setattr(making, "Writer", Endless)
     monkeypatch.setattr(making, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(making, "page_cache_room", lambda: 50_000)
-    store, told = ConversationStore(tmp_path), list[str]()
-    making._write(cast(Any, None), store, tmp_path / "progress.json", 60.0, told.append)
+    store, reported = ConversationStore(tmp_path), list[str]()
+    making._write(cast(Any, None), store, tmp_path / "progress.json", 60.0, reported.append)
     assert 50_000 < making._TRAINING_BYTES * store.nbytes < 100_000
-    assert told == ["writing ends here: training on more would not fit into memory"]
+    assert reported == ["writing ends here: training on more would not fit into memory"]

@@ -171,7 +171,7 @@ async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: s
         nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
         usual = await drawn(SamplingDefaults())
         assert usual == nothing | {"temperature": 0.0 if greedy else 1.0}
-        assert await drawn(advised) == (usual if greedy else usual | advised.told)
+        assert await drawn(advised) == (usual if greedy else usual | advised.specified)
         null = {} if greedy else {"temperature": None, "top_k": None}
         assert await drawn(advised, **null) == await drawn(advised)
         assert await drawn(advised, temperature=0) == nothing | {"temperature": 0.0}

@@ -21,13 +21,13 @@ def test_progress_goes_from_nothing_to_everything(
     monkeypatch.setattr(download, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(download, "_LOG_SECONDS", 0.0)
     hub.cuts = [5000]
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with caplog.at_level(logging.INFO):
-        fetch(MODEL, tmp_path, lambda done, total: told.append((done, total)))
+        fetch(MODEL, tmp_path, lambda done, total: reported.append((done, total)))
     total = sum(len(hub.repos[REPO][name]) for name in NEEDED)
-    assert (told[0], told[-1]) == ((0, total), (total, total))
-    assert told == sorted(told)
-    assert len(set(told)) > len(NEEDED)
+    assert (reported[0], reported[-1]) == ((0, total), (total, total))
+    assert reported == sorted(reported)
+    assert len(set(reported)) > len(NEEDED)
     assert f"of {total / 1e6:.1f} MB" in caplog.text
 
 
@@ -49,11 +49,11 @@ def test_the_next_start_goes_on_where_the_last_one_ended(hub: Hub, tmp_path: Pat
     assert "model.safetensors" not in names(folder)
     hub.cuts = []
     hub.requests.clear()
-    told: list[tuple[int, int]] = []
-    fetch(MODEL, tmp_path, lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    fetch(MODEL, tmp_path, lambda done, total: reported.append((done, total)))
     assert hub.ranges() == ["bytes=4000-"]
     assert not any(path.endswith("/config.json") for _, path, _ in hub.requests)
-    assert told[-1][0] == told[-1][1]
+    assert reported[-1][0] == reported[-1][1]
 
 
 def test_leftovers_of_other_files_are_not_kept(hub: Hub, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_model_of_the_hub_is_converted_once_and_then_needs_nobody(
     hub: Hub, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
 
     def get() -> Path:
         return prepare(
@@ -62,13 +62,13 @@ def test_a_model_of_the_hub_is_converted_once_and_then_needs_nobody(
             name="tiny",
             cache_dir=tmp_path,
             report=said.append,
-            downloading=lambda *progress: told.append(progress),
+            downloading=lambda *progress: reported.append(progress),
         ).path
 
     first = get()
     assert said == ["converting someone/tiny@main to int8-32"]
-    assert told[-1][1] == told[-1][2] > 0
-    assert "someone/tiny@main" in told[-1][0]
+    assert reported[-1][1] == reported[-1][2] > 0
+    assert "someone/tiny@main" in reported[-1][0]
     hub.requests.clear()
     assert get() == first
     assert hub.requests == []

@@ -85,7 +85,7 @@ def test_a_begun_answer_goes_on_as_in_transformers(name: str, begun: str) -> Non
 
 def test_a_template_that_changes_a_begun_answer_is_refused() -> None:
     messages = [MESSAGES[1], {"role": "assistant", "content": "begun"}]
-    with pytest.raises(ChatTemplateError, match="changes an answer"):
+    with pytest.raises(ChatTemplateError, match="changes the answer"):
         ChatTemplate("{{ messages[-1].content | upper }}", {}).render(messages)
 
 
@@ -212,11 +212,13 @@ def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
 
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_only_a_conversation_without_a_system_message_gets_the_models(role: str) -> None:
-    told = [{"role": role, "content": ""}, {"role": "user", "content": "a"}]
-    expected = told if role == "system" else [{"role": "system", "content": "Be kind."}, *told]
-    assert with_system(told, "Be kind.") == expected
-    assert with_system(told, None) == told
-    assert len(with_system(told, "")) == (2 if role == "system" else 3)
+    messages = [{"role": role, "content": ""}, {"role": "user", "content": "a"}]
+    expected = (
+        messages if role == "system" else [{"role": "system", "content": "Be kind."}, *messages]
+    )
+    assert with_system(messages, "Be kind.") == expected
+    assert with_system(messages, None) == messages
+    assert len(with_system(messages, "")) == (2 if role == "system" else 3)
 
 
 def test_a_models_system_message_is_the_settings_or_its_folders(tmp_path: Path) -> None:

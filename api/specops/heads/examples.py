@@ -68,14 +68,14 @@ class Examples:
         """
         other, places = len(tokens), {token: place for place, token in enumerate(tokens)}
         table = torch.from_numpy(rows)
-        told = [item for item in conversations if len(item.tokens) > 1]
-        count = sum(len(item.tokens) - 1 for item in told)
-        codes = [[places.get(token, other) for token in item.tokens.tolist()] for item in told]
+        learnt = [item for item in conversations if len(item.tokens) > 1]
+        count = sum(len(item.tokens) - 1 for item in learnt)
+        codes = [[places.get(token, other) for token in item.tokens.tolist()] for item in learnt]
         # Written in place: parts in a list would fragment the memory of the freed distributions.
         labels = torch.empty(count, min(_LABELS, len(rows)), dtype=torch.int64)
         probs = torch.empty(labels.shape)
         done = 0
-        for following in _pieces(told):
+        for following in _pieces(learnt):
             piece = slice(done, done + len(following))
             labels[piece], probs[piece] = _likeliest(torch.from_numpy(following), table)
             done = piece.stop
@@ -85,7 +85,7 @@ class Examples:
         labels[outside, 0], probs[outside] = other, torch.eye(_LABELS)[0]
         return cls(
             torch.tensor([code for one in codes for code in one[:-1]]),
-            torch.from_numpy(np.concatenate([item.states[:-1] for item in told])),
+            torch.from_numpy(np.concatenate([item.states[:-1] for item in learnt])),
             labels,
             probs,
             chosen,

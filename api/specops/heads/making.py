@@ -36,7 +36,7 @@ _TOKENS = 4096  # size of the table: 97 % of what a chat model of 49,152 tokens 
 _WRITING, _TRAINING = 0.55, 0.4  # shares of the time; the rest is for measurements
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written
 _UNSEEN = 400  # held-out texts: with 100,000 tokens a share of 0.4 is known within 0.003
-_TELL_SECONDS, _SAVE_SECONDS = 20.0, 60.0
+_REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 # Bytes of memory that the training takes for each byte of conversations. For the demo pair's 5.9 GB
 # it took 12.6 GB before the first step, and the page cache needs room, too.
 _TRAINING_BYTES = 3
@@ -152,7 +152,7 @@ def _write(
     spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
     tokens = 0
     began = time.monotonic()
-    tell_due, save_due = every(_TELL_SECONDS), every(_SAVE_SECONDS)
+    tell_due, save_due = every(_REPORT_SECONDS), every(_SAVE_SECONDS)
     with closing(Writer(engine).conversations(store.next_number)) as written:
         try:
             while (now := time.monotonic()) - began + spent < seconds:

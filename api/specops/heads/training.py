@@ -26,8 +26,8 @@ _DECAY = 0.05
 _UNROLL_FROM = 0.7  # share of the time after which second guesses are trained
 _SECOND = 0.3  # weight of the loss of second guesses
 _LEAST = 1e-4  # smallest share whose logarithm is taken
-_TOLD = 2048  # held-out positions that a progress line measures
-_TELL_SECONDS, _SAVE_SECONDS = 20.0, 60.0
+_REPORTED = 2048  # held-out positions that a progress line measures
+_REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 _EDGE = 1e-6  # same value as in speculation/drafters/head.py
 _FIT_STEPS = 50
 _START = 0.3  # initial scale, relative to hidden states: the first guesses are uncertain
@@ -84,16 +84,16 @@ class Training:
 
     def run(self) -> None:
         """Train until the time is used up."""
-        told = saved = self._clock()
+        reported = saved = self._clock()
         try:
             while self._spent < self._seconds:
                 begun = self._clock()
                 self._step(self._spent / self._seconds)
                 now = self._clock()
                 self._spent += now - begun
-                if now - told > _TELL_SECONDS:
+                if now - reported > _REPORT_SECONDS:
                     self._report()
-                    told = now
+                    reported = now
                 if now - saved > _SAVE_SECONDS:
                     self._save()
                     saved = now
@@ -126,7 +126,7 @@ class Training:
         return loss
 
     def _report(self) -> None:
-        found = acceptance(self._network, self._held_out, _TOLD)
+        found = acceptance(self._network, self._held_out, _REPORTED)
         left = max(0.0, self._seconds - self._spent) / 60
         self._tell(
             f"training: {self._seen / max(self._spent, 1e-9):,.0f} tokens/s, "

@@ -36,9 +36,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX
 from specops.models.hub import MANIFEST, HubModel, Progress, choose_files, has_tokenizer
-from specops.models.paths import TOOLS_TEMPLATE
 from specops.models.progress import every
 from specops.system.folders import file_at_once
+from specops.text.files import TOOLS_TEMPLATE
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

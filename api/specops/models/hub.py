@@ -16,18 +16,17 @@ from pathlib import Path, PurePosixPath
 
 from specops.models.folder import GENAI_CONFIG, ModelError
 from specops.models.gguf_files import SUFFIX, shards_of
-from specops.models.paths import TOOLS_TEMPLATE
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.system.folders import locked
+from specops.text import files
 
 MANIFEST = "download.json"
 _CONFIGS = ("config.json", GENERATION_CONFIG)
 _TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "chat_template.jinja", TOOLS_TEMPLATE),
+    *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
+    *(*files.BYTE_PAIRS, files.TEMPLATE, files.TOOLS_TEMPLATE),
 )
-SENTENCEPIECE = "tokenizer.model"  # fetched if there is no other tokenizer
-_TOKENIZERS = ({"tokenizer.json"}, {"vocab.json", "merges.txt"})  # either set is enough
+_TOKENIZERS = ({files.TOKENIZER}, {*files.BYTE_PAIRS})  # either set is enough
 _SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 _STATE_DICTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _ONNX = re.compile(r".+\.onnx([._]data)?")
@@ -168,8 +167,8 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
             raise ValueError(f"no {missing[0]}")
         return chosen
     common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
-    if SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
-        common.append(SENTENCEPIECE)
+    if files.SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
+        common.append(files.SENTENCEPIECE)
     if GENAI_CONFIG in names:
         return [*common, GENAI_CONFIG, *sorted(filter(_ONNX.fullmatch, names))]
     for kind in (_SAFETENSORS, _STATE_DICTS):
@@ -184,4 +183,4 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
 
 def has_tokenizer(names: set[str]) -> bool:
     """Return whether a tokenizer can be read from these files, or made of them."""
-    return any(needed <= names for needed in (*_TOKENIZERS, {SENTENCEPIECE}))
+    return any(needed <= names for needed in (*_TOKENIZERS, {files.SENTENCEPIECE}))

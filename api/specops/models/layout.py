@@ -19,14 +19,14 @@ from typing import Any
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
-from specops.models.paths import TOOLS_TEMPLATE, indexed
+from specops.models.paths import indexed
 from specops.models.sentencepiece import make_tokenizer
+from specops.text.files import BYTE_PAIRS, SENTENCEPIECE, TOKENIZER, TOOLS_TEMPLATE
 
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _CONFIG = "config.json"
-_TOKENIZER = "tokenizer.json"
 _COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need beside the weights
 
 
@@ -53,7 +53,7 @@ class Parts:
     @property
     def in_order(self) -> bool:
         """Whether the converter can read the checkpoint as it is."""
-        plain = not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+        plain = not self.state_dicts and (self.folder / TOKENIZER).is_file()
         return bool(self.shards) or plain
 
     @property
@@ -68,7 +68,7 @@ class Parts:
             return self.shards
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
-        named = (self.folder / name for name in (hub.SENTENCEPIECE, TOOLS_TEMPLATE))
+        named = (self.folder / name for name in (SENTENCEPIECE, TOOLS_TEMPLATE))
         found = {self.config, *named, *weights, *texts}
         found.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in found if file.is_file()))
@@ -130,8 +130,8 @@ def arrange(source: Path, destination: Path) -> None:
     if not isinstance(config, dict):
         raise LayoutError(f"{parts.config} must hold a JSON object")
     (destination / _CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
-    if not (destination / _TOKENIZER).is_file():
-        _make_tokenizer(parts.folder, destination / _TOKENIZER)
+    if not (destination / TOKENIZER).is_file():
+        _make_tokenizer(parts.folder, destination / TOKENIZER)
 
 
 def _state_dicts(folder: Path) -> list[Path]:
@@ -158,7 +158,7 @@ def _state_dicts(folder: Path) -> list[Path]:
 def _make_tokenizer(folder: Path, file: Path) -> None:
     """Write tokenizer.json from vocab.json and merges.txt, or else from tokenizer.model."""
     try:
-        if all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
+        if all((folder / name).is_file() for name in BYTE_PAIRS):
             from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 
             load: Callable[..., Any] = AutoTokenizer.from_pretrained
@@ -168,7 +168,7 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
             make_tokenizer(folder).save(str(file))
     except Exception as error:  # transformers raises all that its readers raise
         raise LayoutError(
-            f"no {_TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"
+            f"no {TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"
         ) from error
 
 

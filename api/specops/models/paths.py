@@ -7,14 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # as transformers 5 writes it
-
-
-def tools_template(source: str) -> dict[str, Any]:
-    """Return the entry of tokenizer_config.json for a template of conversations with tools."""
-    return {"chat_template": [{"name": "tool_use", "template": source}]}
 
 
 def path_inside(folder: Path, name: str) -> Path:

@@ -16,6 +16,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from specops.text.files import SENTENCEPIECE, TOKENIZER_CONFIG
+
 MARK = "\u2581"  # the sign for a space
 _BPE = 2  # trainer_spec.model_type
 UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
@@ -35,7 +37,7 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         SentencePieceError: tokenizer.model is damaged or is not a byte-pair encoding.
         OSError: a file cannot be read.
     """
-    file = folder / "tokenizer.model"
+    file = folder / SENTENCEPIECE
     content = file.read_bytes()
     messages: Any = import_module("transformers.utils.sentencepiece_model_pb2_new")  # heavy
     try:
@@ -57,7 +59,7 @@ def _tokenizer(folder: Path, model: Any) -> Tokenizer:
     trainer = model.trainer_spec
     pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
     tokenizer = bpe_tokenizer(pieces, unknown=trainer.unk_id, byte_fallback=trainer.byte_fallback)
-    file = folder / "tokenizer_config.json"
+    file = folder / TOKENIZER_CONFIG
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     bos = trainer.bos_id
     if settings.get("add_bos_token", True) and 0 <= bos < len(pieces):

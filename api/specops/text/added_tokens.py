@@ -16,11 +16,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from specops.text.files import ADDED_TOKENS, SPECIAL_TOKENS, TOKENIZER_CONFIG
+
 log = logging.getLogger(__name__)
 
-CONFIG = "tokenizer_config.json"
-ADDED = "added_tokens.json"
-SPECIAL = "special_tokens_map.json"
 _DESCRIBED = "added_tokens_decoder"
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -74,7 +73,7 @@ def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
 def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
     """Tokens by the ids that the files give them."""
     found: dict[int, AddedToken] = {}
-    described = _read(folder / CONFIG).get(_DESCRIBED)
+    described = _read(folder / TOKENIZER_CONFIG).get(_DESCRIBED)
     if isinstance(described, dict) and described:
         for index, entry in described.items():
             if str(index).isdecimal() and (text := _text(entry)):
@@ -82,7 +81,7 @@ def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
                 flags["special"] = flags.get("special", False) or text in special
                 found[int(index)] = AddedToken(text, **flags)
         return found
-    for text, index in _read(folder / ADDED).items():
+    for text, index in _read(folder / ADDED_TOKENS).items():
         if type(index) is int and text:
             is_special = text in special
             found[index] = AddedToken(text, normalized=not is_special, special=is_special)
@@ -103,8 +102,8 @@ def _listed(folder: Path) -> Iterator[str]:
 
 def _settings(folder: Path) -> list[dict[str, Any]]:
     """The files that name special tokens; what a later one says has precedence."""
-    config = _read(folder / CONFIG)
-    return [config] if config.get(_DESCRIBED) else [config, _read(folder / SPECIAL)]
+    config = _read(folder / TOKENIZER_CONFIG)
+    return [config] if config.get(_DESCRIBED) else [config, _read(folder / SPECIAL_TOKENS)]
 
 
 def _text(entry: Any) -> str:

@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specops.text.added_tokens import CONFIG, texts_by_role
+from specops.text import files
+from specops.text.added_tokens import texts_by_role
 from specops.text.template_process import (
     SHARED,
     TemplateLimitExceeded,
@@ -27,10 +28,7 @@ from specops.text.tools.probe import traits_of
 from specops.text.tools.prompt import TemplateTraits, for_template
 
 log = logging.getLogger(__name__)
-_FILE, _TOOLS_FILE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
-SYSTEM_FILE = "system.txt"
 NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
-_NAME, _TOOLS_NAME = "default", "tool_use"  # names, if a model has several templates
 _PROBE = "specops-probe-7c1e"
 
 
@@ -86,10 +84,10 @@ class ChatTemplate:
             ChatTemplateError: the template cannot be used.
         """
         try:
-            config = json.loads(_read(folder / CONFIG) or "{}")
+            config = json.loads(_read(folder / files.TOKENIZER_CONFIG) or "{}")
             own = config.get("chat_template")
-            tools_source = _read(folder / _TOOLS_FILE) or _named(own, _TOOLS_NAME)
-            source = _read(folder / _FILE) or _named(own, _NAME) or tools_source
+            tools_source = _read(folder / files.TOOLS_TEMPLATE) or _named(own, files.TOOL_USE)
+            source = _read(folder / files.TEMPLATE) or _named(own, files.DEFAULT) or tools_source
             tokens = texts_by_role(config)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error
@@ -117,7 +115,7 @@ class ChatTemplate:
             TemplateProcessError: see `TemplateProcess`.
         """
         given = options or {}
-        begun = begun_answer(messages)
+        begun = answer_prefill(messages)
         if begun:
             messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
         adapted = for_template(messages, tools, self.traits)
@@ -243,8 +241,8 @@ class ChatTemplate:
 
 def question(prompt: str, system: str = "") -> list[dict[str, str]]:
     """Return the messages of a new conversation; without `system` the template uses its own."""
-    told = [{"role": "system", "content": system}] if system else []
-    return [*told, {"role": "user", "content": prompt}]
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": prompt}]
 
 
 def with_system(messages: Sequence[Mapping[str, Any]], system: str | None) -> list[dict[str, Any]]:
@@ -266,7 +264,7 @@ def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str 
         folder: the model's.
         template: the model's; a message that it cannot show is left out, with a warning.
     """
-    file = folder / SYSTEM_FILE
+    file = folder / files.SYSTEM
     if template is None or setting == NO_SYSTEM or not (setting or file.is_file()):
         return None
     try:
@@ -279,7 +277,7 @@ def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str 
     return system
 
 
-def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+def answer_prefill(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the last message if it begins the assistant's answer, else nothing."""
     last = messages[-1]
     begun = last["role"] == "assistant" and not last.get("tool_calls")
@@ -295,6 +293,6 @@ def _named(value: Any, name: str) -> str:
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get(name)
-    elif name != _NAME:
+    elif name != files.DEFAULT:
         value = None
     return value if isinstance(value, str) else ""

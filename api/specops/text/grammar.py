@@ -27,7 +27,7 @@ from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.json_values import loads
 from specops.text.schemas.complement import TYPES
 from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.writer import Held, hold
+from specops.text.schemas.writer import Rewritten, rewrite
 from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class Grammars:
             except GrammarError as error:
                 reason = reason or error
                 continue
-            self._tell(compiled.left_out)
+            self._log_once(compiled.left_out)
             return compiled
         raise reason or GrammarError("it allows no text")
 
@@ -210,7 +210,7 @@ class Grammars:
             raise _explained(str(error), grammar, source) from None
         return _Compiled(matcher, max(size, len(source.text) // 4), source.left_out)
 
-    def _tell(self, left_out: Sequence[LeftOut]) -> None:
+    def _log_once(self, left_out: Sequence[LeftOut]) -> None:
         """Have each kind of keyword that is not enforced in the log once."""
         for item in left_out:
             keyword = item.path.rpartition("/")[2] or "schema"
@@ -417,15 +417,17 @@ def _source(grammar: Grammar, effort: _Effort) -> _Source:
     match grammar.kind:
         case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
             try:
-                held = _held(grammar.text, effort, strict=grammar.strict)
+                rewritten = _rewritten(grammar.text, effort, strict=grammar.strict)
             except ValueError as error:
                 raise GrammarError(str(error)) from None
             try:
-                text = LLMatcher.grammar_from_json_schema(json.dumps(held.schema), defaults=LAYOUT)
+                text = LLMatcher.grammar_from_json_schema(
+                    json.dumps(rewritten.schema), defaults=LAYOUT
+                )
             except ValueError as error:  # the library has a limit of depth
                 raise GrammarError(f"the schema, its references followed: {error}") from None
-            left_out += (LeftOut(path) for path in held.left_out)
-            origins = held.origins
+            left_out += (LeftOut(path) for path in rewritten.left_out)
+            origins = rewritten.origins
         case GrammarKind.REGEX:
             text = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
@@ -435,10 +437,10 @@ def _source(grammar: Grammar, effort: _Effort) -> _Source:
             text = LLMatcher.grammar_from_lark(grammar.text)
     arguments = []
     for tool in grammar.arguments:
-        held = _held_arguments(tool, effort)
-        arguments.append(json.dumps({**held.schema, "x-guidance": LAYOUT}))
+        rewritten = _rewritten_arguments(tool, effort)
+        arguments.append(json.dumps({**rewritten.schema, "x-guidance": LAYOUT}))
         text += f"{tool.rule}: %json {arguments[-1]}\n"
-        left_out += (LeftOut(tool.path + path, tool.tool) for path in held.left_out)
+        left_out += (LeftOut(tool.path + path, tool.tool) for path in rewritten.left_out)
     if grammar.said is not None:
         said = _source(grammar.said, effort)
         left_out += said.left_out
@@ -447,11 +449,11 @@ def _source(grammar: Grammar, effort: _Effort) -> _Source:
     return _Source(text, tuple(left_out), origins, tuple(arguments))
 
 
-def _held(text: str, effort: _Effort, *, strict: bool) -> Held:
-    return hold(loads(text), strict=strict, plain=effort > _Effort.WHOLE)
+def _rewritten(text: str, effort: _Effort, *, strict: bool) -> Rewritten:
+    return rewrite(loads(text), strict=strict, plain=effort > _Effort.WHOLE)
 
 
-def _held_arguments(tool: ToolArguments, effort: _Effort) -> Held:
+def _rewritten_arguments(tool: ToolArguments, effort: _Effort) -> Rewritten:
     """Return the schema of a tool's arguments; if it is not strict, any schema will do.
 
     Raises:
@@ -460,12 +462,12 @@ def _held_arguments(tool: ToolArguments, effort: _Effort) -> Held:
     path = ""
     if tool.strict or effort < _Effort.FREE:
         try:
-            return _held(tool.schema, effort, strict=tool.strict)
+            return _rewritten(tool.schema, effort, strict=tool.strict)
         except ValueError as error:
             if tool.strict:
                 raise GrammarError(f"tool {tool.tool!r}: {error}", in_tools=True) from None
             path = error.path if isinstance(error, SchemaError) else ""
-    return Held(_of_same_type(tool.schema), (path,), {})
+    return Rewritten(_of_same_type(tool.schema), (path,), {})
 
 
 def _of_same_type(text: str) -> dict[str, object]:

@@ -12,11 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from specops.text.added_tokens import add_missing
+from specops.text.files import TOKENIZER
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
-TOKENIZER = "tokenizer.json"
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from specops.text.grammar import GrammarError
 from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.writer import hold
+from specops.text.schemas.writer import rewrite
 from tests.simulated_target import grammars
 from tests.text.schemas.answers import json_schema
 from tests.text.test_grammar import doubling
@@ -81,6 +81,6 @@ HOSTILE: dict[str, Any] = {
 def test_a_schema_that_grows_is_written_small_or_refused(name: str) -> None:
     for plain in (False, True):
         with suppress(SchemaError):
-            assert len(json.dumps(hold(HOSTILE[name], plain=plain).schema)) < MOST_WRITTEN
+            assert len(json.dumps(rewrite(HOSTILE[name], plain=plain).schema)) < MOST_WRITTEN
     with suppress(GrammarError):
         grammars().matcher(json_schema(HOSTILE[name]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation
 from specops.request import Grammar, Piece
-from specops.text.chat_template import begun_answer
+from specops.text.chat_template import answer_prefill
 from specops.text.tools.formats import GENERIC
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader
@@ -21,7 +21,7 @@ class AnswerFormat:
         self._asked = conversation
         self._calls = template.calls if template and conversation.tools else None
         self._thinking = template.thinking if template else None
-        answer = begun_answer(conversation.messages)  # thoughts, if any, are in it
+        answer = answer_prefill(conversation.messages)  # thoughts, if any, are in it
         self._begun = bool(
             template and not answer and template.begins_thinking(conversation.template_options)
         )

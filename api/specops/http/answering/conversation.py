@@ -14,7 +14,7 @@ from pydantic import Field
 
 from specops.http.answering.body import Body, FreeObject, Text
 from specops.http.errors import InvalidField
-from specops.text.agents import steady
+from specops.text.agents import without_accounting
 from specops.text.json_values import loads, writable
 from specops.text.tools.formats import TOOL_NAME, Tool
 
@@ -34,8 +34,8 @@ class Conversation:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
-        skipped: names of tools and parts that this server does not have, and of what `steady`
-            removed; they are reported like unknown fields.
+        skipped: names of tools and parts that this server does not have, and of what
+            `without_accounting` removed; they are reported like unknown fields.
         required: the answer must be a call.
         callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
@@ -144,7 +144,7 @@ def conversation(
     for name in chosen or ():
         if name not in names:
             raise InvalidField("tool_choice", f"there is no tool {name[:64]!r}")
-    kept, removed = steady(_with_names(messages))
+    kept, removed = without_accounting(_with_names(messages))
     return Conversation(
         messages=kept,
         source=source,

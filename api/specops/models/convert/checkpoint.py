@@ -25,11 +25,11 @@ from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
-from specops.models.paths import TOOLS_TEMPLATE, indexed, path_inside, tools_template
+from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
-from specops.text import added_tokens
-from specops.text.tokenizer import TOKENIZER, Tokenizer, TokenizerError
+from specops.text import added_tokens, files
+from specops.text.tokenizer import Tokenizer, TokenizerError
 
 Float = NDArray[np.float32]
 log = logging.getLogger(__name__)
@@ -53,13 +53,8 @@ _QUERY_BIAS, _OUTPUT_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias"
 _COMPARED_ROWS = 4096
 _OWN_BLOCK = 32  # weights per scale if the file has blocks
 _COPIED = (
-    TOKENIZER,
-    added_tokens.CONFIG,
-    added_tokens.SPECIAL,
-    added_tokens.ADDED,
-    "chat_template.jinja",
-    "system.txt",
-    GENERATION_CONFIG,
+    *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
+    *(files.TEMPLATE, files.SYSTEM, GENERATION_CONFIG),
 )
 
 
@@ -269,7 +264,7 @@ class Checkpoint:
 
     def _named_tokens(self) -> dict[str, int]:
         """The special tokens that the tokenizer's files name, by their roles."""
-        if not (self.path / TOKENIZER).is_file():
+        if not (self.path / files.TOKENIZER).is_file():
             return {}
         try:
             tokenizer = Tokenizer.load(self.path)
@@ -284,13 +279,13 @@ class Checkpoint:
         for name in _COPIED:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)
-        tools, config = self.path / TOOLS_TEMPLATE, folder / added_tokens.CONFIG
+        tools, config = self.path / files.TOOLS_TEMPLATE, folder / files.TOKENIZER_CONFIG
         if tools.is_file() and config.is_file():
             settings = json.loads(config.read_text(encoding="utf-8"))
-            default = settings.get("chat_template")
-            settings |= tools_template(tools.read_text(encoding="utf-8"))
-            if isinstance(default, str):
-                settings["chat_template"].append({"name": "default", "template": default})
+            named = [files.named_template(files.TOOL_USE, tools.read_text(encoding="utf-8"))]
+            if isinstance(default := settings.get("chat_template"), str):
+                named.append(files.named_template(files.DEFAULT, default))
+            settings["chat_template"] = named
             config.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
 
     def digest(self) -> str:

@@ -49,7 +49,7 @@ Names = Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Rewritten:
     """A schema in the library's words.
 
     Attributes:
@@ -63,7 +63,7 @@ class Held:
     origins: Mapping[str, str]
 
 
-def hold(schema: Any, *, strict: bool = False, plain: bool = False) -> Held:
+def rewrite(schema: Any, *, strict: bool = False, plain: bool = False) -> Rewritten:
     """Rewrite a schema.
 
     Args:
@@ -79,7 +79,7 @@ def hold(schema: Any, *, strict: bool = False, plain: bool = False) -> Held:
         written = writer.write()
     except RecursionError:
         raise SchemaError("", "it refers to itself too deeply") from None
-    return Held(written, tuple(writer.left_out), writer.origins)
+    return Rewritten(written, tuple(writer.left_out), writer.origins)
 
 
 class _Writer:

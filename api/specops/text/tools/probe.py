@@ -147,12 +147,9 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
     lone_text = _rendered(render, [_ASKED, written, _result(0)], shown)
     foreign = json.loads(json.dumps(single).replace(_IDS[0], "call_probe-1"))
     untold = render(*for_template(single, (), shown))
-    return TemplateTraits(
+    return replace(
+        traits,
         calls=learned,
-        tools=traits.tools,
-        system=traits.system,
-        several_systems=traits.several_systems,
-        neighbours=traits.neighbours,
         shows_calls=results,
         several_calls=_all_in(several, _FIRST, _SECOND) and _holds(several, _RESULT, _RESULT2),
         text_with_calls=_all_in(beside, _FIRST) and _holds(beside, _SAID),

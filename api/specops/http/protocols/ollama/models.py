@@ -163,7 +163,7 @@ def _details(engine: Engine) -> dict[str, Any]:
 
 def _parameters(engine: Engine) -> list[tuple[str, float]]:
     """Return how tokens are drawn where nobody says it, by Ollama's names."""
-    told = engine.info.sampling.told
+    told = engine.info.sampling.specified
     return [
         ("repeat_penalty" if name == "repetition_penalty" else name, told[name]) for name in told
     ]

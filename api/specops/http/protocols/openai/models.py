@@ -99,7 +99,7 @@ def _model(ctx: Context, engine: Engine) -> Model:
         chat=info.chat,
         batch_invariant=info.batch_invariant,
         foreign_products=list(info.ort_matmuls),
-        sampling=info.sampling.told,
+        sampling=info.sampling.specified,
         system=info.system,
     )
 

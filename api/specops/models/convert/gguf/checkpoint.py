@@ -171,9 +171,9 @@ class GgufCheckpoint(Checkpoint):
 
     def _kind(self) -> str:
         """The file's name for its mixture of types, or the type of most weights."""
-        told = self._metadata.optional_integer("general.file_type")
-        if told in _FILE_TYPES:
-            return _FILE_TYPES[told]
+        file_type = self._metadata.optional_integer("general.file_type")
+        if file_type in _FILE_TYPES:
+            return _FILE_TYPES[file_type]
         counts: Counter[str] = Counter()
         for tensor in self._stored.values():
             counts[tensor.type.name] += math.prod(tensor.shape)

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from specops.models.convert.gguf.header import Metadata
 from specops.models.convert.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from specops.models.paths import tools_template
 from specops.models.sentencepiece import (
     CONTROL,
     MARK,
@@ -26,6 +25,7 @@ from specops.models.sentencepiece import (
     match_first,
     pieces_decoder,
 )
+from specops.text.files import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TOOL_USE, named_template
 
 _NORMAL, _BYTE = 1, 6  # types of tokens; the other types are SentencePiece's
 _PRE = "tokenizer.ggml.pre"
@@ -127,11 +127,11 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     for name, role in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         if (index := named[role]) is not None:
             settings[f"{name}_token"] = tokens[index]
-    files = {"tokenizer.json": made, "tokenizer_config.json": settings}
+    files = {TOKENIZER: made, TOKENIZER_CONFIG: settings}
     if _TEMPLATE in metadata:
-        files["chat_template.jinja"] = metadata.text(_TEMPLATE)
+        files[TEMPLATE] = metadata.text(_TEMPLATE)
     if _TOOLS_TEMPLATE in metadata:
-        settings |= tools_template(metadata.text(_TOOLS_TEMPLATE))
+        settings["chat_template"] = [named_template(TOOL_USE, metadata.text(_TOOLS_TEMPLATE))]
     ends = [_token(metadata, role, vocabulary) for role in _ENDING_ROLES]
     ends += _ends_by_text(vocabulary)
     known = dict.fromkeys(token for token in ends if token is not None)

@@ -1,0 +1,22 @@
+"""The files beside a model's weights that say how text becomes tokens and back, by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+BYTE_PAIRS = ("vocab.json", "merges.txt")  # a tokenizer before there was tokenizer.json
+SENTENCEPIECE = "tokenizer.model"  # another one
+TEMPLATE = "chat_template.jinja"
+TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # as transformers 5 writes it
+SYSTEM = "system.txt"  # ours: the system message of conversations without one
+# In tokenizer_config.json, the names of a model's templates if it has several.
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+def named_template(name: str, source: str) -> dict[str, Any]:
+    """Return the entry of tokenizer_config.json for one of several templates."""
+    return {"name": name, "template": source}
