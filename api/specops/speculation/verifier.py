@@ -18,7 +18,8 @@ speculative sampling accepts 1 - d; a draft that draws by the same noise is acce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ def verify(
         position: position of the first draft token in its sequence, for sampling with a seed.
     """
     if sampling.temperature == 0:
-        return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
+        return compare((int(row.argmax()) for row in target_logits), draft_tokens)
 
     def probs(row: int) -> Floats:
         filtered: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
@@ -68,12 +69,18 @@ def verify(
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
-def compare(choices: Sequence[int], draft_tokens: Sequence[int]) -> Verdict:
-    """Accept the draft tokens [k] up to the first that is not the target's choice, of [k + 1]."""
-    accepted = 0
-    while accepted < len(draft_tokens) and choices[accepted] == draft_tokens[accepted]:
-        accepted += 1
-    return Verdict(accepted, choices[accepted])
+def compare(choices: Iterable[int], draft_tokens: Sequence[int]) -> Verdict:
+    """Accept the draft tokens [k] up to the first that is not the target's choice, of [k + 1].
+
+    Choices are read as far as they are needed.
+
+    Raises:
+        ValueError: there are too few choices.
+    """
+    for accepted, (choice, token) in enumerate(zip_longest(choices, draft_tokens)):
+        if choice != token:  # the last choice has no draft token
+            return Verdict(accepted, choice)
+    raise ValueError("there must be one more choice than draft tokens")
 
 
 def verify_sampled(
