@@ -90,7 +90,11 @@ def counts(page: str) -> tuple[int, int]:
     return found["stats"][-1]["num_requests"], int(answered.replace(",", ""))
 
 
-@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
+@pytest.mark.parametrize(
+    "processes",
+    [(), pytest.param(("--processes", "2"), marks=pytest.mark.e2e)],
+    ids=["one", "two processes"],
+)
 def test_the_form_starts_a_test_and_a_second_start_begins_anew(
     processes: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -2,12 +2,13 @@
 
 The tests compile `tests/fuzz/kernels.c` for each kind of processor and run it. The program makes
 cases of products, attention, norms, sampling, suffixes and quantization, right and wrong. It
-computes each with all kernels and prints a digest of the results.
+computes each with all kernels and prints a digest of the results. `make check` sets `KERNEL_CASES`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -21,7 +22,8 @@ from specops.runtime import kernels
 from tests.fuzz import kernels as fuzz
 
 ROOT = Path(__file__).resolve().parents[3]
-CASES = 1500  # three elevenths are products, three attention, two sampling, one norms
+# Three elevenths are products, three attention, two sampling, one norms.
+CASES = int(os.environ.get("KERNEL_CASES", "500"))
 FEWER = 500  # of a processor without kernels of its own: another one runs them in all cases
 AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
 BY_PLAIN_C = [f"{name} by plain C" for name in ("AMX-INT8", "AVX-512", "AVX512-VNNI")]
