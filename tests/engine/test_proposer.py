@@ -201,6 +201,18 @@ def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
     assert (item.draft.tokens, item.missed) == ((), None)
 
 
+def test_a_drafter_may_keep_its_draft_and_propose_more_than_it_was_asked_for() -> None:
+    kept = Draft((9,) * 8, accept_probs=(0.9,) * 8)
+
+    class Keeping(Promising):
+        def look_up(self, *arguments: object, **more: object) -> Draft:
+            return kept
+
+    (item,) = propose(chains(Keeping("keeping")), FixedLengths(8), decoding("keeping"))
+    assert (len(item.draft.tokens), item.draft.drafter) == (4, "keeping")
+    assert kept == Draft((9,) * 8, accept_probs=(0.9,) * 8)
+
+
 @pytest.mark.parametrize(("prompt_tokens", "most"), [(0, 96), (5, 91), (400, 48)])
 def test_forced_tokens_leave_room_to_prompts_that_wait(prompt_tokens: int, most: int) -> None:
     """Eight answers whose grammar forces far more than a pass takes."""

@@ -29,9 +29,9 @@ _arrivals = count()
 requests = st.tuples(st.integers(1, 50), st.integers(1, 50))
 
 
-def waiting(client: str, prompt: int) -> RequestState:
-    request = make_request((1,) * prompt, 50, client=client, arrival=float(next(_arrivals)))
-    return make_sequence(request)
+def waiting(client: str, prompt: int, **fields: object) -> RequestState:
+    arrival = float(next(_arrivals))
+    return make_sequence(make_request((1,) * prompt, 50, client=client, arrival=arrival, **fields))
 
 
 def cost(prompt: int, output: int) -> float:
@@ -100,6 +100,16 @@ def test_no_client_starves_and_shares_are_equal(
             a, b = (given.get(name, 0.0) - before.get(name, 0.0) for name in sorted(pair))
             assert abs(a - b) <= 2 * (slots + 1) * largest
     assert served == len(items)
+
+
+def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -> None:
+    """A request for many embeddings is charged for all of its texts."""
+    queue = FairShares()
+    for client, texts in [("many", 5)] * 3 + [("single", 1)] * 8:
+        more = ((1,) * 10,) * (texts - 1)
+        queue.add(waiting(client, 10, more_prompts=more, embed=True))
+    order = [queue.next().request.client for _ in range(len(queue))]
+    assert order[:8] == ["many", *["single"] * 5, "many", "single"]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from specops.engine.scheduler import Scheduler
-from specops.request import TARGET, FinishReason, SamplingParams, Step, StepKind
+from specops.request import (
+    GRAMMAR,
+    TARGET,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    Step,
+    StepKind,
+)
 from specops.speculation.drafters.base import DraftModel, LookupDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
@@ -120,16 +129,6 @@ def test_only_a_last_output_is_urgent_where_nobody_streams(stream: bool) -> None
     request = make_request(5, 3, stream=stream)
     outputs = serve(scheduler, request).outputs[request.request_id]
     assert [output.urgent for output in outputs] == [stream, stream, True]
-
-
-@pytest.mark.parametrize("k_draft", [0, 1, 5, 8])
-@pytest.mark.parametrize("most", [1, 2, 7])
-def test_max_new_tokens_is_never_overrun(k_draft: int, most: int) -> None:
-    _, scheduler = made()
-    request = make_request(20, most, drafter="right", k_draft=k_draft)
-    served = serve(scheduler, request)
-    assert len(served.tokens(request)) == most
-    assert served.finish(request) is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -264,6 +263,21 @@ def test_drafting_that_never_helps_is_declined() -> None:
     declined = [name for step in passes(served) for name in step.declined_drafters]
     assert set(declined) == {"wrong"}
     assert len(declined) > 60
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_controller_chooses_neither_fixed_drafts_nor_those_of_grammars(adaptive: bool) -> None:
+    target = SimulatedTarget(text=Text(vocab_size=4096))
+    scheduler = make_scheduler(target, [Scripted(target.text, 1.0)], end_tokens=frozenset({0}))
+    follows = SamplingParams(grammar=Grammar(GrammarKind.CHOICE, '["one answer, and no other"]'))
+    drafting = {"drafter": "scripted", "k_draft": 3, "adaptive": adaptive}
+    free, constrained = (
+        make_request(8, 40, **drafting),
+        make_request(8, 20, sampling=follows, **drafting),
+    )
+    served = serve(scheduler, free, constrained)
+    drafts = {(draft.drafter, draft.adaptive) for step in served.results for draft in step.drafts}
+    assert drafts == {("scripted", adaptive), (GRAMMAR, False)}
 
 
 def test_the_times_of_a_request_are_those_of_the_clock() -> None:

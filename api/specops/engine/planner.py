@@ -47,18 +47,18 @@ class Planner:
         self._budget = budget
         self._clock = clock
 
-    def plan(self, step: Step) -> tuple[Batch, list[Scheduled]]:
+    def plan(self, step: Step, started: float) -> tuple[Batch, list[Scheduled]]:
         """Choose the spans of the next pass, maybe none, and the request of each span.
 
         May preempt requests, and has draft models compute.
 
         Args:
-            step: the step that begins; gets what is known before the pass.
+            step: gets what is known before the pass.
+            started: when the step began.
         """
-        batch, started = Batch(), self._clock()
-        decoding = self._slots.schedule_decodes()
+        batch, decoding = Batch(), self._slots.schedule_decodes()
         prompts = [item for item in self._slots if item.num_uncomputed_tokens and not item.finish]
-        waiting = 0
+        waiting, begun = 0, self._clock()
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self._budget.usual_chunk)
@@ -67,7 +67,7 @@ class Planner:
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         scheduled = self._proposer.propose(decoding, waiting) if decoding else []
-        step.draft_seconds = self._clock() - started
+        step.draft_seconds = self._clock() - begun
         for item in scheduled:
             batch.add(item.slot, item.start, item.tokens, item.num_logits)
         step.decoding = len(scheduled)

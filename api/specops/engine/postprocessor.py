@@ -49,7 +49,7 @@ class Postprocessor:
                     self._process_prompt(step, item, own, row)
                 else:
                     self._process_decoded(step, item, own, row, likeliest)
-                    item.state.took_to_choose(self._clock() - start)
+                    item.state.note_choosing(self._clock() - start)
             except Exception as error:
                 item.state.fail(error)
             step.emitted_tokens += item.emitted
@@ -116,8 +116,8 @@ class Postprocessor:
         self._computed(state, len(item.tokens))
         if state.reader is not None and rows:
             hidden, begun = self._target.hidden_states(row, rows), self._clock()
-            state.reader.take(item.start, logits, hidden)
-            state.reader.took(rows, self._clock() - begun)
+            state.reader.read(item.start, logits, hidden)
+            state.reader.note_seconds(rows, self._clock() - begun)
         if item.ends_prompt and state.request.embed:
             if state.next_prompt():
                 cache = self._target.cache

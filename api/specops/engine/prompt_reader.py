@@ -41,7 +41,7 @@ class PromptReader:
         self._told: list[Logprob | None] = [None]  # nothing is told of a prompt's first token
         self._handed_out = not request.prompt_logprobs
 
-    def take(self, start: int, logits: Floats, hidden: Floats) -> None:
+    def read(self, start: int, logits: Floats, hidden: Floats) -> None:
         """Read tokens of the prompt. Tokens that were read before a preemption are skipped.
 
         Args:
@@ -59,7 +59,7 @@ class PromptReader:
                 self._told.append(logprob(logits[row], self._prompt[position + 1], most))
             self._position = position + 1
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def note_seconds(self, tokens: int, seconds: float) -> None:
         """Take in how long it took to read so many tokens."""
         self.seconds = mean_with(self.seconds, seconds / tokens, _LATEST)
 

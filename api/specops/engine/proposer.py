@@ -151,8 +151,9 @@ class Proposer:
             if adaptive:
                 item.asked[lookup.name] = self._clock() - begun
             item.missed = item.missed or lookup.name
-            if found.tokens:
-                found.drafter, item.draft = lookup.name, found
+            if found.tokens:  # a copy: the drafter may keep its own, and the engine notes on this
+                item.draft = found.cut(most)
+                item.draft.drafter = lookup.name
         _keep_allowed(item)
         item.max_draft = len(item.draft.tokens)
         model = chain.model

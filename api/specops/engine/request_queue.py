@@ -19,26 +19,26 @@ _GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots
 
 
 class RequestQueue(Protocol):
-    """Sequences that wait for a slot."""
+    """Requests that wait for a slot."""
 
     def __len__(self) -> int:
-        """Number of waiting sequences."""
+        """Number of waiting requests."""
 
     def __iter__(self) -> Iterator[RequestState]:
         """All that wait, in no particular order."""
 
-    def add(self, sequence: RequestState) -> None:
-        """Let a sequence wait."""
+    def add(self, state: RequestState) -> None:
+        """Let a request wait."""
 
     def next(self) -> RequestState:
-        """Take out the sequence that gets the next slot.
+        """Take out the request that gets the next slot.
 
         Raises:
             IndexError: the queue is empty.
         """
 
-    def remove(self, sequence: RequestState) -> bool:
-        """Take out a sequence that has left, in constant time; False where it does not wait."""
+    def remove(self, state: RequestState) -> bool:
+        """Take out a request that has left, in constant time; False where it does not wait."""
 
     def generated(self, client: str, tokens: int) -> None:
         """A client got so many new tokens."""
@@ -48,27 +48,27 @@ class FirstComeFirstServed:
     """Requests get slots in the order in which they came."""
 
     def __init__(self) -> None:
-        self._sequences: OrderedDict[RequestState, None] = OrderedDict()
+        self._states: OrderedDict[RequestState, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._sequences)
+        return iter(self._states)
 
-    def add(self, sequence: RequestState) -> None:
+    def add(self, state: RequestState) -> None:
         """Go to the end."""
-        self._sequences[sequence] = None
+        self._states[state] = None
 
     def next(self) -> RequestState:
         """Take out the oldest; see `RequestQueue.next`."""
-        if not self._sequences:
+        if not self._states:
             raise IndexError("the queue is empty")
-        return self._sequences.popitem(last=False)[0]
+        return self._states.popitem(last=False)[0]
 
-    def remove(self, sequence: RequestState) -> bool:
+    def remove(self, state: RequestState) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
-        return self._sequences.pop(sequence, sequence) is None
+        return self._states.pop(state, state) is None
 
     def generated(self, client: str, tokens: int) -> None:
         """Nothing: all clients are alike."""
@@ -93,16 +93,16 @@ class FairShares:
         for queue in self._queues.values():
             yield from queue
 
-    def add(self, sequence: RequestState) -> None:
+    def add(self, state: RequestState) -> None:
         """Go to the end of the client's own queue."""
-        client = sequence.request.client
+        client = state.request.client
         if not self._queues:  # no request had to wait: no client took anything from another
             self._last_served = max(self._accounts.values(), default=self._last_served)
             self._accounts.clear()
         if client not in self._queues:
             self._queues[client] = OrderedDict()
             self._accounts[client] = self._account(client)
-        self._queues[client][sequence] = None
+        self._queues[client][state] = None
 
     def next(self) -> RequestState:
         """Take out the first request of the client with the lowest account."""
@@ -110,17 +110,17 @@ class FairShares:
             raise IndexError("the queue is empty")
         client = min(self._queues, key=self._order)
         self._last_served = self._accounts[client]
-        sequence = next(iter(self._queues[client]))
-        self.remove(sequence)
-        self._charge(client, sum(map(len, sequence.request.prompts)))
+        state = next(iter(self._queues[client]))
+        self.remove(state)
+        self._charge(client, sum(map(len, state.request.prompts)))
         self._forget()
-        return sequence
+        return state
 
-    def remove(self, sequence: RequestState) -> bool:
+    def remove(self, state: RequestState) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
-        client = sequence.request.client
+        client = state.request.client
         queue = self._queues.get(client)
-        if queue is None or queue.pop(sequence, sequence) is not None:
+        if queue is None or queue.pop(state, state) is not None:
             return False
         if not queue:
             del self._queues[client]

@@ -101,11 +101,6 @@ class RequestState:
         self._last_token: float | None = None
 
     @property
-    def started(self) -> bool:
-        """Whether it has had a slot."""
-        return self._started is not None
-
-    @property
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens to compute before it decodes: prompt tokens, or all after a preemption.
 
@@ -239,7 +234,7 @@ class RequestState:
         self.num_computed = 0
         return True
 
-    def took_to_choose(self, seconds: float) -> None:
+    def note_choosing(self, seconds: float) -> None:
         """Take in how long it took to make tokens of a pass's logits."""
         self.choosing_seconds = mean_with(self.choosing_seconds, seconds, _LATEST)
 

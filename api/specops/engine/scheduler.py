@@ -139,7 +139,7 @@ class Scheduler:
         preempted = self._slots.preemptions
         self._expire(step, started)
         self._slots.admit(self.waiting)
-        batch, scheduled = self._planner.plan(step)
+        batch, scheduled = self._planner.plan(step, started)
         step.preempted = self._slots.preemptions - preempted
         if scheduled:
             self._run(step, batch, scheduled, started)

@@ -1,8 +1,8 @@
-"""Gives sequences slots and KV blocks, and takes blocks away when none is left.
+"""Gives requests slots and KV blocks, and takes blocks away when none is left.
 
-The slots bound how many requests run. The KV blocks, taken as sequences grow, decide how many
-really do. Where no block is free, the sequence that was admitted last is preempted: the sequences
-before it get its blocks, and it is computed again when there is room. So the first sequence always
+The slots bound how many requests run. The KV blocks, taken as requests grow, decide how many
+really do. Where no block is free, the request that was admitted last is preempted: the requests
+before it get its blocks, and it is computed again when there is room. So the first request always
 goes on.
 """
 
@@ -20,7 +20,7 @@ from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
 
 
 class SlotManager:
-    """Gives sequences slots and blocks. Used by the engine's thread.
+    """Gives requests slots and blocks. Used by the engine's thread.
 
     Args:
         cache: the target's.
@@ -34,25 +34,25 @@ class SlotManager:
         self.preemptions = 0
         self._cache = cache
         self._drafters = drafters
-        self._sequences: list[RequestState] = []  # in the order of admission
-        # Next for a slot: preempted sequences, and one sequence that lacks blocks.
+        self._states: list[RequestState] = []  # in the order of admission
+        # Next for a slot: preempted requests, and one request that lacks blocks.
         self._in_line: deque[RequestState] = deque()
         self._free = list(range(cache.num_slots - 1, -1, -1))
         self._refused: tuple[RequestState, int] | None = None  # with the blocks left then
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._sequences)
+        return iter(self._states)
 
     @property
     def in_line(self) -> int:
-        """Number of sequences that wait for blocks."""
+        """Number of requests that wait for blocks."""
         return len(self._in_line)
 
     def admit(self, waiting: RequestQueue) -> None:
-        """Give free slots to preempted sequences, then to waiting ones, while blocks are left."""
+        """Give free slots to preempted requests, then to waiting ones, while blocks are left."""
         while self._free and (self._in_line or len(waiting)):
             if not self._in_line:
                 self._in_line.append(waiting.next())
@@ -61,105 +61,105 @@ class SlotManager:
             self._in_line.popleft()
 
     def schedule_decodes(self) -> list[RequestState]:
-        """The sequences that decode, each with room for one more token. May preempt others."""
+        """The requests that decode, each with room for one more token. May preempt others."""
         decoding = []
-        for sequence in list(self._sequences):
-            if sequence.num_uncomputed_tokens or sequence.slot < 0 or sequence.finish:
+        for state in list(self._states):
+            if state.num_uncomputed_tokens or state.slot < 0 or state.finish:
                 continue
-            if self._make_room(sequence, sequence.num_computed + 1, keep=()):
-                decoding.append(sequence)
+            if self._make_room(state, state.num_computed + 1, keep=()):
+                decoding.append(state)
             else:
-                self._preempt(sequence)
+                self._preempt(state)
         return decoding
 
-    def reserve(self, sequence: RequestState, length: int, batch: Batch) -> bool:
-        """Make room for a piece of a prompt, without preempting a sequence of the batch.
+    def reserve(self, state: RequestState, length: int, batch: Batch) -> bool:
+        """Make room for a piece of a prompt, without preempting a request of the batch.
 
         Returns:
-            Whether there is room. If not, the sequence is preempted where the batch is empty;
+            Whether there is room. If not, the request is preempted where the batch is empty;
             otherwise it waits.
         """
         keep = {span.slot for span in batch.spans}
-        found = self._make_room(sequence, length, keep=keep)
+        found = self._make_room(state, length, keep=keep)
         if not found and not keep:
-            self._preempt(sequence)
+            self._preempt(state)
         return found
 
-    def share_prefix(self, sequence: RequestState) -> int:
-        """Take over what other requests have computed of the sequence's beginning.
+    def share_prefix(self, state: RequestState) -> int:
+        """Take over what other requests have computed of the request's beginning.
 
         Returns:
             The number of computed tokens.
         """
-        if sequence.num_computed % BLOCK_TOKENS == 0 or not sequence.was_scheduled:
-            sequence.num_computed = self._cache.extend_prefix(sequence.slot, sequence.tokens)
-        return sequence.num_computed
+        if state.num_computed % BLOCK_TOKENS == 0 or not state.was_scheduled:
+            state.num_computed = self._cache.extend_prefix(state.slot, state.tokens)
+        return state.num_computed
 
     def remove_finished(self) -> list[RequestState]:
-        """Take out finished sequences."""
-        ended = [sequence for sequence in self._sequences if sequence.finish]
-        for sequence in ended:
-            self._leave(sequence)
-        gone = [sequence for sequence in self._in_line if sequence.finish]
-        for sequence in gone:
-            self._in_line.remove(sequence)
+        """Take out finished requests."""
+        ended = [state for state in self._states if state.finish]
+        for state in ended:
+            self._leave(state)
+        gone = [state for state in self._in_line if state.finish]
+        for state in gone:
+            self._in_line.remove(state)
         return ended + gone
 
-    def _admit(self, sequence: RequestState) -> bool:
-        """Give a sequence a slot, if its tokens fit beside what the running ones still need."""
+    def _admit(self, state: RequestState) -> bool:
+        """Give a request a slot, if its tokens fit beside what the running ones still need."""
         cache = self._cache
-        owed = sum(_lacking(item) for item in self._sequences)
+        owed = sum(_lacking(item) for item in self._states)
         spare = cache.available_blocks - owed
-        if self._refused is not None and self._sequences:
+        if self._refused is not None and self._states:
             refused, before = self._refused
-            if refused is sequence and spare <= before:
+            if refused is state and spare <= before:
                 return False
-        slot, client = self._free[-1], sequence.request.client
-        share = sequence.reader is None  # a reader needs the result at every token
-        sequence.num_computed = cache.begin(slot, sequence.tokens, client, share=share)
-        if self._sequences and cache.available_blocks - owed < _lacking(sequence):
+        slot, client = self._free[-1], state.request.client
+        share = state.reader is None  # a reader needs the result at every token
+        state.num_computed = cache.begin(slot, state.tokens, client, share=share)
+        if self._states and cache.available_blocks - owed < _lacking(state):
             cache.release(slot)
-            self._refused = sequence, spare
+            self._refused = state, spare
             return False
         self._free.pop()
         self._refused = None
-        sequence.slot, sequence.was_scheduled = slot, False
-        sequence.start()
-        self._sequences.append(sequence)
+        state.slot, state.was_scheduled = slot, False
+        state.start()
+        self._states.append(state)
         try:
-            for drafter in self._drafters_of(sequence):
-                drafter.begin(slot, sequence.tokens, client)
+            for drafter in self._drafters_of(state):
+                drafter.begin(slot, state.tokens, client)
         except Exception as error:
-            sequence.fail(error)
+            state.fail(error)
         return True
 
-    def _make_room(self, sequence: RequestState, length: int, keep: Collection[int]) -> bool:
-        """Preempt sequences that were admitted after this one, the last first, until it fits."""
-        while not self._cache.reserve(sequence.slot, length):
-            later = self._sequences[self._sequences.index(sequence) + 1 :]
+    def _make_room(self, state: RequestState, length: int, keep: Collection[int]) -> bool:
+        """Preempt requests that were admitted after this one, the last first, until it fits."""
+        while not self._cache.reserve(state.slot, length):
+            later = self._states[self._states.index(state) + 1 :]
             victim = next((item for item in reversed(later) if item.slot not in keep), None)
             if victim is None:
                 return False
             self._preempt(victim)
         return True
 
-    def _preempt(self, sequence: RequestState) -> None:
-        self._leave(sequence)
-        sequence.num_computed = 0
-        sequence.preemptions += 1
+    def _preempt(self, state: RequestState) -> None:
+        self._leave(state)
+        state.num_computed = 0
+        state.preemptions += 1
         self.preemptions += 1
-        self._in_line.appendleft(sequence)  # it was admitted before the others in line
+        self._in_line.appendleft(state)  # it was admitted before the others in line
 
-    def _leave(self, sequence: RequestState) -> None:
-        self._sequences.remove(sequence)
-        self._cache.release(sequence.slot)
-        for drafter in self._drafters_of(sequence):
+    def _leave(self, state: RequestState) -> None:
+        self._states.remove(state)
+        self._cache.release(state.slot)
+        for drafter in self._drafters_of(state):
             try:
-                drafter.release(sequence.slot)
+                drafter.release(state.slot)
             except Exception as error:
-                sequence.fail(error)
-        self._free.append(sequence.slot)
-        sequence.slot = -1
+                state.fail(error)
+        self._free.append(state.slot)
+        state.slot = -1
 
     def _drafters_of(self, state: RequestState) -> Sequence[LookupDrafter | DraftModel]:
         """The drafters that follow a request: a draft model keeps blocks for its text."""
@@ -168,7 +168,7 @@ class SlotManager:
         return () if chain is None or request.embed else chain.drafters
 
 
-def _lacking(sequence: RequestState) -> int:
+def _lacking(state: RequestState) -> int:
     """Number of blocks for its tokens and the next one, less the full ones; at least one."""
-    blocks = -(-(len(sequence.tokens) + 1) // BLOCK_TOKENS)
-    return blocks - sequence.num_computed // BLOCK_TOKENS
+    blocks = -(-(len(state.tokens) + 1) // BLOCK_TOKENS)
+    return blocks - state.num_computed // BLOCK_TOKENS
