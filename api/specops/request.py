@@ -309,10 +309,10 @@ class Output:
         return "".join(piece.text for piece in self.pieces)
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Number of tokens that it tells of: new ones, the prompt's, likely ones beside each."""
-        told = (*self.prompt, *(piece.logprob for piece in self.pieces))
-        return len(told) + sum(len(item.top) for item in told if item)
+        reported = (*self.prompt, *(piece.logprob for piece in self.pieces))
+        return len(reported) + sum(len(item.top) for item in reported if item)
 
 
 @dataclass(slots=True)

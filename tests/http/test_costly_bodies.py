@@ -16,9 +16,9 @@ import pytest
 from starlette.types import Send
 
 from specops.config import Settings
+from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Body
 from specops.http.app import create_app
-from specops.http.protocols.openai import chat
 from specops.request import FinishReason, Grammar, Logprob, Piece
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.fakes import FakeService, FakeTokenizer, output
@@ -348,13 +348,12 @@ async def test_others_have_their_turn_between_vectors(path: str) -> None:
 async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probabilities of 1,024 tokens and of 20 others beside each take 90 ms."""
     threads: set[str] = set()
-    whole = chat._Writer.whole
 
-    def noted(writer: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         threads.add(threading.current_thread().name)
-        return whole(writer)
+        return json_answer(*args, **options)
 
-    monkeypatch.setattr(chat._Writer, "whole", noted)
+    monkeypatch.setattr("specops.http.answering.answers.json_answer", noted)
     sent = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
     pieces = tuple(Piece(97, "a", "target", sent) for _ in range(200))
     answer = replace(output(finish=FinishReason.STOP), pieces=pieces)
@@ -362,4 +361,5 @@ async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPa
         response = await here.ask(CHAT, logprobs=True, top_logprobs=20, n=2)
     content = response.json()["choices"][1]["logprobs"]["content"]
     assert [len(item["top_logprobs"]) for item in content] == [20] * 200
+    assert threads
     assert all(name.startswith("write") for name in threads)

@@ -73,7 +73,9 @@ def known(path: Path) -> set[str]:
 
 
 each = pytest.mark.parametrize(
-    "protocol", PROTOCOLS, ids=lambda protocol: module_of(protocol).__name__.removeprefix(TABLE)
+    "protocol",
+    list(PROTOCOLS),
+    ids=lambda protocol: module_of(protocol).__name__.removeprefix(TABLE),
 )
 
 

@@ -215,7 +215,7 @@ async def test_an_answer_that_fills_the_context_says_so(
 
 
 async def test_a_long_wait_has_anthropics_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specops.http.answering.answers._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.answers.PAUSE_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, MESSAGES).send_json(ASK[MESSAGES] | {"stream": True})
         handle = await here.service.submitted.get()

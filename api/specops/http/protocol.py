@@ -1,6 +1,7 @@
 """What the server has to know of a protocol beside its endpoints: its prompts, and its errors.
 
-OpenAI's form of an error is that of all endpoints but Anthropic's and Ollama's:
+OpenAI's conventions are the default. Its form of an error is that of all endpoints but Anthropic's
+and Ollama's:
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
@@ -10,8 +11,9 @@ errors into their own exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Response
@@ -20,7 +22,6 @@ from specops.http.errors import ApiError
 from specops.request import PromptTooLong
 
 OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-MAXIMUM = "This model's maximum context length is"
 
 
 class Prompt(NamedTuple):
@@ -35,93 +36,94 @@ class Prompt(NamedTuple):
     operation: Literal["chat", "text_completion", "embeddings"]
 
 
-class Protocol:
-    """One protocol, with OpenAI's conventions; a subclass overrides what another one does else.
+def _openai_error(error: ApiError) -> dict[str, Any]:
+    status = error.status_code
+    failed = "invalid_request_error" if status < 500 else "server_error"
+    kind = OPENAI_TYPES.get(status, failed)
+    return {
+        "error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}
+    }
 
-    Args:
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Protocol:
+    """One protocol.
+
+    Attributes:
         router: the endpoints.
         prefix: of the paths that follow these conventions; the longest one that fits counts. None:
             the endpoints have the conventions of others.
-        prompts: those that the engine works for, by path.
+        prompts: the endpoints that the engine works for, by path.
         links: names of the endpoints in the list at `/`, and their paths.
-
-    Attributes:
         invalid_status: of the answer to a body with a wrong field.
         id_headers: of every response; they have the request's id.
         any_media_type: bodies are read as JSON, whatever they claim to be.
+        error_json: an error's fields.
+        event: ends a stream, with an error's JSON.
+        too_long_message: for a prompt that does not fit into the context. It has the words that
+            client libraries and agents look for: they then drop the oldest messages and try again.
+            LangChain looks for the code in the text of the client's exception, which has no `code`.
+        unknown_model_message: for a request for another model.
     """
 
-    invalid_status: ClassVar[int] = 400
-    id_headers: ClassVar[tuple[str, ...]] = ("x-request-id", "request-id")
-    any_media_type: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        router: APIRouter,
-        *,
-        prefix: str | None = None,
-        prompts: Mapping[str, Prompt] | None = None,
-        links: Mapping[str, str] | None = None,
-    ) -> None:
-        self.prefix = prefix
-        self.router = router
-        self.prompts = dict(prompts or {})
-        self.links = dict(links or {})
-
-    def error_body(self, error: ApiError) -> bytes:
-        """Return the JSON of an error."""
-        status = error.status_code
-        failed = "invalid_request_error" if status < 500 else "server_error"
-        detail = {
-            "message": error.detail,
-            "type": OPENAI_TYPES.get(status, failed),
-            "param": error.param,
-            "code": error.code,
-        }
-        return orjson.dumps({"error": detail})
+    router: APIRouter
+    prefix: str | None = None
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    invalid_status: int = 400
+    id_headers: tuple[str, ...] = ("x-request-id", "request-id")
+    any_media_type: bool = False
+    error_json: Callable[[ApiError], dict[str, Any]] = _openai_error
+    event: bytes = b"data: %b\n\n"
+    too_long_message: str = (
+        "This model's maximum context length is {context} tokens. However, you requested {asked} "
+        "tokens ({prompt} in the {field}, at least 1 in the completion). Please reduce the length "
+        "of the {field} or completion. (context_length_exceeded)"
+    )
+    unknown_model_message: str = "the model {requested!r} does not exist; this server has {own!r}"
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after a failure."""
-        return b"data: " + self.error_body(error) + b"\n\n"
+        return self.event % orjson.dumps(self.error_json(error))
 
     def error_response(self, error: ApiError) -> Response:
         """Return the whole response to a request that failed."""
-        content = self.error_body(error)
-        return Response(content, error.status_code, error.headers, media_type="application/json")
+        content, headers = orjson.dumps(self.error_json(error)), error.headers
+        return Response(content, error.status_code, headers, media_type="application/json")
 
     def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context.
-
-        It has the words that client libraries and agents look for: they then drop the oldest
-        messages and try again. One token of the context is the answer's. LangChain looks for the
-        code in the text of the client's exception, which has no `code`.
+        """Return the message for a prompt that does not fit; the answer needs one token.
 
         Args:
             field: the one with the prompt.
         """
-        prompt = error.prompt_tokens
-        return (
-            f"{MAXIMUM} {error.context} tokens. However, you requested {prompt + 1} tokens "
-            f"({prompt} in the {field}, at least 1 in the completion). Please reduce the length "
-            f"of the {field} or completion. (context_length_exceeded)"
+        prompt, context = error.prompt_tokens, error.context
+        return self.too_long_message.format(
+            message=error,
+            field=field,
+            prompt=prompt,
+            asked=prompt + 1,
+            context=context,
+            longest=context - 1,
         )
 
-    def unknown_model(self, requested: str, own: str) -> str:
-        """Return the message for a request for another model than the server's own."""
-        return f"the model {requested!r} does not exist; this server has {own!r}"
 
+class Protocols:
+    """All protocols; one of them has the empty prefix, for all other paths.
 
-class Protocols(tuple[Protocol, ...]):
-    """All protocols; one of them has the empty prefix, for all other paths."""
+    Attributes:
+        prompts: the endpoints that the engine works for, by path.
+    """
 
-    __slots__ = ()
+    def __init__(self, *protocols: Protocol) -> None:
+        self._protocols = protocols
+        self.prompts = {path: prompt for item in protocols for path, prompt in item.prompts.items()}
+        prefixes = [(item.prefix, item) for item in protocols if item.prefix is not None]
+        self._by_prefix = sorted(prefixes, key=lambda pair: -len(pair[0]))
 
-    @property
-    def prompts(self) -> dict[str, Prompt]:
-        """The endpoints that the engine works for, by path."""
-        return {path: prompt for protocol in self for path, prompt in protocol.prompts.items()}
+    def __iter__(self) -> Iterator[Protocol]:
+        return iter(self._protocols)
 
     def of(self, path: str) -> Protocol:
         """Return the protocol of a request's path."""
-        prefixes = {item.prefix: item for item in self if item.prefix is not None}
-        return prefixes[max(filter(path.startswith, prefixes), key=len)]
+        return next(item for prefix, item in self._by_prefix if path.startswith(prefix))

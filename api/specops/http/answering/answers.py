@@ -32,7 +32,7 @@ from specops.serving.request_handle import RequestHandle
 from specops.text.json_values import loads
 from specops.text.tools.reader import AnswerReader, Block, Delta
 
-_PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
+PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other length
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Answer:
         return "".join(piece.text for piece in self.pieces)
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Number of tokens that the answer tells of: its own, the likely ones beside each."""
         likely = 1 + (self.request.logprobs or 0)
         return (len(self.pieces) + len(self.prompt)) * likely
@@ -163,7 +163,7 @@ class Generation:
         Raises:
             ApiError: one of the answers failed.
         """
-        async for made in self.handle.outputs(_PAUSE_SECONDS):
+        async for made in self.handle.outputs(PAUSE_SECONDS):
             if made is None:
                 yield None
                 continue
@@ -334,23 +334,22 @@ class Writer:
         """
         raise error
 
-    async def response(self, *, stream: bool, headers: Mapping[str, str] | None = None) -> Response:
+    async def response(self, *, stream: bool) -> Response:
         """Send the answers.
 
         Args:
             stream: send events as they come; otherwise one body at the end.
-            headers: more headers.
 
         Raises:
             ApiError: an answer in one piece failed.
         """
-        generation, told = self.generation, self.generation.headers | dict(headers or {})
+        generation, headers = self.generation, self.generation.headers
         if stream:
-            events = self._events()
-            return EventStream(events, generation.handle.cancel, told, media_type=self.media_type)
-        tokens = sum(answer.told_tokens for answer in await generation.finished())
+            leave = generation.handle.cancel
+            return EventStream(self._events(), leave, headers, media_type=self.media_type)
+        tokens = sum(answer.reported_tokens for answer in await generation.finished())
         return await long_write(
-            lambda: json_answer(self.whole(), told, exclude_none=self.exclude_none), tokens
+            lambda: json_answer(self.whole(), headers, exclude_none=self.exclude_none), tokens
         )
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -359,7 +358,7 @@ class Writer:
                 if step is None:
                     events = self.pause
                 else:
-                    events = await long_write(partial(self.step, step), step.output.told_tokens)
+                    events = await long_write(partial(self.step, step), step.output.reported_tokens)
                 if events:
                     yield events
         except ApiError as error:

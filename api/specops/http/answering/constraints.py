@@ -128,9 +128,9 @@ class Constraints(Body):
 
     @model_validator(mode="after")
     def _one_constraint(self) -> Self:
-        given = list(self.constraints)
-        if len(given) > 1:
-            raise wrong_together(given[1], f"cannot be combined with `{given[0]}`")
+        names = list(self.constraints)
+        if len(names) > 1:
+            raise wrong_together(names[1], f"cannot be combined with `{names[0]}`")
         return self
 
     @property

@@ -18,8 +18,6 @@ from specops.text.agents import without_accounting
 from specops.text.json_values import loads, writable
 from specops.text.tools.formats import TOOL_NAME, Tool
 
-# Characters that a template adds, or that it could have added in the time that it takes.
-_MESSAGE_SIZE, _TOOL_SIZE = 32, 512
 Message = dict[str, Any]  # in the form that chat templates read
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 Parameters = Annotated[FreeObject, Field(description="JSON schema of the arguments")]
@@ -54,12 +52,6 @@ class Conversation:
     before: tuple[int, ...] = ()
     truncates: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of characters, roughly: rendering and encoding take time in proportion to it."""
-        characters = sum(_MESSAGE_SIZE + len(message["content"]) for message in self.messages)
-        return characters + _TOOL_SIZE * len(self.tools)
 
 
 class AnyTool(Protocol):
@@ -190,34 +182,29 @@ class Part(Body):
 Content = Text | Annotated[list[Part], Field(fail_fast=True)]
 
 
-def joined(content: str | Sequence[Part] | None, source: str) -> str:
+def joined(
+    content: str | Sequence[Part] | None,
+    source: str,
+    left_out: list[str] | None = None,
+    *,
+    result: bool = False,
+) -> str:
     """Return the text of a message.
 
-    Raises:
-        InvalidField: a part is not a text.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_text(part, source) for part in content)
-
-
-def joined_before(
-    content: str | Sequence[Part] | None, source: str, left_out: list[str], *, result: bool = False
-) -> str:
-    """Return the text of an answer or of a tool's result, without the parts that are no texts.
-
-    Clients send what an agent has seen and done with every request. To refuse a part of it would
-    end the conversation for good, so its kind is noted and the rest is read.
-
     Args:
-        left_out: gets the names of these parts.
-        result: a tool's result, where a word stands for the part, so that the model knows of it.
+        left_out: of an answer or a tool's result: gets the names of the parts that are no texts,
+            which are left out. Clients send what an agent has seen and done with every request. To
+            refuse a part of it would end the conversation for good.
+        result: a word stands for such a part, so that the model knows of it.
+
+    Raises:
+        InvalidField: a part of a question is not a text.
     """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for part in content:
-        if part.type in _TEXTS:
+        if left_out is None or part.type in _TEXTS:
             texts.append(_text(part, source))
             continue
         left_out.append(f"{source}.{part.type}")
@@ -304,11 +291,11 @@ def result_message(call_id: str, text: str, name: str | None = None) -> Message:
     return message if name is None else message | {"name": name}
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     """Return arguments as an object for the template; a text that is not JSON stays a text."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        return loads(given or "{}")
+        return loads(arguments or "{}")
     except ValueError:
-        return given
+        return arguments

@@ -17,12 +17,13 @@ import orjson
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation
+from specops.http.answering.body import Body
 from specops.http.answering.generate import enqueue, plain_request
+from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.offload import run_off_loop
 from specops.http.answering.prompts import prompt_tokens
-from specops.http.errors import ApiError, InvalidField
+from specops.http.errors import ApiError
 from specops.http.state import Context
 
 Vector = npt.NDArray[np.float32]
@@ -30,11 +31,10 @@ Vector = npt.NDArray[np.float32]
 
 async def embed(
     ctx: Context,
-    engine: Engine,
+    body: Body,
     inputs: Sequence[str | list[int]],
     shown: Any,
     *,
-    size: int | None,
     room: int | None = None,
 ) -> tuple[Generation, Vector, int]:
     """Embed texts.
@@ -42,41 +42,37 @@ async def embed(
     Args:
         inputs: each as text or as tokens.
         shown: the input as the client sent it, for a log that shows prompts.
-        size: number of entries that the client wants a vector to have.
         room: number of tokens to which a text is cut; None: texts stay whole.
 
     Returns:
         The generation, the vectors [texts, entries], and the number of the texts' tokens.
 
     Raises:
-        ApiError, InvalidField: the model has no embeddings, or none of that size.
+        ApiError, InvalidField: the model has no embeddings, or a token does not exist.
         NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
-    own = engine.info.embedding_size
-    if not own:
+    engine = ctx.engine
+    ignore_unknown(ctx, body)
+    if not engine.info.embedding_size:
         raise ApiError(
             400,
             f"the graph of {engine.info.name} does not output the hidden states that embeddings "
             "need: serve a model that this server has converted",
             code="no_embeddings",
         )
-    if size not in (None, own):
-        raise InvalidField(
-            "dimensions", f"this model's embeddings have {own} dimensions and cannot be shortened"
-        )
     encoded = await run_off_loop(
         ctx,
         lambda: [prompt_tokens(item, engine, "input")[:room] for item in inputs],
         sum(map(len, inputs)),
     )
-    wanted = replace(
+    request = replace(
         plain_request(ctx),
         prompt_tokens=encoded[0],
         more_prompts=tuple(encoded[1:]),
         embed=True,
         stream=False,
     )
-    generation = enqueue(ctx, [wanted], shown)
+    generation = enqueue(ctx, [request], shown)
     (answer,) = await generation.finished()
     found = answer.last.embeddings if answer.last else None
     if found is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.errors import too_late, unavailable
 from specops.http.state import Context
 
@@ -47,16 +46,6 @@ async def run_off_loop(
             return await asyncio.get_running_loop().run_in_executor(thread, work)
     except TimeoutError:
         raise too_late("encoded", ctx.settings.request_timeout) from None
-
-
-async def run_if_large(ctx: Context, work: Callable[[], _T]) -> _T:
-    """Do work that takes time by the parts of a request's body; on a thread if that is large.
-
-    Raises:
-        ApiError: the work took too long.
-    """
-    size = ctx.body_bytes
-    return await run_off_loop(ctx, work, size if size > LARGE_BODY_BYTES else 0)
 
 
 async def run_aside(

@@ -183,11 +183,11 @@ class EngineOptions(Constraints):
 
     def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
         """Return how tokens are drawn: as the body says, else the model, else the protocol."""
-        said = SamplingDefaults(
+        requested = SamplingDefaults(
             self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         )
-        found = said.over(model).over(self.usual)
-        return found if found.temperature else said._replace(temperature=0.0)
+        found = requested.over(model).over(self.usual)
+        return found if found.temperature else requested._replace(temperature=0.0)
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn, without biases and bad words.
@@ -225,8 +225,8 @@ class SeededOptions(EngineOptions):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        given = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        return tuple(filter(None, given))
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return tuple(filter(None, stops))
 
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; the engine takes no negative ones."""

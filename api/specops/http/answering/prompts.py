@@ -115,11 +115,11 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int
         return [*earlier, *question, *messages[start:]]
 
     @cache
-    def tokens_from(place: int) -> Tokens:
-        return encode(engine, replace(asked, messages=kept(starts[place])))
+    def tokens_from(index: int) -> Tokens:
+        return encode(engine, replace(asked, messages=kept(starts[index])))
 
     # Later starts have shorter prompts. Each try renders and encodes what would stay.
-    places = range(len(starts))
-    place = bisect_left(places, True, key=lambda place: len(tokens_from(place)) <= room)
-    place = min(place, places[-1])
-    return tokens_from(place), len(messages) - len(kept(starts[place]))
+    indexes = range(len(starts))
+    index = bisect_left(indexes, True, key=lambda index: len(tokens_from(index)) <= room)
+    index = min(index, indexes[-1])
+    return tokens_from(index), len(messages) - len(kept(starts[index]))

@@ -18,6 +18,11 @@ def fingerprint(engine: Engine) -> str:
     return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
 
 
+def tagged(name: str) -> str:
+    """Return the model's name as Ollama lists it."""
+    return name if ":" in name else name + LATEST
+
+
 def is_called(name: str, engine: Engine) -> bool:
     """Return whether a client means this model: the case, and Ollama's `:latest`, are its own."""
     own = engine.info.name.casefold()
@@ -35,7 +40,9 @@ def check_model(ctx: Context, name: str) -> Engine:
     if not is_called(name, engine):
         raise ApiError(
             404,
-            ctx.protocol.unknown_model(name[:64], engine.info.name),
+            ctx.protocol.unknown_model_message.format(
+                requested=name[:64], own=engine.info.name, tagged=tagged(engine.info.name)
+            ),
             code="model_not_found",
             param="model",
         )

@@ -13,17 +13,15 @@ from specops.http.protocols.ollama import models as ollama_models
 from specops.http.protocols.openai import chat, completions, embeddings, models, responses
 
 PROTOCOLS = Protocols(
-    (
-        native.PROTOCOL,
-        chat.PROTOCOL,
-        completions.PROTOCOL,
-        anthropic.PROTOCOL,
-        responses.PROTOCOL,
-        embeddings.PROTOCOL,
-        ollama_generation.PROTOCOL,
-        ollama_embeddings.PROTOCOL,
-        ollama_models.PROTOCOL,
-        tokens.PROTOCOL,
-        models.PROTOCOL,
-    )
+    native.PROTOCOL,
+    chat.PROTOCOL,
+    completions.PROTOCOL,
+    anthropic.PROTOCOL,
+    responses.PROTOCOL,
+    embeddings.PROTOCOL,
+    ollama_generation.PROTOCOL,
+    ollama_embeddings.PROTOCOL,
+    ollama_models.PROTOCOL,
+    tokens.PROTOCOL,
+    models.PROTOCOL,
 )

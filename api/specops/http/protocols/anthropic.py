@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
@@ -35,16 +35,16 @@ from specops.http.answering.conversation import (
     unread,
 )
 from specops.http.answering.generate import generate_chat
-from specops.http.answering.ignored import ignore_unknown, ignored_header
-from specops.http.answering.offload import run_aside, run_if_large
+from specops.http.answering.ignored import ignore, ignore_unknown, ignored_header
+from specops.http.answering.offload import run_aside
 from specops.http.answering.options import EngineOptions, StopList
-from specops.http.answering.prompts import encode
+from specops.http.answering.prompts import Tokens, encode
 from specops.http.answering.served_model import check_model
 from specops.http.errors import EVENTS, GENERATING, ApiError, InvalidField, error_responses
 from specops.http.protocol import OPENAI_TYPES, Prompt, Protocol
 from specops.http.sse import named_event
 from specops.http.state import Ctx
-from specops.request import Grammar, PromptTooLong
+from specops.request import Grammar
 from specops.system import logs
 from specops.text.tools.formats import Tool
 from specops.text.tools.reader import Block
@@ -381,34 +381,24 @@ _TYPES = {
 }
 
 
-class _Anthropic(Protocol):
-    def error_body(self, error: ApiError) -> bytes:
-        """Return the JSON of an error."""
-        failed = "invalid_request_error" if error.status_code < 500 else "api_error"
-        kind = _TYPES.get(error.status_code, failed)
-        return orjson.dumps(
-            {
-                "type": "error",
-                "error": {"type": kind, "message": error.detail},
-                "request_id": logs.request_id.get(),
-            }
-        )
-
-    def error_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream after a failure."""
-        return b"event: error\n" + super().error_event(error)
-
-    def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context."""
-        del field
-        return f"prompt is too long: {error.prompt_tokens} tokens > {error.context - 1} maximum"
+def _error(error: ApiError) -> dict[str, Any]:
+    failed = "invalid_request_error" if error.status_code < 500 else "api_error"
+    kind = _TYPES.get(error.status_code, failed)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.detail},
+        "request_id": logs.request_id.get(),
+    }
 
 
-PROTOCOL = _Anthropic(
-    router,
+PROTOCOL = Protocol(
+    router=router,
     prefix=PATH,
     prompts={PATH: Prompt("messages", "chat")},
     links={"messages": PATH, "count_tokens": f"{PATH}/count_tokens"},
+    error_json=_error,
+    event=b"event: error\ndata: %b\n\n",
+    too_long_message="prompt is too long: {prompt} tokens > {longest} maximum",
 )
 
 
@@ -447,9 +437,14 @@ async def messages(body: MessagesRequest, ctx: Ctx) -> Response:
 async def count_tokens(body: TokensRequest, ctx: Ctx) -> Response:
     """Count the tokens of a conversation's prompt."""
     engine = check_model(ctx, body.model)
-    asked = await run_if_large(ctx, body.conversation)
-    ignore_unknown(ctx, body, asked.skipped)
-    tokens = await run_aside(ctx, lambda: encode(engine, asked), asked.size, renders=True)
+    ignore_unknown(ctx, body)
+
+    def work() -> tuple[Iterable[str], Tokens]:
+        asked = body.conversation()
+        return asked.skipped, encode(engine, asked)
+
+    skipped, tokens = await run_aside(ctx, work, ctx.body_bytes, renders=True)
+    ignore(ctx, skipped)
     return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(ctx))
 
 

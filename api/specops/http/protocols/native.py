@@ -20,7 +20,7 @@ from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.protocol import Prompt, Protocol
 from specops.http.sse import DONE, event
 from specops.http.state import Ctx
-from specops.request import GenerationRequest, GenerationStats, PromptTooLong
+from specops.request import GenerationRequest, GenerationStats
 from specops.text.chat_template import question
 
 
@@ -151,25 +151,14 @@ class GenerateResponse(BaseModel):
 _RESPONSES = EVENTS | error_responses(*GENERATING, 422)
 PATH = "/generate"
 router = APIRouter(tags=["generate"])
-
-
-class _Native(Protocol):
-    """The framework's own conventions; also those of paths that no other protocol has."""
-
-    invalid_status = 422
-    id_headers = ("x-request-id",)
-
-    def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context."""
-        del field
-        return str(error)
-
-
-PROTOCOL = _Native(
-    router,
+PROTOCOL = Protocol(  # the framework's own conventions; also those of all other paths
+    router=router,
     prefix="",
     prompts={PATH: Prompt("prompt", "text_completion")},
     links={"generate": PATH},
+    invalid_status=422,
+    id_headers=("x-request-id",),
+    too_long_message="{message}",
 )
 
 

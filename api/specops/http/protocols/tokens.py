@@ -15,7 +15,7 @@ from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Body, FreeObject, Text, TokenId
 from specops.http.answering.conversation import ChatTool, Conversation, conversation
 from specops.http.answering.ignored import ignore_unknown, ignored_header
-from specops.http.answering.offload import run_aside, run_if_large
+from specops.http.answering.offload import run_aside
 from specops.http.answering.prompts import prompt_tokens, render
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
@@ -90,7 +90,7 @@ _PART = 1 << 12  # tokens that are written at once
 _RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
 PROTOCOL = Protocol(
-    router,
+    router=router,
     links={
         "tokenize": "/tokenize",
         "detokenize": "/detokenize",
@@ -140,8 +140,9 @@ async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
 async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
     """Write a conversation as one text with the model's chat template."""
     engine = _engine(ctx, body)
-    asked = await run_if_large(ctx, body.conversation)
-    text = await run_aside(ctx, lambda: render(engine, asked), asked.size, renders=True)
+    text = await run_aside(
+        ctx, lambda: render(engine, body.conversation()), ctx.body_bytes, renders=True
+    )
     return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(ctx))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-import orjson
 from fastapi import Response
 from pydantic import BaseModel, Field, model_validator
 
@@ -16,11 +15,9 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Body, Text
 from specops.http.answering.ignored import ignore_unknown, ignored_header
-from specops.http.answering.served_model import LATEST, check_model
+from specops.http.answering.served_model import check_model
 from specops.http.errors import GENERATING, ApiError, Responses, error_responses
-from specops.http.protocol import Protocol
 from specops.http.state import Context
-from specops.request import PromptTooLong
 
 
 class OllamaErrorResponse(BaseModel):
@@ -43,45 +40,18 @@ MACHINE_OPTIONS = frozenset(
 )
 
 
-class Ollama(Protocol):
-    """Ollama's conventions: `{"error": ...}`, and a line of JSON in place of an event."""
-
-    id_headers = ("x-request-id",)
-    # Ollama reads every body as JSON, and its users' curl sends none of the right type.
-    any_media_type = True
-
-    def error_body(self, error: ApiError) -> bytes:
-        """Return the JSON of an error."""
-        return orjson.dumps({"error": error.detail})
-
-    def error_event(self, error: ApiError) -> bytes:
-        """Return the line that ends a stream after a failure."""
-        return self.error_body(error) + b"\n"
-
-    def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context."""
-        del field
-        longest = error.context - 1
-        prompt = error.prompt_tokens
-        return f"the input length exceeds the context length: {prompt} tokens > {longest}"
-
-    def unknown_model(self, requested: str, own: str) -> str:
-        """Return the message for a request for another model; clients look for `not found`."""
-        return f"model {requested!r} not found; this server has {tagged(own)!r}"
-
-
 class OllamaBody(Body):
     """An object as Go reads it."""
 
     @model_validator(mode="before")
     @classmethod
-    def _known_in_any_case(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
-            return given
+    def _known_in_any_case(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or raw.keys() <= cls.model_fields.keys():
+            return raw
         found = {}
-        for name, value in given.items():
+        for name, value in raw.items():
             small = name.lower() if isinstance(name, str) else name
-            known = small in cls.model_fields and small not in given
+            known = small in cls.model_fields and small not in raw
             found[small if known else name] = value
         return found
 
@@ -135,14 +105,9 @@ def plain_answer(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
     return json_answer(reply, ignored_header(ctx), exclude_none=True)
 
 
-def told_time(time: datetime) -> str:
+def timestamp(time: datetime) -> str:
     """Return a time as Ollama writes it."""
     return time.isoformat().replace("+00:00", "Z")
-
-
-def tagged(name: str) -> str:
-    """Return the model's name as Ollama lists it."""
-    return name if ":" in name else name + LATEST
 
 
 def nanoseconds(seconds: float) -> int:

@@ -12,12 +12,10 @@ from pydantic import BaseModel, Field
 from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Text
 from specops.http.answering.embed import embed, vectors_answer
-from specops.http.answering.ignored import ignore_unknown
-from specops.http.protocol import Prompt
+from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
     ERRORS,
     MACHINE_OPTIONS,
-    Ollama,
     OllamaModel,
     nanoseconds,
     plain_answer,
@@ -27,8 +25,8 @@ from specops.http.state import Ctx
 
 EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
 router = APIRouter(tags=["ollama"])
-PROTOCOL = Ollama(
-    router,
+PROTOCOL = Protocol(
+    router=router,
     prompts={
         EMBED_PATH: Prompt("input", "embeddings"),
         OLD_EMBED_PATH: Prompt("prompt", "embeddings"),
@@ -53,8 +51,8 @@ class OllamaTexts(OllamaModel):
     @property
     def inputs(self) -> list[str]:
         """The texts as a list, also where there is only one; an empty text alone is none."""
-        given = self.input or []
-        return [given] if isinstance(given, str) else given
+        texts = self.input or []
+        return [texts] if isinstance(texts, str) else texts
 
 
 class OllamaText(OllamaModel):
@@ -88,11 +86,8 @@ async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
     figures = OllamaVectors(model=body.called, embeddings=[], total_duration=1, prompt_eval_count=0)
     if not body.inputs:
         return plain_answer(figures, ctx, body)
-    ignore_unknown(ctx, body)
     room = engine.info.context if body.truncate is not False else None
-    generation, vectors, tokens = await embed(
-        ctx, engine, body.inputs, body.input, size=None, room=room
-    )
+    generation, vectors, tokens = await embed(ctx, body, body.inputs, body.input, room=room)
     if 0 < (size := body.dimensions or 0) < vectors.shape[1]:
         vectors = vectors[:, :size]
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -108,9 +103,6 @@ async def embed_text(body: OllamaText, ctx: Ctx) -> Response:
     engine = served(ctx, body)
     if not body.prompt:
         return plain_answer(OllamaVector(embedding=[]), ctx, body)
-    ignore_unknown(ctx, body)
     room = engine.info.context
-    generation, vectors, _ = await embed(
-        ctx, engine, [body.prompt], body.prompt, size=None, room=room
-    )
+    generation, vectors, _ = await embed(ctx, body, [body.prompt], body.prompt, room=room)
     return json_answer(OllamaVector(embedding=vectors[0].tolist()), generation.headers)

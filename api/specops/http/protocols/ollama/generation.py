@@ -35,18 +35,17 @@ from specops.http.answering.logprobs import TokenLogprob, token_logprobs
 from specops.http.answering.options import SeededOptions
 from specops.http.answering.prompts import Tokens, fill_in, prompt_tokens
 from specops.http.errors import InvalidField
-from specops.http.protocol import Prompt
+from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
     LINES,
     MACHINE_OPTIONS,
     RESPONSES,
-    Ollama,
     OllamaBody,
     OllamaModel,
     nanoseconds,
     plain_answer,
     served,
-    told_time,
+    timestamp,
 )
 from specops.http.state import Ctx
 from specops.request import Grammar, Piece
@@ -136,9 +135,9 @@ class OllamaRequest(OllamaModel, SeededOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _spread(cls, given: Any) -> Any:
-        options = given.get("options") if isinstance(given, dict) else None
-        return {**options, **given} if isinstance(options, dict) else given
+    def _spread(cls, raw: Any) -> Any:
+        options = raw.get("options") if isinstance(raw, dict) else None
+        return {**options, **raw} if isinstance(options, dict) else raw
 
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed; a negative one means that there is none."""
@@ -367,9 +366,9 @@ def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
             messages.append(call_message(text, calls, turn.thinking or ""))
         elif turn.speaker == "tool":
             name = turn.tool_name or ""
-            given = [call for call in unanswered if call[0] == turn.tool_call_id]
-            named = [call for call in unanswered if not name or call[1] == name]
-            answered = (given or named or [(turn.tool_call_id or new_id(), name)])[0]
+            by_id = [call for call in unanswered if call[0] == turn.tool_call_id]
+            by_name = [call for call in unanswered if not name or call[1] == name]
+            answered = (by_id or by_name or [(turn.tool_call_id or new_id(), name)])[0]
             if answered in unanswered:
                 unanswered.remove(answered)
             messages.append(result_message(answered[0], text, answered[1] or None))
@@ -382,8 +381,8 @@ def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
 _LINE_ENDS = "\u0085\u2028\u2029"
 CHAT_PATH, PROMPT_PATH = "/api/chat", "/api/generate"
 router = APIRouter(tags=["ollama"])
-PROTOCOL = Ollama(
-    router,
+PROTOCOL = Protocol(
+    router=router,
     prompts={
         CHAT_PATH: Prompt("messages", "chat"),
         PROMPT_PATH: Prompt("prompt", "text_completion"),
@@ -469,15 +468,15 @@ class _Writer(Writer):
         text, thoughts = answer.text, ""
         if answer.reader:
             text, thoughts = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
-        told = self._fields(text, thoughts, self._calls()) | self._logprobs(answer.pieces)
-        return self._schema(**_heading(self._body), **told, **self._figures())
+        fields = self._fields(text, thoughts, self._calls()) | self._logprobs(answer.pieces)
+        return self._schema(**_heading(self._body), **fields, **self._figures())
 
     def step(self, step: Step) -> bytes:
         text, thoughts = step.output.text, ""
         if self._answer.reader:
             kinds = [block.kind for block in self._answer.blocks]
             text, thoughts = (
-                "".join(text for place, text in step.deltas if kinds[place] == which)
+                "".join(text for index, text in step.deltas if kinds[index] == which)
                 for which in ("text", "reasoning")
             )
         logprobs = self._logprobs(step.output.pieces)
@@ -491,8 +490,8 @@ class _Writer(Writer):
         return called + self._line("", "", (), self._figures())
 
     def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
-        told = _heading(self._body) | self._fields(text, thoughts, calls) | more
-        line = dumps(told)
+        fields = _heading(self._body) | self._fields(text, thoughts, calls) | more
+        line = dumps(fields)
         for end in _LINE_ENDS:
             line = line.replace(end.encode(), rb"\u%04x" % ord(end))
         return line + b"\n"
@@ -556,4 +555,4 @@ def _response(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
 
 
 def _heading(body: OllamaRequest) -> dict[str, Any]:
-    return {"model": body.called, "created_at": told_time(datetime.now(UTC))}
+    return {"model": body.called, "created_at": timestamp(datetime.now(UTC))}

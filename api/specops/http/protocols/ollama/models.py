@@ -15,18 +15,17 @@ from pydantic import BaseModel, Field
 from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer
 from specops.http.answering.ignored import ignore_unknown, ignored_header
-from specops.http.answering.served_model import fingerprint
+from specops.http.answering.served_model import fingerprint, tagged
 from specops.http.errors import error_responses
+from specops.http.protocol import Protocol
 from specops.http.protocols.ollama.common import (
     ERRORS,
     LINES,
     RESPONSES,
-    Ollama,
     OllamaErrorResponse,
     OllamaModel,
     served,
-    tagged,
-    told_time,
+    timestamp,
 )
 from specops.http.state import Context, Ctx
 from specops.text.fill_in import FillIn
@@ -36,9 +35,15 @@ _PROTOCOL = "0.12.11"  # the version of Ollama's API: clients ask for a minimum
 _FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that it never unloads
 _ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
 router = APIRouter(tags=["ollama"])
-PROTOCOL = Ollama(
-    router,
+PROTOCOL = Protocol(  # the conventions of all of Ollama's endpoints
+    router=router,
     prefix="/api/",
+    id_headers=("x-request-id",),
+    any_media_type=True,  # as Ollama does, and its users' curl sends none of the right type
+    error_json=lambda error: {"error": error.detail},
+    event=b"%b\n",
+    too_long_message="the input length exceeds the context length: {prompt} tokens > {longest}",
+    unknown_model_message="model {requested!r} not found; this server has {tagged!r}",
     links={f"ollama_{name}": f"/api/{name}" for name in ("show", "pull", "tags", "ps", "version")},
 )
 
@@ -144,7 +149,7 @@ def _capabilities(engine: Engine) -> list[str]:
 
 
 def _loaded_since(ctx: Context) -> str:
-    return told_time(datetime.fromtimestamp(ctx.app.started, UTC))
+    return timestamp(datetime.fromtimestamp(ctx.app.started, UTC))
 
 
 def _details(engine: Engine) -> dict[str, Any]:
@@ -163,10 +168,9 @@ def _details(engine: Engine) -> dict[str, Any]:
 
 def _parameters(engine: Engine) -> list[tuple[str, float]]:
     """Return how tokens are drawn where nobody says it, by Ollama's names."""
-    told = engine.info.sampling.specified
-    return [
-        ("repeat_penalty" if name == "repetition_penalty" else name, told[name]) for name in told
-    ]
+    values = engine.info.sampling.specified
+    penalty = values.pop("repetition_penalty", None)
+    return list(values.items()) + ([] if penalty is None else [("repeat_penalty", penalty)])
 
 
 def _modelfile(engine: Engine) -> str:

@@ -20,7 +20,6 @@ from specops.http.answering.conversation import (
     call_message,
     conversation,
     joined,
-    joined_before,
     result_message,
 )
 from specops.http.answering.generate import generate_chat
@@ -102,10 +101,10 @@ class Message(Body):
             if call_id is None:
                 message = "a message of the role 'tool' needs its tool_call_id"
                 raise InvalidField("messages", message, code="missing_parameter")
-            text = joined_before(self.content, "messages", left_out, result=True)
+            text = joined(self.content, "messages", left_out, result=True)
             return result_message(call_id, text, self.name)
         if self.role == "assistant":
-            text = joined_before(self.content, "messages", left_out) or self.refusal or ""
+            text = joined(self.content, "messages", left_out) or self.refusal or ""
             calls = [call.parts() for call in self.tool_calls or ()]
             if (call := self.function_call) is not None:
                 calls.append((_FUNCTION_CALL, call.name, call.arguments))
@@ -293,7 +292,7 @@ PATH = "/v1/chat/completions"
 _DELTAS = {"text": "content", "reasoning": "reasoning_content"}
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
-    router, prefix=PATH, prompts={PATH: Prompt("messages", "chat")}, links={"chat": PATH}
+    router=router, prefix=PATH, prompts={PATH: Prompt("messages", "chat")}, links={"chat": PATH}
 )
 
 
@@ -354,12 +353,12 @@ class _Writer(OpenAiWriter):
     def _deltas(self, step: Step) -> Iterator[dict[str, Any]]:
         """Yield a step's news in OpenAI's form: a call's name first, then pieces of arguments."""
         blocks = self.generation.answers[step.index].blocks
-        for place, text in step.deltas:
-            block = blocks[place]
+        for position, text in step.deltas:
+            block = blocks[position]
             if block.kind != "call":
                 yield {_DELTAS[block.kind]: text}
                 continue
-            number = sum(other.kind == "call" for other in blocks[:place])
+            number = sum(other.kind == "call" for other in blocks[:position])
             call: dict[str, Any] = {"index": number, "function": {"arguments": text}}
             if not text:
                 call |= {"id": call_id(), "type": "function"}

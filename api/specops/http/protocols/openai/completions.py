@@ -154,7 +154,7 @@ class Completion(BaseModel):
 PATH = "/v1/completions"
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
-    router,
+    router=router,
     prefix=PATH,
     prompts={PATH: Prompt("prompt", "text_completion")},
     links={"completions": PATH},
@@ -202,10 +202,8 @@ class _Writer(OpenAiWriter):
         return Completion(
             **self.heading,
             choices=[
-                self._texts[place].choice(
-                    index, answers[place].pieces, answers[place].finish_reason
-                )
-                for index, place in enumerate(self._returned())
+                self._texts[index].choice(rank, answers[index].pieces, answers[index].finish_reason)
+                for rank, index in enumerate(self._returned())
             ],
             usage=self._usage(),
             timings=timings(self.generation),
@@ -217,14 +215,14 @@ class _Writer(OpenAiWriter):
         return self.chunk(choice.model_dump())
 
     def _returned(self) -> Sequence[int]:
-        """Return the places of the answers that the client gets: the best ones of each prompt."""
+        """Return the indexes of the answers that the client gets: the best ones of each prompt."""
         answers, body = self.generation.answers, self._body
         if not body.ranks:
             return range(len(answers))
         found = []
         for first in range(0, len(answers), body.choices):
-            places = range(first, first + body.choices)
-            found += sorted(places, key=lambda place: -_mean(answers[place]))[: body.returned]
+            indexes = range(first, first + body.choices)
+            found += sorted(indexes, key=lambda index: -_mean(answers[index]))[: body.returned]
         return found
 
     def _usage(self) -> Usage:

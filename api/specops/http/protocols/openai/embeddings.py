@@ -10,12 +10,11 @@ from pydantic import BaseModel, Field
 
 from specops.http.answering.body import Body, Text, TokenId
 from specops.http.answering.embed import Vector, embed, vectors_answer
-from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.served_model import check_model
-from specops.http.protocol import MAXIMUM, Prompt, Protocol
+from specops.http.errors import InvalidField
+from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import ERRORS
 from specops.http.state import Ctx
-from specops.request import PromptTooLong
 
 MOST_INPUTS = 2048  # OpenAI's own bound
 _Text = Annotated[Text, Field(min_length=1)]
@@ -74,22 +73,14 @@ class EmbeddingList(BaseModel):
 
 PATH = "/v1/embeddings"
 router = APIRouter(tags=["openai"])
-
-
-class _Embeddings(Protocol):
-    def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context."""
-        del field
-        prompt = error.prompt_tokens
-        return (
-            f"{MAXIMUM} {error.context} tokens, however you requested {prompt} tokens ({prompt} in "
-            "your prompt; 0 for the completion). Please reduce your prompt; or completion length. "
-            "(context_length_exceeded)"
-        )
-
-
-PROTOCOL = _Embeddings(
-    router, prefix=PATH, prompts={PATH: Prompt("input", "embeddings")}, links={"embeddings": PATH}
+PROTOCOL = Protocol(
+    router=router,
+    prefix=PATH,
+    prompts={PATH: Prompt("input", "embeddings")},
+    links={"embeddings": PATH},
+    too_long_message="This model's maximum context length is {context} tokens, however you "
+    "requested {prompt} tokens ({prompt} in your prompt; 0 for the completion). Please "
+    "reduce your prompt; or completion length. (context_length_exceeded)",
 )
 
 
@@ -97,10 +88,11 @@ PROTOCOL = _Embeddings(
 async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
     engine = check_model(ctx, body.model)
-    ignore_unknown(ctx, body)
-    generation, vectors, tokens = await embed(
-        ctx, engine, body.inputs, body.input, size=body.dimensions
-    )
+    own = engine.info.embedding_size
+    if own and body.dimensions not in (None, own):
+        message = f"this model's embeddings have {own} dimensions and cannot be shortened"
+        raise InvalidField("dimensions", message)
+    generation, vectors, tokens = await embed(ctx, body, body.inputs, body.input)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
 
     def item(index: int, vector: Vector) -> dict[str, Any]:

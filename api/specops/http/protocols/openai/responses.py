@@ -31,7 +31,6 @@ from specops.http.answering.conversation import (
     call_message,
     conversation,
     joined,
-    joined_before,
     result_message,
     unread,
     written,
@@ -40,11 +39,11 @@ from specops.http.answering.generate import generate_chat
 from specops.http.answering.options import EngineOptions
 from specops.http.answering.served_model import check_model
 from specops.http.errors import ApiError, InvalidField
-from specops.http.protocol import MAXIMUM, Prompt, Protocol
+from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import RESPONSES
 from specops.http.sse import named_event
 from specops.http.state import Ctx
-from specops.request import Grammar, PromptTooLong
+from specops.request import Grammar
 from specops.text.json_values import MOST_PARTS, dumps, loads
 from specops.text.tools.formats import Tool
 from specops.text.tools.reader import Block
@@ -53,7 +52,7 @@ _FIELD = "input"
 # A message is an object with two names at least, and a body has room for no more of those. Of empty
 # objects it has room for three times as many, and to check and free them takes 22 ms.
 _MOST_ITEMS = MOST_PARTS // 3
-_TOLD = "part of the answer, and without effect"
+_ECHOED = "part of the answer, and without effect"
 
 
 # Calls whose results the client brings: the field with the arguments, and the name of a tool that
@@ -161,7 +160,7 @@ class ResponsesTool(Body):
             raise InvalidField("tools", "a function has no name", code="missing_parameter")
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
-    def told(self) -> dict[str, Any]:
+    def echoed(self) -> dict[str, Any]:
         """Return the tool for the answer, which has the fields that the client sent."""
         return {
             name: value
@@ -243,11 +242,11 @@ class ResponsesRequest(EngineOptions):
     store: bool | None = Field(
         True, description="false: references to the answer's items will not be understood"
     )
-    max_tool_calls: int | None = Field(None, description=_TOLD)
-    metadata: FreeObject | None = Field(None, description=_TOLD)
-    prompt_cache_key: Text | None = Field(None, description=_TOLD)
-    safety_identifier: Text | None = Field(None, description=_TOLD)
-    user: Text | None = Field(None, description=_TOLD)
+    max_tool_calls: int | None = Field(None, description=_ECHOED)
+    metadata: FreeObject | None = Field(None, description=_ECHOED)
+    prompt_cache_key: Text | None = Field(None, description=_ECHOED)
+    safety_identifier: Text | None = Field(None, description=_ECHOED)
+    user: Text | None = Field(None, description=_ECHOED)
 
     previous_response_id: Annotated[Any, Unsupported(None)] = Field(
         None, description="not supported: nothing is stored"
@@ -348,7 +347,7 @@ class _History:
         """Add an item behind those before it."""
         match item.kind:
             case "reasoning":
-                self._thoughts += joined_before(item.content or item.summary, _FIELD, self.left_out)
+                self._thoughts += joined(item.content or item.summary, _FIELD, self.left_out)
                 return
             case "message":
                 self._message(item)
@@ -364,7 +363,7 @@ class _History:
     def _message(self, item: Item) -> None:
         role, content = item.required("role"), item.required("content")
         if role == "assistant":
-            text = joined_before(content, _FIELD, self.left_out)
+            text = joined(content, _FIELD, self.left_out)
             self.messages.append(call_message(text, (), self._thoughts))
         else:
             role = role.replace("developer", "system")
@@ -436,21 +435,15 @@ _STEMS = {
     "call": "function_call_arguments",
 }
 router = APIRouter(tags=["openai"])
-
-
-class _Responses(Protocol):
-    def too_long(self, error: PromptTooLong, field: str) -> str:
-        """Return the message for a prompt that does not fit into the context."""
-        del field
-        return (
-            f"Your input exceeds the context window of this model. {MAXIMUM} {error.context} "
-            f"tokens. However, your input resulted in {error.prompt_tokens} tokens, and the answer "
-            "needs at least one. Please adjust your input and try again. (context_length_exceeded)"
-        )
-
-
-PROTOCOL = _Responses(
-    router, prefix=PATH, prompts={PATH: Prompt("input", "chat")}, links={"responses": PATH}
+PROTOCOL = Protocol(
+    router=router,
+    prefix=PATH,
+    prompts={PATH: Prompt("input", "chat")},
+    links={"responses": PATH},
+    too_long_message="Your input exceeds the context window of this model. This model's maximum "
+    "context length is {context} tokens. However, your input resulted in {prompt} tokens, and "
+    "the answer needs at least one. Please adjust your input and try again. "
+    "(context_length_exceeded)",
 )
 
 
@@ -523,7 +516,7 @@ class _Writer(BlockWriter):
             temperature=answer.request.sampling.temperature,
             text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
-            tools=[tool.told() for tool in body.tools or ()],
+            tools=[tool.echoed() for tool in body.tools or ()],
             top_p=answer.request.sampling.top_p,
             usage=self._usage() if complete else None,
             user=body.user,
