@@ -20,7 +20,7 @@ from specops.request import FinishReason, GenerationRequest, Output, SamplingPar
 from specops.runtime.kv_cache import PrefixCache
 from training.corpus import read_prompts
 
-PLACES = 64  # clients at a time
+AT_ONCE = 64  # clients
 LEAVING = 0.5  # share of them that leave before their end
 _ids = count()
 
@@ -98,12 +98,12 @@ def play(
     go_on: Callable[[], bool],
     *,
     seed: int = 0,
-    places: int = PLACES,
+    at_once: int = AT_ONCE,
 ) -> Tally:
     """Let clients come and leave while `go_on()` is true, then let the rest finish.
 
     Raises:
-        AssertionError: a request got other tokens than alone, or its place was not freed.
+        AssertionError: a request got other tokens than alone, or its slot was not freed.
     """
     rng = np.random.default_rng(seed)
     scheduler = engine.scheduler
@@ -111,7 +111,7 @@ def play(
     clients: dict[str, Client] = {}
     tally = Tally()
     while (coming := go_on()) or clients:
-        while coming and len(clients) < places:
+        while coming and len(clients) < at_once:
             which = int(rng.integers(len(requests)))
             name = str(next(_ids))
             request = replace(requests[which], request_id=name)
@@ -130,7 +130,7 @@ def play(
         result = scheduler.step()
         for output in result.outputs:
             _take(tally, clients, output)
-        assert not clients.keys() & set(leaving), "a place was not freed within a step"
+        assert not clients.keys() & set(leaving), "a slot was not freed within a step"
         assert result.running + result.waiting == len(clients)
         for name, client in clients.items():
             client.patience -= not client.settled or _phase(engine, name) != "waiting"
@@ -184,7 +184,7 @@ def main() -> None:
     tally = play(engine, kinds(engine, prompts, 60), lambda: time.monotonic() < end)
     print(f"{tally.stayed} stayed and got what they get alone; {tally.left.total()} left:")
     print(f"{dict(tally.left)}, {tally.wasted_tokens} tokens wasted")
-    print(f"{tally.cached_tokens} prompt tokens came from the prefix cache; all places are free")
+    print(f"{tally.cached_tokens} prompt tokens came from the prefix cache; all slots are free")
     print(f"{tally.preemptions} times a request gave its KV blocks up")
 
 

@@ -41,7 +41,7 @@ _CONTEXT = 1 << 16
 _VOCAB = 4096
 _TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 _SECOND = "after a tool"  # the second request of each agent
-_MARK = 24  # characters of a line that is in no other place
+_MARK = 24  # characters of a line that occurs nowhere else
 
 
 @dataclass(frozen=True, slots=True)

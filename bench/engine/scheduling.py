@@ -158,7 +158,7 @@ class Bench:
 
 def run(model: BenchModel, plan: Plan) -> Outcome:
     """Measure on an engine whose weights came from the disk."""
-    evict(model.settings.cache_dir)  # the place of weights in memory changes every figure
+    evict(model.settings.cache_dir)  # where weights lie in memory changes every figure
     settings = replace(model.settings, slots=SLOTS, context=CONTEXT, prefix_cache="client")
     bench = Bench(Engine.load(settings))
     decoding = {streams: bench.decoding(streams) for streams in plan.streams}

@@ -1,6 +1,6 @@
 """Puts weights out of the page cache, so that the next start reads them from the disk.
 
-The place of a file in memory depends on which process read it and on other uses of memory since:
+Where a file lies in memory depends on which process read it and on other uses of memory since:
 with the same file TinyLlama's shape made 59 tokens per second and, half an hour later, 42. A start
 from the disk can be repeated.
 """

@@ -2,7 +2,7 @@
 
 All sides run at once and take turns, case by case: one computes while the others are idle. Ratios
 are taken round by round, so that a change of the machine meets every side. Several starts are
-measured, each from the disk, because the place of the weights in memory changes the time of
+measured, each from the disk, because where the weights lie in memory changes the time of
 single-token passes.
 """
 

@@ -91,9 +91,9 @@ class LlamaSide(Side):
             self._prepare([(row, answer[-1:]) for row, answer in enumerate(found)], every=True)()
             ends = np.arange(len(prompts))
 
-    def _likeliest(self, place: int) -> int:
-        """The most likely token at a place of the last batch."""
-        logits = llama_cpp.llama_get_logits_ith(self._context, place)
+    def _likeliest(self, index: int) -> int:
+        """The most likely token after one of the last batch's tokens."""
+        logits = llama_cpp.llama_get_logits_ith(self._context, index)
         return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
 
     def _prepare(self, parts: Sequence[tuple[int, Sequence[int]]], *, every: bool) -> Pass:

@@ -49,26 +49,24 @@ class Llama:
         self._mask = ops.parameter([-1, -1], np.int64, name="attention_mask")
         self._positions = ops.parameter([-1, -1], np.int64, name="position_ids")
         self._beam = ops.parameter([-1], np.int32, name="beam_idx")
-        self._wanted = ops.parameter([-1], np.int64, name="logit_positions")
+        self._logit_positions = ops.parameter([-1], np.int64, name="logit_positions")
         self._sinks: list[Node] = []
 
     def model(self) -> ov.Model:
         """The whole graph."""
         shape = ops.shape_of(self._ids)
-        self._batch, self._width = (
-            ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 1)
-        )
+        self._batch, self._width = (ops.gather(shape, _whole([axis]), _whole(0)) for axis in (0, 1))
         table = self._weights("model.embed_tokens.weight")
         hidden = ops.gather(table, ops.convert(self._ids, np.int32), _whole(0))
         visible, rotation = self._visible(), self._rotation()
         for layer in range(self._layers):
             hidden = self._layer(f"model.layers.{layer}", layer, hidden, visible, rotation)
-        hidden = ops.gather(hidden, self._wanted, _whole(1))
+        hidden = ops.gather(hidden, self._logit_positions, _whole(1))
         hidden = self._norm("model.norm", hidden)
         logits = ops.matmul(hidden, self._weights("lm_head.weight"), False, True)
         result = ops.result(logits, name="logits")
         result.output(0).get_tensor().set_names({"logits"})
-        inputs = [self._ids, self._mask, self._positions, self._beam, self._wanted]
+        inputs = [self._ids, self._mask, self._positions, self._beam, self._logit_positions]
         for item in inputs:
             item.output(0).get_tensor().set_names({item.get_friendly_name()})
         return ov.Model([result], self._sinks, inputs, "llama")
@@ -89,9 +87,9 @@ class Llama:
         steps = np.arange(0, self._head, 2, dtype=np.float32) / self._head
         frequencies = (1 / self._theta**steps).astype(np.float32).reshape(1, -1, 1)
         spread = ops.concat([self._batch, _whole([1, 1])], 0)
-        places = ops.convert(ops.unsqueeze(self._positions, _whole(1)), np.float32)
+        positions = ops.convert(ops.unsqueeze(self._positions, _whole(1)), np.float32)
         wide = ops.broadcast(ops.constant(frequencies), spread, broadcast_spec="BIDIRECTIONAL")
-        angles = ops.matmul(wide, places, False, False)
+        angles = ops.matmul(wide, positions, False, False)
         turned = ops.transpose(angles, _whole([0, 2, 1]))
         both = ops.concat([turned, turned], -1)
         return tuple(ops.unsqueeze(item, _whole(1)) for item in (ops.cos(both), ops.sin(both)))
@@ -160,7 +158,7 @@ class Llama:
         if self._heads == self._kv_heads:
             return whole
         shape = ops.shape_of(whole)
-        batch, length = (ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 2))
+        batch, length = (ops.gather(shape, _whole([axis]), _whole(0)) for axis in (0, 2))
         copies = _whole([self._kv_heads, self._heads // self._kv_heads])
         spread = ops.concat([batch, copies, length, _whole([self._head])], 0)
         copied = ops.unsqueeze(whole, _whole(2))
@@ -170,13 +168,13 @@ class Llama:
 
 def inputs(text: list[int]) -> dict[str, Any]:
     """The graph's inputs for a whole text."""
-    places = np.arange(len(text), dtype=np.int64)
+    positions = np.arange(len(text), dtype=np.int64)
     return {
         "input_ids": np.array([text], np.int64),
         "attention_mask": np.ones((1, len(text)), np.int64),
-        "position_ids": places[None],
+        "position_ids": positions[None],
         "beam_idx": np.zeros(1, np.int32),
-        "logit_positions": places,
+        "logit_positions": positions,
     }
 
 

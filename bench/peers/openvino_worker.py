@@ -63,16 +63,16 @@ class OpenVinoSide(Side):
     def _logits(self) -> list[float]:
         return [float(value) for value in self._request.get_tensor("logits").data[0, -1]]
 
-    def _prepare(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Pass:
+    def _prepare(self, ids: npt.NDArray[np.int64], with_logits: npt.NDArray[np.int64]) -> Pass:
         rows, width = ids.shape
         start, self._length = self._length, self._length + width
-        places = np.arange(start, self._length, dtype=np.int64)
+        positions = np.arange(start, self._length, dtype=np.int64)
         for name, value in {
             "input_ids": ids,
             "attention_mask": np.ones((rows, self._length), np.int64),
-            "position_ids": np.tile(places, (rows, 1)),
+            "position_ids": np.tile(positions, (rows, 1)),
             "beam_idx": np.arange(rows, dtype=np.int32),
-            "logit_positions": positions,
+            "logit_positions": with_logits,
         }.items():
             self._request.set_tensor(name, ov.Tensor(value))
         return self._request.infer

@@ -86,7 +86,7 @@ def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[st
         for number, (side, python) in enumerate(commands.items()):
             cache = settings.cache_dir / f"before-{number}"  # weight tiles and costs of each side
             if cache.is_dir():
-                evict(cache)  # the place of the weights in memory must not favour one side
+                evict(cache)  # where weights lie in memory must not favour one side
             command = (python, "-m", "bench.runtime.before_worker")
             workers[side] = stack.enter_context(Worker(side, command))
             workers[side].ask("load", settings={**own, "cache_dir": str(cache)})

@@ -23,26 +23,26 @@ class Maglev:
         self._table = _table(self.addresses)
 
     def home(self, key: str) -> int:
-        """The replica that a key belongs to, as a place in `addresses`."""
+        """The replica that a key belongs to, as an index of `addresses`."""
         return int(self._table[xxh64_intdigest(key.encode()) % TABLE_SIZE])
 
 
 def _table(addresses: Sequence[str]) -> np.ndarray:
-    """[TABLE_SIZE]: replicas take turns, each takes the next free place of its own order."""
+    """[TABLE_SIZE]: replicas take turns, each takes the next free entry in an order of its own."""
     table = np.full(TABLE_SIZE, -1, dtype=np.int32)
-    order = sorted(range(len(addresses)), key=lambda place: addresses[place])
+    order = sorted(range(len(addresses)), key=lambda index: addresses[index])
     steps = []
-    for place in order:
-        text = addresses[place].encode()
+    for index in order:
+        text = addresses[index].encode()
         skip = xxh64_intdigest(text, 1) % (TABLE_SIZE - 1) + 1
-        steps.append([place, xxh64_intdigest(text) % TABLE_SIZE, skip])
+        steps.append([index, xxh64_intdigest(text) % TABLE_SIZE, skip])
     free, taken = TABLE_SIZE, bytearray(TABLE_SIZE)
     while free:
         for step in steps[:free]:
-            place, at, skip = step
+            index, at, skip = step
             while taken[at]:
                 at = (at + skip) % TABLE_SIZE
-            taken[at], table[at] = 1, place
+            taken[at], table[at] = 1, index
             step[1] = (at + skip) % TABLE_SIZE
             free -= 1
     return table

@@ -41,7 +41,7 @@ class SimulatedDrafter(LookupDrafter):
 
     Which positions are wrong depends on the seed and the sequence, not on the length of the drafts:
     every draft length meets the same mistakes. `acceptance` is the probability that a draft token
-    is right, given that all before it were. A wrong token is the right token's neighbour. The
+    is right if all before it were. A wrong token is the right token's neighbour. The
     drafter proposes nothing for a sequence that it does not know.
     """
 

@@ -86,7 +86,7 @@ def watched(*pids: int) -> Iterator[Watched]:
 
 
 def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS, window: float = _WINDOW_SECONDS) -> None:
-    """Wait until this process and the given ones stayed idle for a window of time.
+    """Wait until this process and those of `pids` stayed idle for a window of time.
 
     Raises:
         TimeoutError: some of them did not become idle in time.

@@ -41,7 +41,7 @@ def test_outputs_are_those_of_plain_requests_that_are_alone(
     steps = iter(range(400))
     # Long answers outgrow the blocks that were free when their requests were admitted.
     requests = kinds(engine, PROMPTS, 10, longest=200 if kv_tokens else 60)
-    tally = play(engine, requests, lambda: next(steps, None) is not None, places=24)
+    tally = play(engine, requests, lambda: next(steps, None) is not None, at_once=24)
     assert tally.stayed > 10
     assert tally.cached_tokens > 0
     assert (tally.preemptions > 0) == bool(kv_tokens)
