@@ -135,7 +135,7 @@ class Connection:
         `leaves` is the number of lines of the answer's body after which the client closes the
         connection; 0: before the answer.
         """
-        answer = Answer()
+        answer = Answer(sent=time.perf_counter())
         try:
             async with asyncio.timeout(_SECONDS):
                 streams = self._streams

@@ -143,3 +143,5 @@ def test_a_metric_is_the_sum_over_its_labels() -> None:
             asyncio.run(metric(port, "c"))
     with pytest.raises(ConnectionError):
         asyncio.run(metric(port, "ab"))
+    nobody = asyncio.run(once(port, Ask("/")))
+    assert (nobody.status, nobody.outcome, nobody.seconds < 60) == (0, 0, True)
