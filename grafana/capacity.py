@@ -119,7 +119,7 @@ def _memory() -> Panels:
         "Page faults per second",
         "`major`: a page was read from disk. Some of them while it generates: the weights do "
         "not stay in the page cache, so the cap is too tight for them; smaller weights "
-        "(SPECOPS_QUANT) help. `minor` (on the right): a page was given or found in memory, "
+        "(SPECOPS_QUANT) help. `minor` (on the right): the page was in memory already; "
         "harmless.",
         PER_SECOND,
         {"{{kind}}": rate_by("kind", "specops_page_faults_total")},

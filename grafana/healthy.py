@@ -160,7 +160,7 @@ def _objectives() -> Panels:
         "Error budget burn",
         "How fast slow answers of the last hour use up the 5 % that may take longer than the "
         "objective of 30 s: 1 uses it up exactly, 10 pages. Above 1 for long: shorten the queue "
-        "(SPECOPS_QUEUE_SIZE) so that load is shed sooner, or give it more processors.",
+        "(SPECOPS_QUEUE_SIZE) so that requests are refused sooner, or give it more processors.",
         TIMES,
         f"max(instance:specops_slow_requests:burn_rate1h {BURNING})",
         decimals=2,

@@ -136,7 +136,7 @@ def _replicas() -> Panels:
     )
     yield curves(
         "Prompt tokens from the cache, by replica",
-        "Share of the prompt tokens that each replica found in its prefix cache. One far below "
+        "Share of the prompt tokens that each replica read from its prefix cache. One far below "
         "the others: conversations reach it that belong elsewhere, or its cache is too small "
         "(SPECOPS_KV_TOKENS). All low: no X-Session-ID, and prompts do not begin alike.",
         "percentunit",
@@ -229,8 +229,8 @@ def _clients() -> Panels:
     )
     yield curves(
         "Turned away, by reason",
-        "`queue_full`, `kv_tokens`, `memory` and `pressure` are shed load (429): right under "
-        "overload, wrong if it lasts; then ask for less or add machines. `not_ready`: loading "
+        "`queue_full`, `kv_tokens`, `memory` and `pressure` are overload (429): right during "
+        "a peak, wrong if it lasts; then ask for less or add machines. `not_ready`: loading "
         "or draining. The others are the client's mistakes.",
         "reqps",
         {"{{reason}}": rate_by("reason", REFUSED)},
@@ -250,7 +250,7 @@ def _clients() -> Panels:
         nothing="none was closed",
     )
     yield curves(
-        "Failed callbacks, by place",
+        "Failed callbacks, by origin",
         "Callbacks of the service itself that raised an exception. `connection`, `engine` and "
         "`trace`: one client's connection or request ended. `scrape`: figures are missing. `tick` "
         "and `loop`: the server went on without it. Each is a defect: the API's log has its "

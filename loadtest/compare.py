@@ -3,7 +3,7 @@
     python loadtest/compare.py --guidellm PATH [--host URL] [--users 2] [--requests 40] [--rounds 3]
 
 Each way sends the same prompts for answers of the same length, all in turn for some rounds; a first
-round of each only warms up, as lookups find what the client was told before. Ends with status 1 if
+round of each only warms up, as lookups draft from earlier answers. Ends with status 1 if
 the medians of two ways' rounds differ by more than a tenth. guidellm has another name for TPOT
 without the first token: `inter_token_latency`, a mean for each request.
 """
@@ -88,7 +88,7 @@ def main() -> int:
         each = ", ".join(f"{value:.3f}" for value in values)
         print(f"{way:16} TPOT {middle[way]:.3f} ms ({each})")
     apart = max(middle.values()) / min(middle.values()) - 1
-    print(f"apart by {apart:.1%}, allowed are {ALLOWED:.0%}")
+    print(f"they differ by {apart:.1%} (allowed: {ALLOWED:.0%})")
     return int(apart > ALLOWED)
 
 

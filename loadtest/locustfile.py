@@ -84,7 +84,7 @@ def set_up(environment: Environment, **_: Any) -> None:
         pass  # the users will count that
     else:
         if answer.status_code == requests.codes.unauthorized:
-            sys.exit("The API refuses this key, or its lack: --api-key or LOAD_API_KEY gives one.")
+            sys.exit("The API refused the request: pass its key with --api-key or LOAD_API_KEY.")
     if environment.web_ui:
         page.install(environment, lambda: report(environment))
 
@@ -98,7 +98,7 @@ _begun: list[Environment] = []  # this process's; the events between processes d
 def begin(environment: Environment, **_: Any) -> None:
     """Start to record. Every process does so, at nearly the same time."""
     options, runner = environment.parsed_options, environment.runner
-    if isinstance(runner, WorkerRunner):  # the master has told, with its options
+    if isinstance(runner, WorkerRunner):  # the master has sent it, with its options
         index, processes = runner.worker_index % options.load_processes, options.load_processes
     else:
         index, processes = 0, runner.worker_count if isinstance(runner, MasterRunner) else 1

@@ -30,20 +30,23 @@ def add_to(parser: ArgumentParser) -> None:
         "--shape",
         "load_shape",
         USERS,
-        "users: the given number, each waits for its answer; arrivals: at a rate; or a program",
+        "users: so many, each waits for its answer; arrivals: at a rate; or a program",
         choices=SHAPES,
     )
     option(
         "--request-rate",
         "request_rate",
         0.0,
-        f"of arrivals, a second; 0: {ARRIVALS_RATE:g} with the shape arrivals",
+        f"arrivals per second; 0: {ARRIVALS_RATE:g} with the shape arrivals",
     )
-    option("--max-concurrency", "max_concurrency", 0, "most requests at once; 0: no limit")
+    option("--max-concurrency", "max_concurrency", 0, "limit of requests at once; 0: no limit")
     option(
-        "--num-prompts", "number_of_requests", 0, "after which the test ends by itself; 0: no limit"
+        "--num-prompts",
+        "number_of_requests",
+        0,
+        "the test ends after so many requests; 0: no limit",
     )
-    option("--api", "protocol", "generate", "endpoint that is asked", choices=list(PROTOCOLS))
+    option("--api", "protocol", "generate", "endpoint to send requests to", choices=list(PROTOCOLS))
     option(
         "--category",
         "kind_of_prompt",
@@ -51,7 +54,7 @@ def add_to(parser: ArgumentParser) -> None:
         "all: every kind, questions (chat) only if the server has a chat model",
         choices=["all", *CATEGORIES],
     )
-    option("--input-len", "prompt_tokens", 0, "length of a prompt; 0: as the texts are")
+    option("--input-len", "prompt_tokens", 0, "tokens of a prompt; 0: the texts as they are")
     option(
         "--output-len",
         "answer_tokens",
@@ -74,7 +77,7 @@ def add_to(parser: ArgumentParser) -> None:
         "--drafter",
         "drafter",
         "default",
-        "source of draft tokens; none: plain decoding; only with the protocol generate",
+        "source of draft tokens; none: plain decoding; only for the protocol generate",
         choices=["default", "draft", "suffix", "head", "cascade", "none"],
     )
     option("--seed", "seed", 0, "the same seed makes the same requests")
@@ -106,8 +109,8 @@ def settle(options: Namespace) -> None:
     """Fill in what follows from other options, before a run from the command line."""
     if options.num_users is None and options.max_concurrency:
         options.num_users = options.spawn_rate = options.max_concurrency
-    told = (options.num_users, options.run_time, options.number_of_requests, options.request_rate)
-    if options.headless and options.load_shape == USERS and not any(told):
+    limits = (options.num_users, options.run_time, options.number_of_requests, options.request_rate)
+    if options.headless and options.load_shape == USERS and not any(limits):
         options.load_shape = "smoke"
 
 

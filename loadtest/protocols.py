@@ -61,7 +61,7 @@ class Progress:
 
     Attributes:
         text: what it adds to the answer.
-        tokens: number of tokens in the text; None if the protocol does not tell.
+        tokens: number of tokens in the text; None if the protocol does not say.
         input_tokens, output_tokens: the whole counts, from the last events.
         error: what went wrong.
     """

@@ -70,16 +70,17 @@ def token_gaps(
 ) -> list[tuple[float, int]]:
     """Seconds between a stream's chunks, and each chunk's tokens, for all but the first chunk.
 
-    A chunk is the time at which it came, its tokens if the protocol tells them, and its characters.
-    Where they are not told, the answer's `total` tokens are spread over the chunks by characters.
+    A chunk is the time at which it came, its tokens if the protocol counts them, and its
+    characters. Where it does not, the answer's `total` tokens are spread over the chunks by
+    characters.
     """
     gaps = []
     characters = sum(length for _, _, length in chunks)
     counted = seen = 0
     previous = None
-    for at, told, length in chunks:
+    for at, own, length in chunks:
         seen += length
-        tokens = round(total * seen / characters) - counted if told is None else told
+        tokens = round(total * seen / characters) - counted if own is None else own
         counted += tokens
         if previous is None:
             previous = at

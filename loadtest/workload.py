@@ -16,7 +16,7 @@ from typing import Any
 
 CHAT = "chat"  # the category of questions
 DATASET = "dataset"  # that of texts from a file
-# Lengths of answers where none is given: half of them are shorter than the median, and most are
+# Lengths of answers without --output-len: half of them are shorter than the median, and most are
 # within a factor of two of it, as lengths of texts are.
 MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
 _CHARACTERS = 4  # of a token, roughly, where nobody counts
@@ -104,7 +104,7 @@ class Workload:
 
     Args:
         chat: whether the server has a chat model.
-        encode: counts tokens, for prompts of a given length.
+        encode: counts tokens, for prompts of a chosen length.
         index, processes: which of how many processes this is.
     """
 
@@ -114,11 +114,11 @@ class Workload:
         self.options = options
         self.index, self.processes = index, processes
         self.chat = chat
-        wanted = {options.kind_of_prompt}
+        kinds = {options.kind_of_prompt}
         if options.kind_of_prompt == "all":
-            wanted = {*CATEGORIES} if chat else {*CATEGORIES} - {CHAT}
+            kinds = {*CATEGORIES} if chat else {*CATEGORIES} - {CHAT}
         path = options.dataset
-        self.texts = dataset(Path(path)) if path else [t for t in TEXTS if t.category in wanted]
+        self.texts = dataset(Path(path)) if path else [t for t in TEXTS if t.category in kinds]
         self._spelled: list[list[bytes]] = []
         if options.prompt_tokens:
             self._spelled = [[*encode(turn)] for text in self.texts for turn in text.turns]
@@ -158,7 +158,7 @@ class Workload:
         )
 
     def _fitted(self, text: str, rng: random.Random) -> str:
-        """Return texts of the wanted length, or the text as it is."""
+        """Return texts of the chosen length, or the text as it is."""
         if not self.options.prompt_tokens:
             return text
         length = self._varied(self.options.prompt_tokens, rng)

@@ -40,7 +40,7 @@ DOWNLOAD = [state("downloading", f"{done} of 20000 MB") for done in range(20_000
         ),
         ([state("draining")], "draining: -", 0),
         ([None] * 15 + [state("ready")], None, 15),  # it may take its time to listen
-        ([None] * 100, "/health does not answer for 20 s", 20),
+        ([None] * 100, "/health has not answered for 20 s", 20),
     ],
     ids=lambda value: str(value)[:30],
 )

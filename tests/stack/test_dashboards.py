@@ -279,7 +279,7 @@ TRUE_AT_0 = {
     *("Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"),
     *("State", "Alerts", "Requests per second, by their end", "Running and waiting, by replica"),
     *("Requests by replica", "Refused, by replica", "HTTP status, by endpoint"),
-    *("Turned away, by reason", "Connections closed, by reason", "Failed callbacks, by place"),
+    *("Turned away, by reason", "Connections closed, by reason", "Failed callbacks, by origin"),
     "Where the engine's time goes",
     *("A second of the engine", "Passes and requests per pass", "Hits and misses"),
 }
@@ -361,7 +361,7 @@ def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_failed_callbacks_are_named_only_where_one_failed(tmp_path: Path, *, dead: bool) -> None:
-    promql = query("spread", "Failed callbacks, by place")
+    promql = query("spread", "Failed callbacks, by origin")
     rest = 2
     healthy = service("a", rest, dead=dead)
     evaluate(healthy, BUSY + rest, {promql: []}, tmp_path)

@@ -24,7 +24,7 @@ from specops.text.template_process import TemplateProcessError
 from specops.text.tools.reader import AnswerReader
 
 _HELP = """\
-/system TEXT  what the model is told first; without a text: as the template has it
+/system TEXT  set the system message; without a text: the chat template's own
 /new          begin anew
 /save FILE    write the conversation as JSON, as the API takes it
 /quit         end, as Ctrl + D does"""

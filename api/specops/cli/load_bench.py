@@ -116,7 +116,7 @@ def _generate(engine: Engine, settings: Settings) -> None:
             raise RuntimeError(output.error)
 
 
-def measure(environment: Mapping[str, str], runs: int, tell: Callable[[str], None]) -> list[Run]:
+def measure(environment: Mapping[str, str], runs: int, report: Callable[[str], None]) -> list[Run]:
     """Load the model in processes of their own, one after the other.
 
     The first process does not count: it makes missing files (downloads, conversions, the layout of
@@ -125,14 +125,14 @@ def measure(environment: Mapping[str, str], runs: int, tell: Callable[[str], Non
     Args:
         environment: variables of the processes, with the settings `SPECOPS_*`.
         runs: number of processes that count.
-        tell: called with the progress.
+        report: called with the progress.
 
     Raises:
         CommandError: the model cannot be loaded; the message is that of the process.
     """
-    found = []
+    measured = []
     for number in range(runs + 1):
-        tell("preparing" if not number else f"loading, {number} of {runs}")
+        report("preparing" if not number else f"loading, {number} of {runs}")
         variables = {**environment, "SPECOPS_DRAFT": NO_DRAFTER, _STARTED: repr(time.monotonic())}
         done = subprocess.run(  # nosec B603: our own module
             [sys.executable, "-P", "-m", "specops.cli.load_bench"],
@@ -142,11 +142,11 @@ def measure(environment: Mapping[str, str], runs: int, tell: Callable[[str], Non
             check=False,
         )
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["the process died"]
-            raise CommandError(said[-1])
+            lines = done.stderr.strip().splitlines() or ["the process died"]
+            raise CommandError(lines[-1])
         if number:
-            found.append(json.loads(done.stdout))
-    return found
+            measured.append(json.loads(done.stdout))
+    return measured
 
 
 def document(runs: Sequence[Run]) -> dict[str, Any]:
@@ -163,9 +163,9 @@ def table(runs: Sequence[Run]) -> str:
     """Return the figures in lines for people: medians, with the extremes of times."""
     run = runs[0]
     steps = [
-        (f"  {_shortened(step)}", [item["steps"][place][1] for item in runs])
-        for place, (step, _) in enumerate(run["steps"])
-        if all(place < len(item["steps"]) for item in runs)
+        (f"  {_shortened(step)}", [item["steps"][index][1] for item in runs])
+        for index, (step, _) in enumerate(run["steps"])
+        if all(index < len(item["steps"]) for item in runs)
     ]
     times = [
         ("load, until the first pass ran", [item["load_seconds"] for item in runs]),

@@ -290,7 +290,7 @@ def _bench_load(options: argparse.Namespace) -> int:
         fixed, options.model = {"target": options.model}, None
     variables = variables_of(options, **fixed)
     Settings.from_env(variables)
-    runs = measure(variables, options.runs, _tell)
+    runs = measure(variables, options.runs, _note)
     print(json.dumps(document(runs), indent=1) if options.json else table(runs), end="")
     return 0
 
@@ -306,18 +306,18 @@ def _make_head(options: argparse.Namespace) -> int:
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
     from specops.heads.making import make_head  # noqa: PLC0415
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        found = make_head(settings_of(options), options.out, options.minutes, tell)
+        head = make_head(settings_of(options), options.out, options.minutes, report)
     except (RuntimeError, *PROMPT_ERRORS) as error:
         raise CommandError(error) from error
-    print(f"{options.out}: {found.verdict}")
+    print(f"{options.out}: {head.verdict}")
     return 0
 
 
-def _tell(text: str) -> None:
+def _note(text: str) -> None:
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
 

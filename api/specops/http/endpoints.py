@@ -20,11 +20,11 @@ class Endpoints:
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        found = {route.path_format: route for route in routes if isinstance(route, Route)}
-        self.paths = tuple(found)
-        self._fixed = {path for path, route in found.items() if not route.param_convertors}
+        by_path = {route.path_format: route for route in routes if isinstance(route, Route)}
+        self.paths = tuple(by_path)
+        self._fixed = {path for path, route in by_path.items() if not route.param_convertors}
         self._patterns = [
-            (route.path_regex, path) for path, route in found.items() if route.param_convertors
+            (route.path_regex, path) for path, route in by_path.items() if route.param_convertors
         ]
 
     def of(self, path: str) -> str:

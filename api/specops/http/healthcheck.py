@@ -29,7 +29,7 @@ _STALL_SECONDS = 900.0  # without a change
 
 def check(
     ask: Callable[[], dict[str, Any] | None],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
@@ -38,29 +38,29 @@ def check(
 
     Args:
         ask: returns the answer of `/health`; None without an answer.
-        tell: called with what the model is doing, whenever that changes.
+        report: called with what the model is doing, whenever that changes.
         clock: returns the time in seconds.
         pause: waits so many seconds.
 
     Returns:
         None once the model is ready, otherwise why it is not ready and will not be soon.
     """
-    said, since, heard = "", clock(), clock()
+    reported, since, heard = "", clock(), clock()
     while True:
         health, now = ask(), clock()
         if health is None:
             if now - heard >= _SILENCE_SECONDS:
-                return f"/health does not answer for {_SILENCE_SECONDS:g} s"
+                return f"/health has not answered for {_SILENCE_SECONDS:g} s"
         else:
             heard = now
             state = str(health.get("state"))
             if state not in _ON_ITS_WAY:
                 return None if state == "ready" else f"{state}: {health.get('error') or '-'}"
-            if (doing := f"{state} {health.get('detail') or ''}".strip()) != said:
-                said, since = doing, now
-                tell(said)
+            if (doing := f"{state} {health.get('detail') or ''}".strip()) != reported:
+                reported, since = doing, now
+                report(reported)
             elif now - since >= _STALL_SECONDS:
-                return f"nothing new for {_STALL_SECONDS:g} s: {said}"
+                return f"nothing new for {_STALL_SECONDS:g} s: {reported}"
         pause(_PAUSE_SECONDS)
 
 
@@ -85,11 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--progress", action="store_true", help="say what the model is doing")
     options = parser.parse_args(arguments)
 
-    def tell(doing: str) -> None:
+    def report(doing: str) -> None:
         if options.progress:
             print(doing, flush=True)
 
-    problem = check(lambda: ask_health("127.0.0.1", options.port), tell)
+    problem = check(lambda: ask_health("127.0.0.1", options.port), report)
     if problem is not None:
         print(problem, file=sys.stderr)
     return 0 if problem is None else 1

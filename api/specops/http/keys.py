@@ -33,7 +33,7 @@ class ApiKeys:
     """
 
     def __init__(self, keys: str, metrics_key: str = "") -> None:
-        # Digests have one length: the time to compare them tells nothing of a key.
+        # Digests have one length: the time to compare them reveals nothing about a key.
         self._clients = [(name, _digest(key)) for name, key in client_keys(keys)]
         self._metrics = [("", _digest(metrics_key))] if metrics_key else []
         self.clients = tuple(dict.fromkeys(name for name, _ in self._clients))
@@ -66,9 +66,9 @@ def _owner(keys: Sequence[tuple[str, bytes]], headers: Headers) -> str | None:
     """Return the name of the key that a request brings; it may bring a wrong one beside it."""
     owner = None
     for key in _sent(headers):
-        given = _digest(key)
+        sent = _digest(key)
         for name, digest in keys:
-            if hmac.compare_digest(given, digest):
+            if hmac.compare_digest(sent, digest):
                 owner = name
     return owner
 

@@ -168,7 +168,7 @@ def run(app: FastAPI, settings: Settings) -> int:
     elif settings.prefix_cache == "client":
         log.info(
             "without SPECOPS_API_KEYS all clients count as one: they share the prefix cache, and "
-            "the time of an answer can tell a client what others have asked"
+            "response times can reveal to a client what others have asked"
         )
     gc.collect()
     gc.freeze()  # otherwise each full collection visits all libraries: 30 ms without a token

@@ -3,11 +3,11 @@
 A stream's status is sent with its first event or comment. So an error before the first token still
 has its own status, unless the wait was so long that a sign of life was sent. `StreamingResponse` is
 not used because it stops the generator when the client leaves. Here the source of the generator is
-told to stop, and ends by itself.
+stopped, and ends by itself.
 
 A gateway asks with the header `UNFRAMED` for streams without chunks, which end with their
-connection. A complete one ends with `WHOLE`: so the gateway can tell it from one whose server was
-killed, and ends that with an error (gateway/broken_stream.lua).
+connection. A complete one ends with `WHOLE`: so the gateway can distinguish it from one whose
+server was killed, and ends that with an error (gateway/broken_stream.lua).
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ function showChatFigures({ timings }, seconds) {
   const parts = [
     `${timings.predicted_n} tokens`,
     `${timings.predicted_per_second.toFixed(1)} per second`,
-    `${timings.tokens_per_step.toFixed(2)} per jump`,
+    `${timings.tokens_per_step.toFixed(2)} tokens per pass`,
     `${timings.draft_n_accepted} of ${timings.draft_n} draft tokens accepted`,
     `${seconds.toFixed(1)} s`,
   ];
