@@ -1,4 +1,4 @@
-"""docs/tour.md follows the code: each of its steps names files and names that there are.
+"""docs/tour.md follows the code: its steps name files and functions that exist, 600 lines in all.
 
 In the page every `code` is either a path of the repository or a name that one of the paths of the
 same step defines: `Class`, `function` or `Class.method`.
@@ -6,6 +6,7 @@ same step defines: `Class`, `function` or `Class.method`.
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import reduce
 from importlib import import_module
@@ -61,6 +62,21 @@ def test_a_step_names_what_is_there(step: str) -> None:
 
 def test_the_beginning_names_what_is_there() -> None:
     assert unknown(BEGINNING) == []
+
+
+def test_a_newcomer_reads_it_in_half_an_hour() -> None:
+    """The functions that the page names, with their docstrings, are at most 600 lines."""
+    named: dict[str, int] = {}
+    for step in STEPS:
+        code = re.findall(r"`([^`]+)`", step)
+        modules = [module_of(item) for item in code if item.endswith(".py")]
+        for name in code:
+            if "/" not in name:
+                (module,) = {module for module in modules if defines(module, name)}
+                source = inspect.getsource(reduce(getattr, name.split("."), module))  # type: ignore[arg-type]
+                named[name] = len(source.splitlines())
+    assert len(named) > 20
+    assert sum(named.values()) <= 600, named
 
 
 @pytest.mark.parametrize(
