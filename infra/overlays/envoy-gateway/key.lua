@@ -7,7 +7,7 @@ local MOST_BYTES = 512   -- of each text that counts
 local MOST_STEPS = 20000 -- through a body: a million brackets must not delay other requests
 local QUOTE, OPEN, LIST = 34, 123, 91
 
--- The place behind the string that begins at `i`.
+-- The position after the string that begins at `i`.
 local function behind_string(text, i)
   while true do
     i = text:find('["\\]', i + 1)
@@ -17,7 +17,7 @@ local function behind_string(text, i)
   end
 end
 
--- The place behind the JSON value that begins at `i`, and the number of steps to it.
+-- The position after the JSON value that begins at `i`, and the number of steps to it.
 local function behind(text, i)
   local first = text:byte(i)
   if first == QUOTE then return behind_string(text, i), 1 end
@@ -41,7 +41,7 @@ end
 
 -- The fields of a JSON object; values keep their JSON text.
 local function fields(text)
-  local found, steps = {}, 0
+  local values, steps = {}, 0
   local i = text:match('^%s*{()')
   while i and steps < MOST_STEPS do
     i = text:match('^[%s,]*()"', i)
@@ -50,10 +50,10 @@ local function fields(text)
     local value = text:match('^%s*:%s*()[^%s]', last)
     if not value then break end
     local next_one, taken = behind(text, value)
-    found[text:sub(i + 1, last - 2)] = text:sub(value, next_one - 1)
+    values[text:sub(i + 1, last - 2)] = text:sub(value, next_one - 1)
     i, steps = next_one, steps + taken
   end
-  return found
+  return values
 end
 
 -- The beginning of a conversation, up to the user's first message, which later turns do not change.
@@ -73,13 +73,13 @@ local function beginning(value)
 end
 
 local function text_key(body)
-  local given = fields(body)
-  local user = given.user or (given.metadata or ''):match('"user_id"%s*:%s*(".-")')
+  local request = fields(body)
+  local user = request.user or (request.metadata or ''):match('"user_id"%s*:%s*(".-")')
   if user and user:byte(1) == QUOTE and #user > 2 then return 'user ' .. user:sub(1, MOST_BYTES) end
-  local system = (given.system or given.instructions or ''):sub(1, MOST_BYTES)
-  local said = given.messages or given.input or given.prompt
-  if not said then return nil end
-  return 'text ' .. system .. '\n' .. beginning(said)
+  local system = (request.system or request.instructions or ''):sub(1, MOST_BYTES)
+  local prompt = request.messages or request.input or request.prompt
+  if not prompt then return nil end
+  return 'text ' .. system .. '\n' .. beginning(prompt)
 end
 
 -- A polynomial modulo the largest prime below 2^32, exact in a double.
