@@ -365,7 +365,7 @@ def test_exactly_one_state_is_shown(metrics: Readable) -> None:
     for state in STATES:
         metrics.set_state(state)
         assert {name for name in STATES if metrics.value("model_state", state=name)} == {state}
-    with pytest.raises(ValueError, match="asleep"):
+    with pytest.raises(KeyError, match="asleep"):
         metrics.set_state("asleep")
 
 

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
 from specops.metrics.last_minute import LastMinute
-from specops.metrics.series import EVERYONE, LOAD_SHAPES, MODELS, STATES, Series
+from specops.metrics.series import EVERYONE, LOAD_SHAPES, STATES, Series
 from specops.request import (
     Draft,
     FinishReason,
@@ -62,8 +62,6 @@ class Metrics(Series):
         self._blocks = 0
         self._machine = MachineCollector(volume, self.failures)
         self.registry.register(self._machine)
-        for model in MODELS:
-            self.set_download(model, 0, 0)
         self.set_state(STATES[0])
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
@@ -267,12 +265,11 @@ class Metrics(Series):
         """Show the state of the model, one of `series.STATES`.
 
         Raises:
-            ValueError: another state.
+            KeyError: another state.
         """
-        if state not in STATES:
-            raise ValueError(f"no state of the model: {state!r}")
-        for name in STATES:
-            self.model_state.labels(name).set(name == state)
+        current = self.model_state[state]
+        for gauge in self.model_state.values():
+            gauge.set(gauge is current)
         if state == "ready":
             self.model_ready_at.set_to_current_time()
 
@@ -280,12 +277,10 @@ class Metrics(Series):
         """Show the progress of a download in bytes; `model` is one of `series.MODELS`.
 
         Raises:
-            ValueError: another model, which would make the label unbounded.
+            KeyError: another model.
         """
-        if model not in MODELS:
-            raise ValueError(f"no such model: {model!r}")
-        self.download.labels(model).set(done)
-        self.download_total.labels(model).set(total)
+        self.download[model].set(done)
+        self.download_total[model].set(total)
 
     def set_model(
         self, labels: Mapping[str, str], slots: int, kv_tokens: int, kv_blocks: int

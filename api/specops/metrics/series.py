@@ -90,6 +90,11 @@ class Series:
         counter = self._counter(name, text, [label])
         return {value: counter.labels(value) for value in values}
 
+    def _gauges(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Gauge]:
+        """Make a gauge with one label; return its series by the value of the label."""
+        gauge = self._gauge(name, text, [label])
+        return {value: gauge.labels(value) for value in values}
+
     def _per_drafter(
         self, name: str, text: str, label: str, values: Iterable[int]
     ) -> dict[str, list[Counter]]:
@@ -243,14 +248,14 @@ class Series:
         self.kv_capacity_tokens = self._gauge(
             "kv_capacity_tokens", "Tokens that the target's KV cache can hold."
         )
-        blocks = self._gauge(
+        self.kv_blocks = self._gauges(
             "kv_blocks",
             "Blocks of the target's KV cache. `used`: by running requests; `shared`: those of "
             "them that several requests use; `kept`: of finished requests, usable at once; "
             "`free`.",
-            ["state"],
+            "state",
+            BLOCK_STATES,
         )
-        self.kv_blocks = {state: blocks.labels(state) for state in BLOCK_STATES}
         self.kv_usage = self._gauge(
             "kv_usage_ratio",
             "Share of the blocks that running requests use, 0 to 1; routers of several replicas"
@@ -370,18 +375,24 @@ class Series:
         )
 
     def _make_model(self) -> None:
-        self.download = self._gauge(
-            "download_bytes", "Downloaded bytes of a model's files; 0: no download.", ["model"]
+        self.download = self._gauges(
+            "download_bytes",
+            "Downloaded bytes of a model's files; 0: no download.",
+            "model",
+            MODELS,
         )
-        self.download_total = self._gauge(
-            "download_total_bytes", "Size of a model's files in bytes; 0: no download.", ["model"]
+        self.download_total = self._gauges(
+            "download_total_bytes",
+            "Size of a model's files in bytes; 0: no download.",
+            "model",
+            MODELS,
         )
         self.model = Info(
             "model", "The model that is served.", namespace=NAMESPACE, registry=self._registry
         )
         self.model.info({"name": "not loaded"})
-        self.model_state = self._gauge(
-            "model_state", "1 for the current state of the model.", ["state"]
+        self.model_state = self._gauges(
+            "model_state", "1 for the current state of the model.", "state", STATES
         )
         self.model_ready_at = self._gauge(
             "model_ready_timestamp_seconds", "Time at which the model became ready; 0 before."
