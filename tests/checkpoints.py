@@ -88,6 +88,12 @@ class Relative(NamedTuple):
     config: Config
 
 
+def _relative(architecture: str, gguf: str, **config: Any) -> Relative:
+    norms = {} if {"layer_norm_eps", "norm_epsilon"} & config.keys() else {"rms_norm_eps": 1e-6}
+    usual = {"pad_token_id": 0, "rope_theta": 10000.0, "tie_word_embeddings": True}
+    return Relative(f"{architecture}ForCausalLM", gguf, {**usual, **norms, **config})
+
+
 YARN: Config = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -95,141 +101,70 @@ YARN: Config = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
-_RELATED: Config = {
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-}
+_UNTIED: Config = {"tie_word_embeddings": False}
+_WINDOW: Config = {"sliding_window": 40}
+_ONE_WINDOW: Config = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_QUERIES: Config = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 RELATIVES: dict[str, Relative] = {
-    "mistral": Relative(
-        "MistralForCausalLM",
-        "llama",
-        {**_RELATED, "tie_word_embeddings": False, "sliding_window": 40},
+    "mistral": _relative("Mistral", "llama", **_UNTIED, **_WINDOW),
+    "qwen3": _relative("Qwen3", "qwen3", head_dim=32, rope_theta=1e6, use_sliding_window=False),
+    "smollm3": _relative(
+        "SmolLM3", "smollm3", rope_theta=5e6, no_rope_layers=[1, 0], no_rope_layer_interval=2
     ),
-    "qwen3": Relative(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        {**_RELATED, "head_dim": 32, "rope_theta": 1e6, "use_sliding_window": False},
-    ),
-    "smollm3": Relative(
-        "SmolLM3ForCausalLM",
-        "smollm3",
-        {**_RELATED, "rope_theta": 5e6, "no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
-    ),
-    "granite": Relative(
-        "GraniteForCausalLM",
+    "granite": _relative(
+        "Granite",
         "granite",
-        {
-            **_RELATED,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.0625,
-            "logits_scaling": 8.0,
-        },
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
     ),
-    "olmo2": Relative("Olmo2ForCausalLM", "olmo2", {**_RELATED, "tie_word_embeddings": False}),
-    "olmo3": Relative(
-        "Olmo3ForCausalLM",
-        "olmo2",
-        {
-            **_RELATED,
-            "tie_word_embeddings": False,
-            "rope_theta": 500000.0,
-            "rope_scaling": YARN,
-            "sliding_window": 40,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+    "olmo2": _relative("Olmo2", "olmo2", **_UNTIED),
+    "olmo3": _relative(
+        "Olmo3", "olmo2", **_UNTIED, **_ONE_WINDOW, rope_theta=500000.0, rope_scaling=YARN
     ),
-    "exaone4": Relative(
-        "Exaone4ForCausalLM",
-        "exaone4",
-        {
-            **_RELATED,
-            "head_dim": 24,
-            "sliding_window": 40,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+    "exaone4": _relative("Exaone4", "exaone4", **_ONE_WINDOW, head_dim=24),
+    "ernie4_5": _relative("Ernie4_5", "ernie4_5", head_dim=24, use_bias=False),
+    "glm4": _relative(
+        "Glm4", "glm4", **_UNTIED, head_dim=32, attention_bias=True, partial_rotary_factor=0.5
     ),
-    "ernie4_5": Relative(
-        "Ernie4_5ForCausalLM", "ernie4_5", {**_RELATED, "head_dim": 24, "use_bias": False}
-    ),
-    "glm4": Relative(
-        "Glm4ForCausalLM",
-        "glm4",
-        {
-            **_RELATED,
-            "tie_word_embeddings": False,
-            "head_dim": 32,
-            "attention_bias": True,
-            "partial_rotary_factor": 0.5,
-        },
-    ),
-    "ministral3": Relative(
-        "Ministral3ForCausalLM",
+    "ministral3": _relative(
+        "Ministral3",
         "mistral3",
-        {
-            **_RELATED,
-            "head_dim": 32,
-            "rope_theta": None,
-            "rope_parameters": {
-                **YARN,
-                "rope_theta": 1e6,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
-        },
+        head_dim=32,
+        rope_theta=None,
+        rope_parameters={**YARN, "rope_theta": 1e6, **_QUERIES},
     ),
-    "cohere2": Relative(
-        "Cohere2ForCausalLM",
-        "cohere2",
-        {
-            "pad_token_id": 0,
-            "layer_norm_eps": 1e-5,
-            "rope_theta": 50000.0,
-            "logit_scale": 0.25,
-            "sliding_window": 40,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "tie_word_embeddings": True,
-        },
+    "cohere2": _relative(
+        "Cohere2", "cohere2", **_ONE_WINDOW, layer_norm_eps=1e-5, rope_theta=5e4, logit_scale=0.25
     ),
-    "starcoder2": Relative(
-        "Starcoder2ForCausalLM",
+    "starcoder2": _relative(
+        "Starcoder2",
         "starcoder2",
-        {
-            "norm_epsilon": 1e-5,
-            "hidden_act": "gelu_pytorch_tanh",
-            "rope_theta": 1e5,
-            "sliding_window": 40,
-            "use_bias": True,
-            "tie_word_embeddings": True,
-        },
+        **_WINDOW,
+        norm_epsilon=1e-5,
+        hidden_act="gelu_pytorch_tanh",
+        rope_theta=1e5,
+        use_bias=True,
     ),
-    "phi": Relative(
-        "PhiForCausalLM",
+    "phi": _relative(
+        "Phi",
         "phi2",
-        {
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu_new",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "tie_word_embeddings": False,
-        },
+        **_UNTIED,
+        layer_norm_eps=1e-5,
+        hidden_act="gelu_new",
+        partial_rotary_factor=0.5,
     ),
-    "gemma3_text": Relative(
-        "Gemma3ForCausalLM",
+    "gemma3_text": _relative(
+        "Gemma3",
         "gemma3",
-        {
-            **_RELATED,
-            "head_dim": 24,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": 40,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-            "sliding_window": 40,
-            "sliding_window_pattern": 2,
-        },
+        **_WINDOW,
+        head_dim=24,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=40,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        sliding_window_pattern=2,
     ),
 }
 """Llama's relatives that need no maker of their own, by their `model_type`."""

@@ -87,10 +87,19 @@ def process() -> Iterator[TemplateProcess]:
     with_own.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TemplateProcess]:
+    """For tests that ask nothing of the process itself."""
+    for_all = TemplateProcess()
+    yield for_all
+    for_all.close()
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes a second takes a tenth of one."""
-    monkeypatch.setattr(template_process, "_SECONDS", 0.1)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(template_process, "_SECONDS", 60.0)
+    monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 60.0)
 
 
 def pid(process: TemplateProcess) -> int:
@@ -105,36 +114,36 @@ def works(process: TemplateProcess) -> bool:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("source", HOSTILE)
 def test_a_template_that_takes_too_much_is_ended_and_the_next_is_not(
-    source: str, process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+    source: str, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if HOSTILE[source] in (MEMORY, LENGTH):  # however slow the machine is
-        monkeypatch.setattr(template_process, "_SECONDS", 60.0)
-        monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 60.0)
+    if HOSTILE[source] not in (MEMORY, LENGTH):
+        monkeypatch.setattr(template_process, "_SECONDS", 0.1)
+    ended = shared.ended["limit"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateLimitExceeded, match=HOSTILE[source]):
-        process.render(source, {}, {})
-    assert process.ended == {"limit": 1, "crash": 0}
-    assert works(process)
+        shared.render(source, {}, {})
+    assert shared.ended == {"limit": ended + 1, "crash": 0}
+    assert works(shared)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_call_with_hostile_values_is_survived(
-    seed: int, process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+    seed: int, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of the calls that `python -m tests.fuzz --only rendering` makes."""
     monkeypatch.setattr(template_process, "_SECONDS", 0.1)
     draw = random.Random(seed)
     for name in draw.sample(NAMES, 12):
         try:
-            process.render(Call.draw(name, draw).source, {}, values())
+            shared.render(Call.draw(name, draw).source, {}, values())
         except (TemplateLimitExceeded, TemplateRefusal):
             continue
-    assert works(process)
-    assert process.ended["crash"] == 0
+    assert works(shared)
+    assert shared.ended["crash"] == 0
 
 
 @LINUX
@@ -352,12 +361,12 @@ def test_a_processor_with_unknown_calls_has_no_filter() -> None:
 
 
 @pytest.mark.parametrize("source", HONEST)
-def test_everything_works_as_without_the_process(source: str, process: TemplateProcess) -> None:
+def test_everything_works_as_without_the_process(source: str, shared: TemplateProcess) -> None:
     def here() -> str:
         return template_worker.environment({"a": "b"}).from_string(source).render({})
 
     def there() -> str:
-        return process.render(source, {"a": "b"}, {})
+        return shared.render(source, {"a": "b"}, {})
 
     def outcome(render: Callable[[], str]) -> str:
         try:
@@ -368,28 +377,25 @@ def test_everything_works_as_without_the_process(source: str, process: TemplateP
     assert outcome(there) == outcome(here)
 
 
-def test_values_arrive_as_they_are(process: TemplateProcess) -> None:
+def test_values_arrive_as_they_are(shared: TemplateProcess) -> None:
     given = {"a": [None, True, 10**30, -0.0, float("inf"), "é\ud800\0", {"": [[]]}, 0.1]}
     source = "{{ a }}{{ a is mapping }}{{ a[6] is mapping }}{{ a[5] }}"
     here = template_worker.environment({}).from_string(source).render(given)
-    assert process.render(source, {}, given) == here
+    assert shared.render(source, {}, given) == here
 
 
-def test_a_conversation_of_a_mebibyte_is_within_the_limits(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_process, "_SECONDS", 60.0)  # the test machine may be slow
-    monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 60.0)
+@pytest.mark.usefixtures("patient")
+def test_a_conversation_of_a_mebibyte_is_within_the_limits(shared: TemplateProcess) -> None:
     source = """{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
 {{ m.role }}: {{ m.content | trim | replace('x', 'yy') }}{{ '\n' * 2 }}{% endfor %}
 {{ messages[1:] | tojson(indent=2) | length }}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}/{{ ns.n * 10000 }}"""
     roles = ("assistant", "user")
     many = [{"role": roles[i % 2], "content": " x" * 31 + "\U0001f600"} for i in range(16_000)]
-    text = process.render(source, {}, {"messages": many})
+    text = shared.render(source, {}, {"messages": many})
     assert text.splitlines()[-1] == "8000/160000000"
     nested: Any = [[] for _ in range(300_000)]
-    assert process.render("{{ a[1:] | length }}", {}, {"a": nested}) == "299999"
+    assert shared.render("{{ a[1:] | length }}", {}, {"a": nested}) == "299999"
 
 
 def test_renderings_of_many_threads_do_not_mix(process: TemplateProcess) -> None:
@@ -422,6 +428,7 @@ def test_a_process_that_ends_between_renderings_is_missed_by_nobody(
 
 
 @LINUX
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("number", "error", "words"),
     [
@@ -434,10 +441,7 @@ def test_a_process_that_ends_in_a_rendering_costs_that_one_alone(
     error: type[Exception],
     words: str,
     process: TemplateProcess,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template_process, "_SECONDS", 60.0)
-    monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 60.0)
     works(process)
     before = cpu_ticks(pid(process))
 

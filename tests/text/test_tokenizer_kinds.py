@@ -14,7 +14,7 @@ from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
 from tests.text import published_tokenizers as published
 
-COUNT = 500
+COUNT = 200
 BROKEN = "\ufffd"
 
 
