@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE, answers, wait
 
 pytestmark = pytest.mark.e2e
 FIRST_FORMAT = 1001
-WEEK = 7 * 24 * 3600
+KEY = re.compile(r"-[0-9a-f]{16}-")  # in the name of a conversion's folder
 BODY = {"prompt": "the same prompt", "max_new_tokens": 8, "temperature": 0}
 
 
@@ -111,43 +111,27 @@ def answer(url: str) -> str:
     return text
 
 
-def test_two_versions_in_turns_on_one_cache_convert_once_each(versions: Versions) -> None:
-    """Each start happens beside the other version, which goes on answering."""
-    texts, converting, found = set(), [], []
-    other = ExitStack()  # ends the version that was started before
-    with ExitStack() as everything:
-        everything.push(lambda *_: other.close())
-        for number in (1, 2, 1, 2):
-            with ExitStack() as this:
-                url, log = this.enter_context(versions.serving(number))
-                converting.append(log.count("converting "))
-                found.append(versions.conversions())
-                texts.add(answer(url))
-                other.close()
-                texts.add(answer(url))
-                other = this.pop_all()
-    assert [bool(count) for count in converting] == [True, True, False, False]
-    assert [len(one) for one in found] == [1, 2, 2, 2]
-    assert found[1] == found[2] == found[3]
-    assert found[1].items() >= found[0].items()
-    assert len(texts) == 1  # the same weights, whichever version laid them out
-
-
-def test_what_a_service_has_open_stays_and_what_nobody_used_for_a_week_goes(
-    versions: Versions,
-) -> None:
-    with versions.serving(1) as (first, _):
-        text, made = answer(first), [*versions.conversions()]
-        for number in (2, 3, 4):
-            with versions.serving(number):
-                made += versions.conversions().keys() - {*made}
-        assert len(made) == 4
-        unused = time.time() - WEEK - 3600
-        os.utime(versions.cache / "converted" / made[1], (unused, unused))
-        with versions.serving(5) as (url, _):  # the last two are 4 and 3; 1 is in use
-            assert answer(url) == answer(first) == text
-        assert versions.conversions().keys() >= {made[0], made[2], made[3]}
-        assert made[1] not in versions.conversions()
-    with versions.serving(1) as (url, log):
+def test_two_versions_share_a_cache(versions: Versions) -> None:
+    """Each converts once; what is in use stays, and what nobody used for a week goes."""
+    converted = versions.cache / "converted"
+    with versions.serving(1) as (first, log):
+        assert "converting " in log
+        text, made = answer(first), versions.conversions()
+        (own,) = made
+        for key, days in (("0" * 16, 8), ("1" * 16, 6)):  # of earlier versions
+            older = shutil.copytree(converted / own, converted / KEY.sub(f"-{key}-", own))
+            os.utime(older, (time.time() - days * 24 * 3600,) * 2)
+        with versions.serving(2) as (second, other):
+            assert "converting " in other
+            assert answer(second) == answer(first) == text  # whichever version laid weights out
+        found = versions.conversions()
+        assert found.items() >= made.items()
+        assert len(found) == 3
+        assert KEY.sub(f"-{'0' * 16}-", own) not in found
+        with versions.serving(2) as (second, other):
+            assert "converting " not in other
+            assert answer(second) == answer(first) == text
+    with versions.serving(1) as (first, log):
         assert "converting " not in log
-        assert answer(url) == text
+        assert answer(first) == text
+    assert versions.conversions() == found
