@@ -88,6 +88,14 @@ def test_fields_and_presets_are_described_as_they_are() -> None:
     succeed(sys.executable, "-m", "scripts.pages", "--check")
 
 
+def test_every_code_of_an_error_is_described() -> None:
+    page = (ROOT / "docs" / "api.md").read_text().partition("## Errors")[2]
+    sources = (ROOT / "api" / "specops" / "http").rglob("*.py")
+    codes = {code for path in sources for code in re.findall(r'code="(\w+)"', path.read_text())}
+    assert len(codes) > 15
+    assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
+
+
 def test_the_picture_of_the_layers_is_the_code() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     (picture,) = re.findall(r"```mermaid\n(.*?)```", page, flags=re.DOTALL)
