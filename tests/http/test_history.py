@@ -37,24 +37,40 @@ def turn(role: str, text: str) -> str:
     return f"<|im_start|>{role}{text}<|im_end|>"
 
 
+def part(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+def says(role: str, *parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A turn; without parts its content is null."""
+    return {"role": role, "content": list(parts) or None, **fields}
+
+
+def calls(**call: Any) -> dict[str, Any]:
+    """A turn of OpenAI's that calls a tool."""
+    return {"role": "assistant", "tool_calls": [{"id": "1", **call}]}
+
+
+NOT_SHOWN = "not shown, this model reads text only]"
+LS = '<tool_call>{"name": "sh", "arguments": {"input": "ls"}}</tool_call>'
+THOUGHT = part("summary_text", text="h")
+SOURCE = part("text", media_type="text/plain", data="inside")
+PICTURE_RESULT = [part("text", text="a"), part("image", source={})]
+FOUND = [part("text", text="found")]
+# A history, what the prompt has of it, and the names of what it leaves out.
 READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
-    "a refusal": (
-        CHAT,
-        [{"role": "assistant", "content": None, "refusal": "No."}],
-        turn("assistant", "No."),
-        "",
-    ),
+    "a refusal": (CHAT, [says("assistant", refusal="No.")], turn("assistant", "No."), ""),
     "a refusal as a part": (
         CHAT,
-        [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
+        [says("assistant", part("refusal", refusal="No."))],
         turn("assistant", "No."),
         "",
     ),
-    "an empty answer": (CHAT, [{"role": "assistant", "content": None}], turn("assistant", ""), ""),
+    "an empty answer": (CHAT, [says("assistant")], turn("assistant", ""), ""),
     "calls of functions": (
         CHAT,
         [
-            {"role": "assistant", "content": None, "function_call": CALLED},
+            says("assistant", function_call=CALLED),
             {"role": "function", "name": "get_weather", "content": "sunny"},
         ],
         turn("assistant", CALL) + turn("tool", "sunny"),
@@ -62,133 +78,68 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     ),
     "a call of a custom tool": (
         CHAT,
-        [
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {"id": "1", "type": "custom", "custom": {"name": "sh", "input": "ls"}}
-                ],
-            }
-        ],
-        '<tool_call>{"name": "sh", "arguments": {"input": "ls"}}</tool_call>',
+        [calls(type="custom", custom={"name": "sh", "input": "ls"})],
+        LS,
         "",
     ),
     "a name that no tool may have": (
         CHAT,
-        [
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {"id": "1", "type": "function", "function": CALLED | {"name": "two words"}}
-                ],
-            }
-        ],
+        [calls(type="function", function=CALLED | {"name": "two words"})],
         '"name": "two words"',
         "",
     ),
     "thoughts as parts": (
         CHAT,
-        [{"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "b"}]}],
+        [says("assistant", part("thinking"), part("text", text="b"))],
         turn("assistant", "b"),
         "messages.thinking",
     ),
-    "an empty result": (
-        CHAT,
-        [{"role": "tool", "tool_call_id": "1", "content": None}],
-        turn("tool", ""),
-        "",
-    ),
+    "an empty result": (CHAT, [says("tool", tool_call_id="1")], turn("tool", ""), ""),
     "a picture as a result": (
         CHAT,
-        [{"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url"}]}],
-        turn("tool", "[image_url: not shown, this model reads text only]"),
+        [says("tool", part("image_url"), tool_call_id="1")],
+        turn("tool", f"[image_url: {NOT_SHOWN}"),
         "messages.image_url",
     ),
     "a picture that a tool of Anthropic's took": (
         MESSAGES,
-        [
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "1",
-                        "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}],
-                    }
-                ],
-            }
-        ],
-        "[image: not shown, this model reads text only]",
+        [says("user", part("tool_result", tool_use_id="1", content=PICTURE_RESULT))],
+        f"[image: {NOT_SHOWN}",
         "messages.image",
     ),
     "a document of text": (
         MESSAGES,
-        [
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "document",
-                        "title": "T",
-                        "source": {"type": "text", "media_type": "text/plain", "data": "inside"},
-                    }
-                ],
-            }
-        ],
+        [says("user", part("document", title="T", source=SOURCE))],
         turn("user", "Tinside"),
         "",
     ),
     "a document of parts": (
         MESSAGES,
-        [
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "document",
-                        "source": {"type": "content", "content": [{"type": "text", "text": "in"}]},
-                    }
-                ],
-            }
-        ],
-        turn("user", "in"),
+        [says("user", part("document", source=part("content", content=FOUND)))],
+        turn("user", "found"),
         "",
     ),
     "a search result": (
         MESSAGES,
-        [
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "search_result",
-                        "title": "T",
-                        "source": "http://a",
-                        "content": [{"type": "text", "text": "found"}],
-                    }
-                ],
-            }
-        ],
+        [says("user", part("search_result", title="T", source="http://a", content=FOUND))],
         turn("user", "Thttp://afound"),
         "",
     ),
     "a summary": (
         MESSAGES,
-        [{"role": "assistant", "content": [{"type": "compaction", "content": "before"}]}],
+        [says("assistant", part("compaction", content="before"))],
         turn("assistant", "before"),
         "",
     ),
     "what Anthropic's servers searched": (
         MESSAGES,
         [
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
-                    {"type": "web_search_tool_result", "tool_use_id": "1", "content": []},
-                    {"type": "text", "text": "Sunny."},
-                ],
-            }
+            says(
+                "assistant",
+                part("server_tool_use", id="1", name="web_search", input={}),
+                part("web_search_tool_result", tool_use_id="1", content=[]),
+                part("text", text="Sunny."),
+            )
         ],
         turn("assistant", "Sunny."),
         "messages.server_tool_use, messages.web_search_tool_result",
@@ -196,14 +147,10 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     "thoughts of several items": (
         RESPONSES,
         [
-            {"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": "h"}]},
-            {"type": "reasoning", "id": "2", "summary": [], "encrypted_content": "x"},
-            {"type": "web_search_call", "id": "3", "status": "completed"},
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": "b"}],
-            },
+            part("reasoning", id="1", summary=[THOUGHT]),
+            part("reasoning", id="2", summary=[], encrypted_content="x"),
+            part("web_search_call", id="3", status="completed"),
+            part("message", **says("assistant", part("output_text", text="b"))),
         ],
         turn("assistant", "<think>h</think>b"),
         "input.encrypted_content, input.status, input.web_search_call",
@@ -211,22 +158,21 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     "custom tools": (
         RESPONSES,
         [
-            {"type": "custom_tool_call", "call_id": "1", "name": "sh", "input": "ls"},
-            {
-                "type": "custom_tool_call_output",
-                "call_id": "1",
-                "output": [{"type": "input_text", "text": "a.py"}, {"type": "input_image"}],
-            },
+            part("custom_tool_call", call_id="1", name="sh", input="ls"),
+            part(
+                "custom_tool_call_output",
+                call_id="1",
+                output=[part("input_text", text="a.py"), part("input_image")],
+            ),
         ],
-        turn("assistant", '<tool_call>{"name": "sh", "arguments": {"input": "ls"}}</tool_call>')
-        + turn("tool", "a.py[input_image: not shown, this model reads text only]"),
+        turn("assistant", LS) + turn("tool", f"a.py[input_image: {NOT_SHOWN}"),
         "input.input_image",
     ),
     "a local shell": (
         RESPONSES,
         [
-            {"type": "local_shell_call", "call_id": "1", "id": "x", "action": {"command": ["ls"]}},
-            {"type": "local_shell_call_output", "id": "1", "output": "a.py"},
+            part("local_shell_call", call_id="1", id="x", action={"command": ["ls"]}),
+            part("local_shell_call_output", id="1", output="a.py"),
         ],
         '"arguments": {"command": ["ls"]}}</tool_call><|im_end|>' + turn("tool", "a.py"),
         "",
@@ -234,29 +180,21 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     "a shell": (
         RESPONSES,
         [
-            {"type": "shell_call", "call_id": "1", "action": {"commands": ["ls"]}},
-            {"type": "shell_call_output", "call_id": "1", "output": [{"stdout": "a.py"}]},
+            part("shell_call", call_id="1", action={"commands": ["ls"]}),
+            part("shell_call_output", call_id="1", output=[{"stdout": "a.py"}]),
         ],
         turn("tool", '{"stdout":"a.py"}'),
         "",
     ),
     "a server of the model context protocol": (
         RESPONSES,
-        [
-            {
-                "type": "mcp_call",
-                "id": "1",
-                "server_label": "s",
-                "output": "found",
-                **CALLED,
-            }
-        ],
+        [part("mcp_call", id="1", server_label="s", output="found", **CALLED)],
         turn("assistant", CALL) + turn("tool", "found"),
         "input.server_label",
     ),
     "a reference to what is not known": (
         RESPONSES,
-        [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}, USER],
+        [part("item_reference", id="msg_1"), {"id": "msg_2"}, USER],
         turn("user", "Weather?"),
         "input.item_reference",
     ),
