@@ -73,24 +73,9 @@ async def generate(
     """
     engine, settings = ctx.engine, ctx.settings
     ignore_unknown(ctx, body)
-    places, answers = engine.info.slots + settings.queue_size, count * body.choices
-    if answers > places:
-        message = f"prompts times `n` must be at most {places} on this server"
-        raise InvalidField("n", message)
-    # Exchange the place of one for places of all answers; no other request comes between.
-    ctx.release()
-    ctx.release = ctx.app.service.admission.reserve(answers)
+    _reserve(ctx, count * body.choices)
     stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
-    common = replace(
-        plain_request(ctx),
-        **_drafting(body, settings, engine.info),
-        max_new_tokens=_limit(body, settings),
-        min_tokens=body.min_tokens or 0,
-        ignore_eos=bool(body.ignore_eos),
-        logprobs=body.token_logprobs,
-        prompt_logprobs=body.prompt_logprobs,
-        stream=body.streams,
-    )
+    limits = _drafting(body, settings, engine.info) | {"max_new_tokens": _limit(body, settings)}
 
     def work() -> tuple[Prepared, dict[str, Any]]:
         prepared, grammar = prepare(), body.grammar
@@ -108,13 +93,19 @@ async def generate(
         ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
     ends = prepared.gap.ends if prepared.gap else {}
     common = replace(
-        common,
+        plain_request(ctx),
+        **limits,
         stop=(*body.stops, *ends),
         stop_token_ids=(*stop_tokens, *ends.values()),
+        min_tokens=body.min_tokens or 0,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.token_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        stream=body.streams,
     )
-    advised = engine.info.sampling
     sampling = [
-        replace(body.sampling(choice, advised), **spelled) for choice in range(body.choices)
+        replace(body.sampling(choice, engine.info.sampling), **spelled)
+        for choice in range(body.choices)
     ]
     requests = [
         replace(common, prompt_tokens=tuple(tokens), sampling=one)
@@ -122,6 +113,16 @@ async def generate(
         for one in sampling
     ]
     return enqueue(ctx, requests, prepared.shown, choices=body.choices, format=prepared.format)
+
+
+def _reserve(ctx: Context, answers: int) -> None:
+    """Exchange the request's place in the queue for places of all its answers."""
+    places = ctx.engine.info.slots + ctx.settings.queue_size
+    if answers > places:
+        message = f"prompts times `n` must be at most {places} on this server"
+        raise InvalidField("n", message)
+    ctx.release()  # no other request comes between
+    ctx.release = ctx.app.service.admission.reserve(answers)
 
 
 async def generate_chat(
