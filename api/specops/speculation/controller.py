@@ -90,16 +90,17 @@ class Controller:
         return gain is None or gain >= 0 or account is None or account.spare >= 0
 
     def reading_pays(self, drafter: str) -> bool:
-        """Whether a token of a draft model that has read all requests is worth its place in each.
+        """Whether a draft model that is asked pays, and would if it had read all requests.
 
-        It counts as `choose` does, and only until then: a model that has read competes there.
+        Beside a lookup that finds most tokens it may have nothing to do.
         """
         if self._draft is None or (account := self._accounts.get(drafter)) is None:
             return True
         if account.reads is None:
             plain, rate = self._target.cost(self._requests), account.acceptance.rates()[0]
             added = self._target.cost(2 * self._requests) - plain
-            account.reads = rate * plain > added + self._draft.cost(self._requests)
+            worth = rate * plain > added + self._draft.cost(self._requests)
+            account.reads = worth and account.gain >= 0
         return account.reads
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
