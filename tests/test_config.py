@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import product
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specops import synonyms
 from specops.config import PREFIX, ConfigError, Settings, client_keys
 from specops.models.convert import Quantization
 from specops.models.prepare import choose
@@ -143,22 +145,19 @@ def test_variables_that_change_nothing(variables: dict[str, str]) -> None:
     assert Settings.from_env(variables) == Settings.from_env({})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("PROT", "is not a setting; did you mean SPECOPS_PORT"),  # misspelt
-        ("KERNELS", "is not a setting"),  # of earlier versions, without a successor
-        ("LONGEST_PAUSE", ".*SPECOPS_MAX_INTER_TOKEN_LATENCY"),  # of earlier versions
-        ("ROWS", ".*SPECOPS_SLOTS"),
-        ("PREFILL_CHUNK", ".*SPECOPS_MAX_BATCHED_TOKENS"),
-        ("QUEUE_TIMEOUT", ".*SPECOPS_REQUEST_TIMEOUT"),
-        ("MEMORY_FIT", ".*SPECOPS_KV_TOKENS"),
-        ("ADAPTIVE", ".*adaptive: false"),
-    ],
-)
-def test_an_unknown_setting_is_refused_with_what_to_do_instead(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"(?s)SPECOPS_{name} {message}"):
-        Settings.from_env({f"SPECOPS_{name}": "1"})
+@pytest.mark.parametrize("name", synonyms.FORMER_SETTINGS)
+def test_a_former_setting_is_refused_with_what_to_do_instead(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is (called|gone)") as caught:
+        Settings.from_env({name: "1"})
+    others = set(re.findall(r"SPECOPS_(\w+)", str(caught.value))) - {name.removeprefix(PREFIX)}
+    assert {other.lower() for other in others} <= CHANGED.keys()
+
+
+def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match="SPECOPS_PROT is not a setting; did you mean SPECOPS_P"):
+        Settings.from_env({"SPECOPS_PROT": "1"})
+    with pytest.raises(ConfigError, match=r"SPECOPS_KERNELS is not a setting\. The setting"):
+        Settings.from_env({"SPECOPS_KERNELS": "1"})
 
 
 def test_there_are_few_settings_and_each_has_a_case_here() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -164,14 +164,17 @@ _origins = _listed(
 )
 
 
-def _unknown(name: str, known: Iterable[str]) -> ConfigError:
+def _unknown(name: str, known: Collection[str]) -> ConfigError:
     if name in synonyms.FORMER_SETTINGS:
         return ConfigError(f"{name} {synonyms.FORMER_SETTINGS[name]}")
     from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
-    near = get_close_matches(name, known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(f"{name} is not a setting; {meant}There are: {', '.join(known)}")
+    # Without the prefix, which makes all names alike.
+    near = get_close_matches(
+        name.removeprefix(PREFIX), [item.removeprefix(PREFIX) for item in known]
+    )
+    meant = f"; did you mean {PREFIX}{near[0]}?" if near else "."
+    return ConfigError(f"{name} is not a setting{meant} The settings are: {', '.join(known)}")
 
 
 def _knob(
