@@ -6,9 +6,7 @@ Every module with families is imported here, which registers them.
 from __future__ import annotations
 
 from specops.models.convert.families import (  # noqa: F401 - registers their families
-    gemma3,
     layer_norm_decoder,
-    layer_norm_relatives,
     relatives,
 )
 from specops.models.convert.families.family import BY_ARCHITECTURE, BY_MODEL_TYPE, Family

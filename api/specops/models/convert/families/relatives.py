@@ -1,4 +1,4 @@
-"""Llama and its close relatives: each is a few settings of `GatedDecoder`.
+"""Llama and its relatives: each is a few settings of `GatedDecoder`.
 
 Tensor names are those of transformers' classes.
 """
@@ -14,13 +14,14 @@ from specops.models.convert.families.gated_decoder import (
     FULL,
     QKV,
     SLIDING,
+    Float,
     GatedDecoder,
     LayerAttention,
     Norms,
     text_config,
 )
 from specops.models.convert.model_config import ModelConfig
-from specops.models.convert.rope import Rotary, rotary, trained_positions
+from specops.models.convert.rope import Rotary, plain_rotary, rotary, trained_positions
 
 _VISION = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
 _LOCAL = "local_"  # the table of layers with a window
@@ -297,3 +298,134 @@ class Phi3(GatedDecoder, architectures="Phi3ForCausalLM"):
     def gate_and_up(self, index: int, x: str) -> list[str]:
         """Two products, each with a half of the fused tensor."""
         return self.halves(index, x)
+
+
+class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma3_text"):
+    """Gemma 3 of 270M and 1B, and the language models of 4B to 27B."""
+
+    name = "gemma3"
+    defaults: ClassVar = {  # published configs leave these keys out
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+    optional_biases = ("attention_bias",)
+    activation = ("hidden_activation", "gelu_pytorch_tanh")
+    attention_norms = Norms("input_layernorm", "post_attention_layernorm")
+    feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    head_norms = True
+    must_be_false = ("use_bidirectional_attention",)
+    full_layer_every = 6
+    local_table = _LOCAL
+
+    def __init__(self, config: ModelConfig) -> None:
+        config = config.with_defaults(self.defaults)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if key in config:
+                raise config.error(key, "must be absent to be exported for this family")
+        super().__init__(config)
+        self.embedding_scale = self.shape.hidden_size**0.5
+        self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
+
+    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
+        """One table for global layers and one for local layers; only the global one is scaled."""
+        size, positions = self.shape.head_dim, self.shape.context_length
+        given = config.section("rope_parameters")
+        wide, narrow = (config.with_defaults({"rope_theta": theta}) for theta in (1e6, 1e4))
+        if given is None:
+            return {
+                "": rotary(wide, size, positions),
+                _LOCAL: plain_rotary(size, positions, config.number("rope_local_base_freq", 1e4)),
+            }
+        return {  # transformers 5 has a section for each kind of layer
+            "": rotary(wide, size, positions, scaling=given.section(FULL)),
+            _LOCAL: rotary(narrow, size, positions, scaling=given.section(SLIDING)),
+        }
+
+    def norm(self, stored: str) -> Float:
+        """The checkpoint stores the weights minus 1."""
+        return super().norm(stored) + np.float32(1)
+
+
+class Gemma3Multimodal(Gemma3, architectures="Gemma3ForConditionalGeneration"):
+    """The language model of Gemma3ForConditionalGeneration."""
+
+    stem = "language_model.model"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(text_config(config))
+        self.ignored_tensors += _VISION[:2]
+
+
+# -- with layer norms, some of them without a gate -------------------------------------------------
+
+
+class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM"):
+    """Command R7B and Command A: attention and feed-forward beside each other, norms without bias.
+
+    Layers with a window rotate pairs of neighbours; the others do not rotate.
+    """
+
+    name = "cohere2"
+    defaults: ClassVar = {
+        "max_position_embeddings": 8192,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+    optional_biases = ("attention_bias",)
+    epsilon = ("layer_norm_eps", 1e-5)
+    feed_forward_norms = Norms("")
+    layer_norms = parallel = interleaved = True
+    norm_biases = False
+    must_be_false = ("use_qk_norm",)
+    full_layer_every = 4
+    full_table = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.logit_scale = config.number("logit_scale", 0.0625)
+
+
+class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
+    """StarCoder2 from 3B to 15B: layer norms, biases, a feed-forward without a gate."""
+
+    name = "starcoder2"
+    defaults: ClassVar = {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    optional_biases = ()
+    windowed = layer_norms = True
+    activation = ("hidden_act", "gelu_pytorch_tanh")
+    epsilon = ("norm_epsilon", 1e-5)
+    up = ("mlp.c_fc",)
+    down = "mlp.c_proj"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if config.flag("use_bias", True):
+            self.biased = [*QKV, self.output, *self.up, self.down]
+
+
+class Phi(GatedDecoder, architectures="PhiForCausalLM"):
+    """Phi-1, 1.5 and 2: attention and feed-forward beside each other, biases, also of the head."""
+
+    name = "phi"
+    defaults: ClassVar = {"max_position_embeddings": 2048, "partial_rotary_factor": 0.5}
+    optional_biases = ()
+    partial_rotary = layer_norms = parallel = head_bias = True
+    activation = ("hidden_act", "gelu_new")
+    epsilon = ("layer_norm_eps", 1e-5)
+    feed_forward_norms = Norms("")
+    final_norm = "final_layernorm"
+    output = "self_attn.dense"
+    up = ("mlp.fc1",)
+    down = "mlp.fc2"
+    must_be_false = ("qk_layernorm",)
+    always_biased = (*QKV, output, *up, down)
