@@ -184,9 +184,9 @@ def test_model_that_is_not_there_is_said(
 
 def about(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """Return the lines of `specops info` before the memory plan, by their first word."""
-    sent, plan = capsys.readouterr().out.split("\n\n")
+    lines, plan = capsys.readouterr().out.split("\n\n")
     assert "KV cache" in plan
-    return dict(line.split(maxsplit=1) for line in sent.splitlines())
+    return dict(line.split(maxsplit=1) for line in lines.splitlines())
 
 
 @pytest.mark.usefixtures("environment")

@@ -120,31 +120,31 @@ def prometheus(answers: dict[str, Series], asked: list[dict[str, str]]) -> type[
     class Prometheus(Handler):
         def do_GET(self) -> None:
             url = urllib.parse.urlparse(self.path)
-            given = dict(urllib.parse.parse_qsl(url.query))
+            fields = dict(urllib.parse.parse_qsl(url.query))
             if url.path.endswith("/values"):
-                asked.append(given)
+                asked.append(fields)
                 self.success(["a:1", "b.c:2"])
             elif url.path.endswith("buildinfo"):
                 self.success({"version": "2"})
             elif url.path.endswith("exemplars"):
-                asked.append(given)
+                asked.append(fields)
                 found = [{"labels": {}, "value": value, "timestamp": END} for value in EXEMPLARS]
                 self.success([{"seriesLabels": {}, "exemplars": found}])
-            elif given["query"] not in answers:
-                asked.append(given)
-                self.reply(400, {"status": "error", "error": f"unknown: {given['query']}"})
+            elif fields["query"] not in answers:
+                asked.append(fields)
+                self.reply(400, {"status": "error", "error": f"unknown: {fields['query']}"})
             else:
-                asked.append(given)
-                series = [self.one(labels, given) for labels in answers[given["query"]]]
-                kind = "matrix" if "step" in given else "vector"
+                asked.append(fields)
+                series = [self.one(labels, fields) for labels in answers[fields["query"]]]
+                kind = "matrix" if "step" in fields else "vector"
                 self.success({"resultType": kind, "result": series})
 
-        def one(self, labels: str, given: dict[str, str]) -> dict[str, Any]:
+        def one(self, labels: str, fields: dict[str, str]) -> dict[str, Any]:
             metric = dict(pair.split("=") for pair in labels.split(",") if pair)
-            values = answers[given["query"]][labels]
-            if "step" not in given:
+            values = answers[fields["query"]][labels]
+            if "step" not in fields:
                 return {"metric": metric, "value": [END, written(values)]}
-            start, end, step = (int(float(given[name])) for name in ("start", "end", "step"))
+            start, end, step = (int(float(fields[name])) for name in ("start", "end", "step"))
             times = range(start, end + 1, step)
             whole = values if isinstance(values, list) else [values] * len(times)
             points = [[at, written(value)] for at, value in zip(times, whole, strict=False)]
