@@ -394,6 +394,11 @@ MEANT: list[tuple[str, dict[str, Any], str]] = [
         "messages.0.content: {} string or {} list",
     ),
     (CHAT, {"stop": ["a", 5]}, "stop.1: {} string"),
+    (
+        CHAT,
+        {"max_tokens": 0},
+        "max_tokens: must be at least 1, or -1 for as many as the server allows",
+    ),
     (CHAT, {"tool_choice": "a"}, "tool_choice: Input should be 'auto', 'none' or 'required'"),
     (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
     (CHAT, {"response_format": 5}, "response_format: Input should be an object"),

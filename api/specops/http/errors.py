@@ -244,4 +244,4 @@ def _message(problem: Mapping[str, Any]) -> str:
         return "no such field"
     if problem["type"] in _OBJECTS:  # the library's message has the name of a class
         return f"{_SHOULD_BE}an object"
-    return str(problem["msg"])
+    return str(problem["msg"]).removeprefix("Value error, ")  # the library's word for our own
