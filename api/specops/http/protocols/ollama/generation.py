@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -391,7 +391,6 @@ PROTOCOL = Protocol(
 )
 
 Calls = Sequence[dict[str, Any]]
-Fields = Callable[[str, str, Calls], dict[str, Any]]  # of a reply, from text, thoughts and calls
 
 
 @router.post(CHAT_PATH, response_model=OllamaChatReply, responses=RESPONSES)
@@ -403,12 +402,10 @@ async def chat(body: OllamaChat, ctx: Ctx) -> Response:
     """
     engine = served(ctx, body)
     if not body.messages:
-        reply = OllamaChatReply(**_nothing_asked(body), **_message("", "", ()))
-        return plain_answer(reply, ctx, body)
+        message = OllamaAnswer(content="")
+        return plain_answer(OllamaChatReply(**_nothing_asked(body), message=message), ctx, body)
     generation = await generate_chat(ctx, body, body.conversation)
-    return await _Writer(generation, engine, body, OllamaChatReply, _message).response(
-        stream=body.streams
-    )
+    return await _ChatWriter(generation, engine, body).response(stream=body.streams)
 
 
 @router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=RESPONSES, name="generate")
@@ -434,8 +431,7 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
         generation = await generate(
             ctx, body, lambda: Prepared(prompts=[encode()], shown=prompt, gap=gap)
         )
-    writer = _Writer(generation, engine, body, OllamaPromptReply, _response)
-    return await writer.response(stream=body.streams)
+    return await _PromptWriter(generation, engine, body).response(stream=body.streams)
 
 
 def _nothing_asked(body: OllamaRequest) -> dict[str, Any]:
@@ -447,21 +443,17 @@ class _Writer(Writer):
     media_type = LINES
     pause = b""  # a line of JSON has no comments
     exclude_none = True
+    reply: ClassVar[type[OllamaReply]]
 
-    def __init__(
-        self,
-        generation: Generation,
-        engine: Engine,
-        body: OllamaRequest,
-        schema: type[OllamaReply],
-        fields: Fields,
-    ) -> None:
+    def __init__(self, generation: Generation, engine: Engine, body: OllamaRequest) -> None:
         super().__init__(generation)
         self._engine = engine
         self._body = body
-        self._schema = schema
-        self._fields = fields
         (self._answer,) = generation.answers
+
+    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+        """Return the fields of a reply that have its text, its thoughts and its calls."""
+        raise NotImplementedError
 
     def whole(self) -> OllamaReply:
         answer = self._answer
@@ -469,7 +461,7 @@ class _Writer(Writer):
         if answer.reader:
             text, thoughts = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
         fields = self._fields(text, thoughts, self._calls()) | self._logprobs(answer.pieces)
-        return self._schema(**_heading(self._body), **fields, **self._figures())
+        return self.reply(**_heading(self._body), **fields, **self._figures())
 
     def step(self, step: Step) -> bytes:
         text, thoughts = step.output.text, ""
@@ -540,18 +532,24 @@ class _Writer(Writer):
         }
 
 
-def _message(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if thoughts:
-        message["thinking"] = thoughts
-    if calls:
-        message["tool_calls"] = calls
-    return {"message": message}
+class _ChatWriter(_Writer):
+    reply = OllamaChatReply
+
+    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts:
+            message["thinking"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
 
 
-def _response(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-    del calls  # a prompt has no tools
-    return {"response": text} | ({"thinking": thoughts} if thoughts else {})
+class _PromptWriter(_Writer):
+    reply = OllamaPromptReply
+
+    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+        del calls  # a prompt has no tools
+        return {"response": text} | ({"thinking": thoughts} if thoughts else {})
 
 
 def _heading(body: OllamaRequest) -> dict[str, Any]:
