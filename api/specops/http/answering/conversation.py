@@ -102,7 +102,6 @@ def conversation(
     source: str,
     tools: Iterable[AnyTool] | None = None,
     mode: Mode | None = None,
-    named: str | None = None,
     *,
     allowed: Sequence[str] | None = None,
     parallel: bool = True,
@@ -116,7 +115,6 @@ def conversation(
         source: name of the request's field with the messages.
         tools: the request's tools.
         mode: whether tools may be called or must be; None: they may.
-        named: name of the tool that must be called, once.
         allowed: names of the tools that may be called; the prompt describes the others, too.
         parallel: an answer may have several calls.
         left_out: names of the parts that the messages are without.
@@ -132,8 +130,7 @@ def conversation(
         raise InvalidField("tools", "two tools have the same name")
     if mode == "required" and not offered:
         raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
-    chosen = allowed if named is None else (named,)
-    for name in chosen or ():
+    for name in allowed or ():
         if name not in names:
             raise InvalidField("tool_choice", f"there is no tool {name[:64]!r}")
     kept, removed = without_accounting(_with_names(messages))
@@ -147,8 +144,8 @@ def conversation(
             *removed,
         ),
         required=mode == "required",
-        callable=None if chosen is None else frozenset(chosen),
-        parallel=parallel and named is None,
+        callable=None if allowed is None else frozenset(allowed),
+        parallel=parallel,
         **fields,
     )
 

@@ -250,21 +250,20 @@ class TokensRequest(Body):
         if system := _text(self.system):
             messages.insert(0, {"role": "system", "content": system})
         choice = self.tool_choice or Choice(type="auto", name=None)
-        if choice.type == "tool" and choice.name is None:
-            raise InvalidField(
-                "tool_choice", "needs the `name` of the tool", code="missing_parameter"
-            )
+        named = choice.name if choice.type == "tool" else None
+        if choice.type == "tool" and named is None:
+            message = "needs the `name` of the tool"
+            raise InvalidField("tool_choice", message, code="missing_parameter")
+        thinking = self.thinking
         return conversation(
             messages,
             _FIELD,
             self.tools,
             _MODES[choice.type],
-            choice.name if choice.type == "tool" else None,
+            allowed=None if named is None else [named],
             left_out=left_out,
-            parallel=not choice.disable_parallel_tool_use,
-            template_options={"enable_thinking": self.thinking.type != "disabled"}
-            if self.thinking
-            else {},
+            parallel=not choice.disable_parallel_tool_use and named is None,
+            template_options={"enable_thinking": thinking.type != "disabled"} if thinking else {},
         )
 
 

@@ -213,29 +213,29 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        mode, named, allowed = self._choice()
+        mode, allowed = self._choice()
+        once = isinstance(self.tool_choice, NamedTool)
         left_out: list[str] = []
         return conversation(
             [message.for_template(left_out) for message in self.messages],
             "messages",
             self.tools,
             mode,
-            named,
             allowed=allowed,
             left_out=left_out,
-            parallel=self.parallel_tool_calls is not False,
+            parallel=self.parallel_tool_calls is not False and not once,
             template_options=self.chat_template_kwargs or {},
         )
 
-    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
-        """Return whether tools are called, the one that must be, and those that may be."""
+    def _choice(self) -> tuple[Mode | None, list[str] | None]:
+        """Return whether tools are called, and which of them may be; None: all."""
         match self.tool_choice:
             case NamedTool(function=function):
-                return "required", function.name, None
+                return "required", [function.name]
             case AllowedChoice(allowed_tools=allowed):
-                return allowed.mode, None, [tool.function.name for tool in allowed.tools]
+                return allowed.mode, [tool.function.name for tool in allowed.tools]
             case mode:
-                return mode, None, None
+                return mode, None
 
 
 class ChatLogprobs(BaseModel):

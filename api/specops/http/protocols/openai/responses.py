@@ -285,29 +285,29 @@ class ResponsesRequest(EngineOptions):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        (mode, named, allowed), effort = self._choice(), self.effort
+        (mode, allowed), effort = self._choice(), self.effort
+        once = isinstance(self.tool_choice, NamedFunction)
         left_out: list[str] = []
         return conversation(
             self._messages(recalled, left_out),
             _FIELD,
             self.tools,
             mode,
-            named,
             allowed=allowed,
             left_out=left_out,
-            parallel=self.parallel_tool_calls is not False,
+            parallel=self.parallel_tool_calls is not False and not once,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
         )
 
-    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
-        """Return whether tools are called, the one that must be, and those that may be."""
+    def _choice(self) -> tuple[Mode | None, list[str] | None]:
+        """Return whether tools are called, and which of them may be; None: all."""
         match self.tool_choice:
             case NamedFunction(name=name):
-                return "required", name, None
+                return "required", [name]
             case AllowedFunctions(mode=mode, tools=tools):
-                return mode, None, [tool.name for tool in tools]
+                return mode, [tool.name for tool in tools]
             case mode:
-                return mode, None, None
+                return mode, None
 
     def _messages(self, recalled: dict[str, bytes], left_out: list[str]) -> list[Message]:
         """Return the messages for a chat template.
