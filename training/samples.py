@@ -17,7 +17,7 @@ def sample_target(folder: Path, library: Tokens, tokens: int, *, file: Path, see
     """About `tokens` tokens: prompts of 64 library tokens, each with 192 of the target's.
 
     Every other batch is greedy, the others are sampled at temperature 0.8. The result is kept in
-    `file`, batch by batch, so that an interrupted run goes on where it was.
+    `file`, batch by batch, so that an interrupted run continues where it was.
     """
     rows = [] if not file.exists() else [np.load(file).reshape(-1, PROMPT + CONTINUATION)]
     model = None

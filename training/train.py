@@ -1,6 +1,6 @@
 """`python -m training.train`: tokenizer and target, draft, export, figures, model card.
 
-Every step is a command of its own that goes on where it stopped; a finished training is not
+Every step is a command of its own that continues where it stopped; a finished training is not
 repeated. Remove `training/runs/` to start again. `--target-minutes` and `--draft-minutes` plan a
 training by time, not by tokens.
 """

@@ -19,7 +19,7 @@ class Preset:
     Attributes:
         about: a description for the table in docs/models.md.
         target, draft: see presets.toml; a draft may be `none`.
-        quant, draft_quant: the weights that they are wanted in; empty for a GGUF.
+        quant, draft_quant: their weights; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.
     """
 

@@ -3,7 +3,7 @@
 The engine runs as many texts at once as there are slots. A chat model gets the beginning of its
 template and a starter, and completes the user's message; then it answers this message. A model
 without a template writes texts from an empty prompt. Starter, temperature and seed of a text follow
-from its number, so that an interrupted run can go on.
+from its number, so that an interrupted run can continue.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes a head for a model: conversations, training, calibration, the folder, and measurements.
 
-All intermediate files stay in a folder beside the new one. So a call can go on after an
+All intermediate files stay in a folder beside the new one. So a call can continue after an
 interruption, and a call with more minutes continues the work of an earlier one.
 """
 

@@ -1,4 +1,4 @@
-"""Trains a head on texts of its target, and calibrates it. A stopped training can go on later.
+"""Trains a head on texts of its target, and calibrates it. A stopped training can continue later.
 
 The loss is the cross entropy to the target's distribution. Towards the end of the training, the
 head also makes a second guess from its own state, as in use.

@@ -155,7 +155,7 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
 
     Args:
         names: all files of a folder.
-        gguf: the wanted GGUF, or one of its shards; empty for other forms of weights.
+        gguf: the name of a GGUF, or one of its shards; empty for other forms of weights.
 
     Raises:
         ValueError: no usable form of weights is among them.

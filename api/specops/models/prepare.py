@@ -44,7 +44,7 @@ Downloading = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which models to load, and the weights that each is wanted in."""
+    """Which models to load, and the weights of each."""
 
     name: str
     target: Source
@@ -103,7 +103,7 @@ def prepare(
             Face layout (which may have exports in `onnx/<quant>`), a state dict that torch saved
             with its configuration, a GGUF or one of its shards, or a model on the hub that is one
             of these.
-        quant: the wanted weights, such as `int8-128`; an exported folder keeps its own, and so does
+        quant: the weights, such as `int8-128`; an exported folder keeps its own, and so does
             a GGUF, whose quantization is `gguf`.
         name: the model's name in messages and metrics.
         cache_dir: the folder for downloads and conversions.

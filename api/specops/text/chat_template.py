@@ -140,7 +140,7 @@ class ChatTemplate:
     def after_answer(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
     ) -> str:
-        """Return what follows the text of an answer where a conversation goes on with messages.
+        """Return what follows the text of an answer where a conversation continues with messages.
 
         Raises:
             ChatTemplateError: the template leaves the answer out, or refuses the messages.

@@ -52,7 +52,7 @@ def _count(letters: Bytes, kinds: bytes) -> int:
 
 
 def _outside_strings(text: bytes) -> Bytes:
-    """Return the bytes of a JSON text, with 0 in the place of those within strings."""
+    """Return the bytes of a JSON text, with those within strings replaced by 0."""
     if _BACKSLASH in text:
         # A backslash escapes the next character: no quotation mark that is left is in a string.
         text = text.replace(rb"\\", b"__").replace(rb"\"", b"__")

@@ -105,7 +105,7 @@ class Tokenizer:
     def spelling(self, token: int) -> tuple[str, bytes]:
         r"""Return the text and the bytes of one token, independent of its neighbours.
 
-        Bytes that are no whole characters get a text such as `bytes:\xe2\x82`.
+        Bytes that are not whole characters get a text such as `bytes:\xe2\x82`.
         """
         special = self._special.get(token)
         spelled = self._bytes(token) if special is None else special.encode()

@@ -1,4 +1,4 @@
-"""Settings that a family does not draw are refused by the name of their key."""
+"""Settings that a family does not support are refused by the name of their key."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_model_type_replaces_an_absent_architecture(tmp_path: Path, family: str)
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
-def test_settings_that_a_family_does_not_draw_are_refused(
+def test_settings_that_a_family_does_not_support_are_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
     source = make(family, tmp_path / "source")

@@ -194,7 +194,7 @@ class Checkpoint:
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the stored tensors against `shapes`, in both directions, before any work.
 
-        A stored tensor that no family draws would make a silently wrong graph, so it is an error
+        A stored tensor that no family reads would make a silently wrong graph, so it is an error
         too, unless it matches one of `ignored`, names with `*`. Programs write the first parts of
         names differently (`transformer.h.0…` is `h.0…` without a head, `model.language_model.…` is
         `language_model.model.…`); tensors get the names in `shapes` here.
@@ -234,8 +234,8 @@ class Checkpoint:
         """The tokens that begin and end a text.
 
         generation_config.json has precedence over config.json. The tokenizer's own end token ends a
-        text, too: it is the one that the chat template writes. Ids that are no tokens are left out
-        with a warning.
+        text, too: it is the one that the chat template writes. Ids outside the vocabulary are
+        ignored with a warning.
         """
         file = self.path / GENERATION_CONFIG
         generation = read_json(file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""The whole of an export: check, draw, write, and let the finished folder appear at once."""
+"""The whole of an export: check, build, write, and let the finished folder appear at once."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def export_checkpoint(
             activations = _activations(source, weights, model, folder, counter)
         with WeightStore(folder / f"{_GRAPH_FILE}.data", counter.add) as store:
             graph = DecoderGraph(family.shape, quantization, store, activations)
-            family.draw(graph, checkpoint)
+            family.build(graph, checkpoint)
         onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
         counter.finish()
         checkpoint.write_texts(folder)
@@ -162,8 +162,8 @@ def _activations(
             Path(scratch),
             lambda done, total: counter.reach(1 + _WRITING * done / total),
         )
-        drawn = onnx.load(eight.graph_file, load_external_data=False)
-    return Activations(tokens, eight.shape, drawn)
+        earlier = onnx.load(eight.graph_file, load_external_data=False)
+    return Activations(tokens, eight.shape, earlier)
 
 
 def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:

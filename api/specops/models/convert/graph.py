@@ -1,7 +1,7 @@
-"""Draws a decoder as an ONNX graph under the contract of onnxruntime-genai.
+"""Builds a decoder as an ONNX graph under the contract of onnxruntime-genai.
 
 A family calls these methods in the order of its forward pass. Each weight is quantized and written
-as soon as it is drawn, so only a slab of it is in memory at a time.
+as soon as it is added, so only a slab of it is in memory at a time.
 
 Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, `position_ids`
 [batch, sequence] int64 if a table has a row for each position, and `past_key_values.{l}.key|value`
@@ -75,7 +75,7 @@ class DecoderGraph:
         self._draw_lengths()
 
     def finish(self, name: str) -> onnx.ModelProto:
-        """The drawn model; its large initializers refer to the weight file."""
+        """The finished model; its large initializers refer to the weight file."""
         graph = helper.make_graph(
             self._nodes, name, self._inputs, self._outputs, self._weights.initializers
         )
@@ -253,7 +253,7 @@ class DecoderGraph:
     # -----------------------------------------------------------------------------------------
 
     def _node(self, op: str, inputs: list[str], output: str, *more: str, **attributes: Any) -> str:
-        """Draws a node with the name of its first output; returns that name."""
+        """Adds a node with the name of its first output; returns that name."""
         outputs = [output, *more]
         self._nodes.append(helper.make_node(op, inputs, outputs, name=output, **attributes))
         return output

@@ -1,6 +1,6 @@
 """Moves the norms of queries and keys into the attention node that reads them.
 
-onnxruntime-genai's model builder draws these norms (Qwen3, Gemma 3) as a reshape to one row per
+onnxruntime-genai's model builder writes these norms (Qwen3, Gemma 3) as a reshape to one row per
 token and head, an RMS norm, and a reshape back. In between, tokens and heads share an axis, so the
 check that each token is computed by itself cannot follow them. Attention can apply the same norms
 itself.

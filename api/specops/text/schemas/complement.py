@@ -35,7 +35,7 @@ Resolve = Callable[[Schema], Any]
 
 
 def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
-    """Return a schema of all values that do not follow `schema`; None: there are no words for it.
+    """Return a schema of all values that do not follow `schema`; None: it cannot be expressed.
 
     Args:
         resolve: returns what the `$ref` of a schema means.
@@ -59,7 +59,7 @@ def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
 
 
 def _against(keyword: str, value: Any, schema: Schema, resolve: Resolve, depth: int) -> Any:
-    """Return the values that do not follow one keyword; None: there are no words for them."""
+    """Return the values that do not follow one keyword; None: they cannot be expressed."""
     match keyword, value:
         case "$ref", _:
             found = complement(resolve(schema), resolve, depth)
@@ -111,7 +111,7 @@ def _other_types(types: Any) -> Any:
     if not isinstance(types, list) or not set(types) <= {*TYPES, "integer"}:
         return None
     if "integer" in types and "number" not in types:
-        return None  # fractions only: there is no word for them
+        return None  # fractions only: they cannot be expressed
     others = [kind for kind in TYPES if kind not in types]
     return {"type": others} if others else False
 

@@ -14,7 +14,7 @@ from specops.text.schemas.errors import SchemaError
 Schema = dict[str, Any]
 # Their values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
-# Their values are schemas by names, which are no keywords.
+# Their values are schemas by names, which are not keywords.
 _BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentSchemas"}
 )

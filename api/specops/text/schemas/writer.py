@@ -610,7 +610,7 @@ class _Writer:
             self._alternatives(written, {"anyOf": [lacking, then]}, at)
 
     def _opposite(self, schema: Any) -> Any:
-        """Return a schema of all other values; None: there are no words for it, or too many."""
+        """Return a schema of all other values; None: it cannot be expressed, or takes too much."""
         resolved = itertools.count(1)
 
         def resolve(node: Schema) -> Any:
@@ -624,7 +624,7 @@ class _Writer:
             return None
 
     def _alternatives(self, written: Schema, schema: Any, at: str) -> None:
-        """Join a schema that this module made; None: there are no words for it."""
+        """Join a schema that this module made; None: it cannot be expressed."""
         ways = 0 if schema is None else _ways(schema)
         if schema is None or self._ways * ways > self._most_ways:
             self._leave_out(at)

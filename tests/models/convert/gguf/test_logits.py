@@ -261,7 +261,7 @@ def test_a_factor_of_the_rotation_is_read_as_llama_cpp_does(
         ("olmo3", "olmo2.rope.scaling.attn_factor", 2.0, "is 2.0; this cannot be exported"),
     ],
 )
-def test_settings_of_an_architecture_that_no_family_draws(
+def test_settings_of_an_architecture_that_no_family_supports(
     kind: str, key: str, value: Any, message: str, tmp_path: Path
 ) -> None:
     source = make_relative_checkpoint(tmp_path / "source", kind=kind, **{**SIZES, **HEADS})

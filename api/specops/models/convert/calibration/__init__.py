@@ -1,7 +1,7 @@
 """Calibrated rounding to 4 bits: it depends on the inputs of the products.
 
 `samples` lets the model write text, `activations` runs this text through the graph while it is
-drawn, and `error_feedback` rounds each matrix by its inputs. Nothing is downloaded.
+built, and `error_feedback` rounds each matrix by its inputs. Nothing is downloaded.
 """
 
 from specops.models.convert.calibration.activations import Activations

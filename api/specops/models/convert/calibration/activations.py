@@ -1,8 +1,8 @@
-"""Runs text through a graph while it is drawn, to record the inputs of each product.
+"""Runs text through a graph while it is built, to record the inputs of each product.
 
-A weight is rounded when it is drawn, so the inputs of the next product come from rounded weights,
+A weight is rounded when it is added, so the inputs of the next product come from rounded weights,
 and its rounding compensates their errors. Only tensors that later nodes read stay in memory, about
-one layer's worth: the graph of an earlier drawing tells how often each tensor is read.
+one layer's worth: the graph of an earlier conversion tells how often each tensor is read.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Activations:
     Args:
         tokens: [samples, length].
         shape: of the model.
-        drawn: the finished graph of the same model with any quantization.
+        earlier: the finished graph of the same model with any quantization.
     """
 
     def __init__(
-        self, tokens: NDArray[np.int64], shape: ModelShape, drawn: onnx.ModelProto
+        self, tokens: NDArray[np.int64], shape: ModelShape, earlier: onnx.ModelProto
     ) -> None:
-        self._readers = Counter(name for node in drawn.graph.node for name in _read(node))
+        self._readers = Counter(name for node in earlier.graph.node for name in _read(node))
         samples = max(1, _CHUNK_TOKENS // tokens.shape[1])
         self._values = [
-            _inputs(tokens[start : start + samples], shape, drawn)
+            _inputs(tokens[start : start + samples], shape, earlier)
             for start in range(0, len(tokens), samples)
         ]
         self._done = 0  # number of nodes that have run
@@ -122,7 +122,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _inputs(
-    tokens: NDArray[np.int64], shape: ModelShape, drawn: onnx.ModelProto
+    tokens: NDArray[np.int64], shape: ModelShape, earlier: onnx.ModelProto
 ) -> dict[str, NDArray[Any]]:
     """The graph inputs for whole texts without a past."""
     past = np.zeros((len(tokens), shape.num_kv_heads, 0, shape.head_dim), np.float32)
@@ -131,7 +131,7 @@ def _inputs(
         "attention_mask": np.ones_like(tokens),
         "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
     }
-    return {item.name: known.get(item.name, past) for item in drawn.graph.input}
+    return {item.name: known.get(item.name, past) for item in earlier.graph.input}
 
 
 def _computed(

@@ -17,7 +17,7 @@ def family_of(config: ModelConfig) -> Family:
     """The family of config.json's first architecture or, if it names none, of its `model_type`.
 
     Raises:
-        ExportError: the family is unknown, or cannot draw one of the settings.
+        ExportError: the family is unknown, or does not support one of the settings.
     """
     key, name, known = "architectures", config.first_text("architectures"), BY_ARCHITECTURE
     if name is None:

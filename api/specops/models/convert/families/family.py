@@ -19,10 +19,10 @@ BY_MODEL_TYPE: dict[str, type[Family]] = {}  # for a config.json without an arch
 class Family(ABC):
     """A kind of decoder, read from one config.json.
 
-    The constructor raises ExportError for every setting that the family does not draw. The export
-    must never make a graph that computes something else than the checkpoint.
+    The constructor raises ExportError for every setting that the family does not support. The
+    export must never make a graph that computes something else than the checkpoint.
 
-    A subclass names the architectures and model types of config.json that it draws, separated by
+    A subclass names the architectures and model types of config.json that it builds, separated by
     spaces: `class Llama(GatedDecoder, architectures="LlamaForCausalLM")`. The model type is by
     default the family's `name`.
     """
@@ -43,8 +43,8 @@ class Family(ABC):
 
     @abstractmethod
     def tensors(self) -> Shapes:
-        """The names and shapes of all tensors that `draw` reads."""
+        """The names and shapes of all tensors that `build` reads."""
 
     @abstractmethod
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Draws the forward pass of `checkpoint` into `graph`, from `input_ids` to the logits."""
+    def build(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+        """Builds the forward pass of `checkpoint` into `graph`, from `input_ids` to the logits."""

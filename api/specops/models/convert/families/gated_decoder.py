@@ -51,10 +51,10 @@ class LayerAttention(NamedTuple):
 
 
 class GatedDecoder(Family):
-    """Draws layers of attention and gated feed-forward."""
+    """Builds layers of attention and gated feed-forward."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
-    must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of what is not drawn
+    must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of what is not supported
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     always_biased: ClassVar[tuple[str, ...]] = ()  # projections
     windowed = False  # whether `sliding_window` applies to all layers
@@ -63,7 +63,7 @@ class GatedDecoder(Family):
     local_table = ""  # the rotary table of layers with a window
     full_table: str | None = ""  # that of the others; None: they do not rotate
     partial_rotary = False  # whether the family may rotate a part of each head
-    activation = ("hidden_act", "silu")  # the key, and the one function that is drawn
+    activation = ("hidden_act", "silu")  # the key, and the one function that is supported
     attention_norms = Norms("input_layernorm")
     feed_forward_norms = Norms("post_attention_layernorm")
     head_norms = False  # whether each head of queries and keys has a norm
@@ -169,9 +169,9 @@ class GatedDecoder(Family):
         kinds = ("weight", "bias") if self.layer_norms and self.norm_biases else ("weight",)
         return {f"{norm}.{kind}": (self.shape.hidden_size,) for kind in kinds}
 
-    # -- the drawing --------------------------------------------------------------------------
+    # -- the graph ----------------------------------------------------------------------------
 
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+    def build(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Fuses each sum with the residual and the norm that follows it, if there is one."""
         self.graph, self.checkpoint = graph, checkpoint
         tables = {name: graph.rotary(name, table) for name, table in self.rotaries.items()}

@@ -39,7 +39,7 @@ class StoredNames(NamedTuple):
 
 
 class LayerNormDecoder(Family):
-    """Draws layers of attention and feed-forward, with norms before or after each part."""
+    """Builds layers of attention and feed-forward, with norms before or after each part."""
 
     # The keys in config.json of width, layers, heads and positions.
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
@@ -101,14 +101,14 @@ class LayerNormDecoder(Family):
                 shapes |= {f"{name}.weight": weight, f"{name}.bias": (outputs,)}
         return shapes
 
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+    def build(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Fuses each sum with the residual and the norm that follows it."""
         self.graph, self.checkpoint = graph, checkpoint
         # The first norm stands before the first attention or after it. Norms of attention and
         # feed-forward alternate.
         norms = self._norms()
         table = checkpoint.matrix_rows(f"{self.names.positions}.weight", self.first_position)
-        tokens, positions = self.draw_embedding(), graph.learned_positions(table)
+        tokens, positions = self.build_embedding(), graph.learned_positions(table)
         if self.norm_before:
             x, residual = self._add_norm(next(norms), tokens, positions)
         else:
@@ -124,13 +124,13 @@ class LayerNormDecoder(Family):
             x = graph.activation(self.activation, f"{name}.activation", x)
             x = self._linear(f"{name}.down", x, f"{layer}.{self.names.down}")
             x, residual = self._add_norm(next(norms), x, residual)
-        self.draw_head(x)
+        self.build_head(x)
 
-    def draw_embedding(self) -> str:
+    def build_embedding(self) -> str:
         """The token embeddings [batch, sequence, hidden], without positions."""
         return self.graph.embedding(self.checkpoint.matrix(f"{self.names.embedding}.weight"))
 
-    def draw_head(self, x: str) -> None:
+    def build_head(self, x: str) -> None:
         """The logits from the output of the last norm."""
         stored = f"{self.names.embedding}.weight" if self._tied else HEAD
         self.graph.head(x, self.checkpoint.matrix(stored))
@@ -243,15 +243,15 @@ class OPT(LayerNormDecoder, architectures="OPTForCausalLM"):
             shapes[_PROJECT_OUT] = (self.embedding_size, self.shape.hidden_size)
         return shapes
 
-    def draw_embedding(self) -> str:
+    def build_embedding(self) -> str:
         """The token embeddings, widened if need be."""
-        x = super().draw_embedding()
+        x = super().build_embedding()
         if self._projected:
             x = self.graph.linear("project_in", x, self.checkpoint.matrix(_PROJECT_IN))
         return x
 
-    def draw_head(self, x: str) -> None:
+    def build_head(self, x: str) -> None:
         """The logits, after a projection if need be."""
         if self._projected:
             x = self.graph.linear("project_out", x, self.checkpoint.matrix(_PROJECT_OUT))
-        super().draw_head(x)
+        super().build_head(x)

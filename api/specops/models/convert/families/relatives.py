@@ -271,7 +271,7 @@ class GLM4(GatedDecoder, architectures="Glm4ForCausalLM"):
 class Phi3(GatedDecoder, architectures="Phi3ForCausalLM"):
     """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and attention over a sliding window.
 
-    Dropout is not drawn: it does nothing after training.
+    Dropout is left out: it does nothing after training.
     """
 
     name = "phi3"

@@ -70,7 +70,7 @@ class _Architecture(NamedTuple):
         epsilon: the key of config.json for layer norms; empty: the norms are RMS norms.
         windows: which layers may have a window: `all`, or a `pattern` of them.
         partial_rotary: whether config.json always says which part of a head is rotated.
-        drawn: keys of `_NEUTRAL` that may have any value.
+        supported: keys of `_NEUTRAL` that may have any value.
     """
 
     transformers: str
@@ -83,7 +83,7 @@ class _Architecture(NamedTuple):
     epsilon: str = ""
     windows: Literal["", "all", "pattern"] = ""
     partial_rotary: bool = False
-    drawn: Collection[str] = ()
+    supported: Collection[str] = ()
 
 
 _ARCHITECTURES = {
@@ -98,7 +98,9 @@ _ARCHITECTURES = {
     "qwen2": _Architecture("Qwen2ForCausalLM"),
     "qwen2vl": _Architecture("Qwen2ForCausalLM"),  # images are in a file of their own
     "smollm3": _Architecture("SmolLM3ForCausalLM", permuted=True, biases=_BIASES),
-    "granite": _Architecture("GraniteForCausalLM", permuted=True, biases=_BIASES, drawn=_GRANITE),
+    "granite": _Architecture(
+        "GraniteForCausalLM", permuted=True, biases=_BIASES, supported=_GRANITE
+    ),
     "ernie4_5": _Architecture("Ernie4_5ForCausalLM", interleaved=True, biases=_BIASES),
     "qwen3": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
     "qwen3vl": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
@@ -137,7 +139,7 @@ _ARCHITECTURES = {
         interleaved=True,
         epsilon="layer_norm_eps",
         windows="pattern",
-        drawn=["{arch}.logit_scale"],
+        supported=["{arch}.logit_scale"],
     ),
     "starcoder2": _Architecture(
         "Starcoder2ForCausalLM",
@@ -171,7 +173,7 @@ _ARCHITECTURES = {
     "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-# Keys of settings that no family draws, and their allowed values.
+# Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.expert_count": (0,),
     "{arch}.logit_scale": (0, 1),
@@ -211,7 +213,7 @@ Factors = Mapping[str, list[float]]  # by the names in a config.json
 
 
 def check_architecture(metadata: Metadata) -> None:
-    """Raises ExportError for an architecture or a setting that no family draws."""
+    """Raises ExportError for an architecture or a setting that no family supports."""
     architecture = _ARCHITECTURES.get(metadata.architecture)
     if architecture is None:
         raise metadata.error(
@@ -220,7 +222,7 @@ def check_architecture(metadata: Metadata) -> None:
             f"{', '.join(_ARCHITECTURES)}",
         )
     for key, allowed in _NEUTRAL.items():
-        if key not in architecture.drawn:
+        if key not in architecture.supported:
             _neutral(metadata, key, allowed)
     for key, other in _REPEATED.items():
         if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
@@ -228,12 +230,12 @@ def check_architecture(metadata: Metadata) -> None:
     sections = _SECTIONS in metadata and any(metadata.listed(_SECTIONS, int))
     if sections and architecture.interleaved:  # those of GLM-4V are not
         raise metadata.error(_SECTIONS, "must be 0 or absent")
-    if metadata.architecture == "granite":  # its switch for rotation; it tells nothing elsewhere
+    if metadata.architecture == "granite":  # its switch for rotation; it means nothing elsewhere
         _neutral(metadata, "{arch}.rope.scaling.finetuned", (True,))
 
 
 def _neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
-    """Raises ExportError for a value that no family draws."""
+    """Raises ExportError for a value that no family supports."""
     if key in metadata and (value := metadata.raw(key)) not in allowed:
         raise metadata.error(key, f"is {value}; this cannot be exported")
 
@@ -276,7 +278,7 @@ def config_of(
         factors: the content of the tensors in `ROPE_FACTORS`.
 
     Raises:
-        ExportError: a key is missing or malformed, or asks for something that no family draws.
+        ExportError: a key is missing or malformed, or asks for something that no family supports.
     """
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:

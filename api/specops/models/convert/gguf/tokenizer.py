@@ -38,7 +38,7 @@ _SCORES = "tokenizer.ggml.scores"
 _TEMPLATE, _TOOLS_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 _PIECES_WITH_MERGES = "gemma4"  # a kind, and the name of its pre-tokenizer
 _KINDS = ("gpt2", "llama", _PIECES_WITH_MERGES)
-# Tokens of special roles in files that do not name them, if they are no ordinary tokens.
+# Tokens of special roles in files that do not name them, unless they are ordinary tokens.
 _DEFAULTS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},  # Falcon's
