@@ -83,8 +83,8 @@ class Verdict:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 0 where all is well, 1 where it is not."""
     options = _parser().parse_args(arguments)
-    jump, speed = options.min_tokens_per_jump, 1 - options.max_loss
-    parts = [Part(text, text, _PROMPTS, 1, jump, speed) for text in CATEGORIES]
+    per_pass, speed = options.min_tokens_per_jump, 1 - options.max_loss
+    parts = [Part(text, text, _PROMPTS, 1, per_pass, speed) for text in CATEGORIES]
     name, gain = f"{CODE}, {AT_ONCE} at once", options.min_gain_at_once
     parts.append(Part(name, CODE, _SHARED_PROMPTS, AT_ONCE, 0.0, gain))
     machine, model = describe(), configured()

@@ -12,7 +12,7 @@ from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
 from bench.tools.report import Chart, Outcome, Series, Target, yes
 
 # Targets of adaptive speculation with the service's default drafter.
-_TARGET_ON_CODE, _TARGET_JUMP, _TARGET_ANYWHERE = 1.5, 2.2, 0.97
+_TARGET_ON_CODE, _TARGET_PER_PASS, _TARGET_ANYWHERE = 1.5, 2.2, 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         for text, item in found.items() if own in item.runs
     ]  # fmt: skip
     if CODE in found and own in measured.runs:
-        jump = found[CODE].row(own).tokens_per_jump
-        targets.append(Target("code: tokens per pass", _TARGET_JUMP, jump))
+        per_pass = found[CODE].row(own).tokens_per_jump
+        targets.append(Target("code: tokens per pass", _TARGET_PER_PASS, per_pass))
     result = {"model": model.key, "prompts": each, **asdict(sizes), "lossless": sound}
     return Outcome(result | {"categories": ways.record(found)}, [table], [chart], targets, sound)

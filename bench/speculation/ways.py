@@ -30,12 +30,12 @@ HOW = (
     "prompt is read, over the time of these; over plain decoding's by batch, median with "
     "quartiles; total: the same of the sums; whole: time of all batches, prompts and the last "
     "requests included, of plain decoding over this way's; ways in turns for every batch",
-    "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/jump: "
-    "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
-    "outputs that are token by token those of plain decoding",
+    "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/pass: "
+    "tokens of a request in a pass, misses included; accept. length: 1 + accepted per draft; "
+    "equal: greedy outputs that are token by token those of plain decoding",
 )
 COLUMNS = (
-    "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s", "speedup", "total", "whole",
+    "k", "accepted", "misses", "tok/pass", "accept. length", "tok/s", "speedup", "total", "whole",
     "equal",
 )  # fmt: skip
 

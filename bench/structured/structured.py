@@ -67,7 +67,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     tables = [
         Table(
             f"Forms: {model.title}",
-            ("form", "tokens", "plain tok/s", "served tok/s", "speedup", "tok/jump", "forced"),
+            ("form", "tokens", "plain tok/s", "served tok/s", "speedup", "tok/pass", "forced"),
             [_row(name, form) for name, form in forms.items()],
             (f"{plan.rounds} rounds, plain constrained decoding and served in turns, greedy; "
              "forced: share of tokens that the grammar left no choice about",),
