@@ -202,7 +202,7 @@ def test_adjusting_a_position_is_a_cost_of_its_request_greedy_or_not() -> None:
     together = controller.choose([plain, adjusted])
     assert together[1] < before[1]
     controller.stepped([passed(plain, 1, 1), passed(adjusted, 5, 1)], 0.0)
-    cost = controller._target.cost
+    cost = tinyllama().cost
     (loss,) = (state.seconds - state.plain_seconds for state in [adjusted.speculation])
     assert loss == pytest.approx(4 * (cost(6) - cost(2)) / 4 + 4 * 0.005)
 
