@@ -126,7 +126,7 @@ def end(environment: Environment, **_: Any) -> None:
 
 @events.reset_stats.add_listener
 def forget(**_: Any) -> None:
-    """Begin anew when the page's Reset is pressed."""
+    """Start over when the page's Reset is pressed."""
     for environment in _begun:
         environment.load.recorder.restart()
 

@@ -30,7 +30,7 @@ def add_to(parser: ArgumentParser) -> None:
         "--shape",
         "load_shape",
         USERS,
-        "users: so many, each waits for its answer; arrivals: at a rate; or a program",
+        "users: a fixed number, each waits for its answer; arrivals: at a rate; or a program",
         choices=SHAPES,
     )
     option(
@@ -44,7 +44,7 @@ def add_to(parser: ArgumentParser) -> None:
         "--num-prompts",
         "number_of_requests",
         0,
-        "the test ends after so many requests; 0: no limit",
+        "stop after this many requests; 0: no limit",
     )
     option("--api", "protocol", "generate", "endpoint to send requests to", choices=list(PROTOCOLS))
     option(
@@ -115,7 +115,7 @@ def settle(options: Namespace) -> None:
 
 
 def check(options: Namespace, processes: int = 1) -> None:
-    """Refuse what cannot be run by so many processes.
+    """Refuse options that this number of processes cannot run.
 
     Raises:
         ValueError: what is wrong, in one line.

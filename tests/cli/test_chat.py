@@ -112,7 +112,7 @@ def test_a_prompt_that_is_too_long_ends_nothing(
     engine: Engine, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(engine, "word " * 500, "one")
-    assert "/new begins anew" in capsys.readouterr().err
+    assert "/new starts a new conversation" in capsys.readouterr().err
     assert prompts[1] == "<system>Be brief.\n<user>one\n<assistant>"
 
 

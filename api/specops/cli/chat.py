@@ -25,7 +25,7 @@ from specops.text.tools.reader import AnswerReader
 
 _HELP = """\
 /system TEXT  set the system message; without a text: the chat template's own
-/new          begin anew
+/new          start a new conversation
 /save FILE    write the conversation as JSON, as the API takes it
 /quit         end, as Ctrl + D does"""
 
@@ -107,7 +107,7 @@ class Chat:
                         break
         except (*PROMPT_ERRORS, ChatTemplateError, TemplateProcessError) as error:
             self._turns.pop()
-            self._terminal.note(f"{error}; /new begins anew")
+            self._terminal.note(f"{error}; /new starts a new conversation")
             return
         print()
         if last is not None and last.stats is not None:

@@ -107,7 +107,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     state = app.state.specops = AppState(settings, service, metrics)
-    # `include_router` would build each route anew, for every application.
+    # `include_router` would build every route again for each application.
     for part in (*PROTOCOLS, health, console, documentation):
         app.router.routes += part.router.routes
     endpoints = Endpoints(app.routes)

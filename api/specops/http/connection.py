@@ -196,7 +196,7 @@ class Connection(H11Protocol):
         waiting = self.transport.get_write_buffer_size()
         reason, stall, whole = self._deadline(waiting)
         amount = self._own.written - waiting if reason == "unread" else self._received
-        # Each request starts anew, even if the client has the same to do as before.
+        # Each request starts from zero, even if the client has the same to do as before.
         if (seen := (reason, self.cycle)) != self._seen:
             self._seen, self._looks, self._still = seen, 0, 0
         else:

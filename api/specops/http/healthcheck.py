@@ -1,7 +1,7 @@
 """Asks a running service for the state of its model: for Docker's healthcheck, and for `make up`.
 
 Exit status 0 means ready; 1 means failed, draining or silent, and the reason is printed. While the
-model is on its way, this waits and says nothing: Docker counts a running healthcheck neither as
+model is being prepared, this waits and says nothing: Docker counts a running healthcheck neither as
 passed nor as failed. So a container stays `starting` through a download of any length, and turns
 unhealthy seconds after its model failed, for which a start period would have to end first.
 
@@ -40,7 +40,7 @@ def check(
         ask: returns the answer of `/health`; None without an answer.
         report: called with what the model is doing, whenever that changes.
         clock: returns the time in seconds.
-        pause: waits so many seconds.
+        pause: waits for a number of seconds.
 
     Returns:
         None once the model is ready, otherwise why it is not ready and will not be soon.

@@ -44,7 +44,7 @@ MAX_BODY_BYTES = 1 << 20
 # So many of 1 MiB are 64 MB, which no memory plan has.
 MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
-_TURNS = 3  # of the event loop: after so many it has seen all requests that came together
+_TURNS = 3  # of the event loop: after that many it has seen all requests that came together
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
 # The reason of a rejection in the metrics, by the code of the answer.
 _REASONS = {
@@ -204,7 +204,7 @@ class RequestContext:
         return None
 
     async def _read(self, exchange: _Exchange) -> None:
-        """Read a body, unless the client leaves; only so many large ones at a time."""
+        """Read a body, unless the client leaves; few large ones at a time."""
         large = False
         try:
             while await exchange.read_on():
