@@ -40,15 +40,19 @@ OTEL = (
     (
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "",
-        "where traces of requests are sent, such as `http://jaeger:4318`; empty: none are made",
+        "where traces of requests are sent, such as `http://jaeger:4318`; empty: no traces",
     ),
     ("OTEL_EXPORTER_OTLP_HEADERS", "", "headers for it, such as `authorization=Bearer%20KEY`"),
     ("OTEL_SERVICE_NAME", "specops", "name of the service in traces"),
-    ("OTEL_RESOURCE_ATTRIBUTES", "", "more about it, such as `deployment.environment.name=lab`"),
+    (
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "",
+        "more attributes of it, such as `deployment.environment.name=lab`",
+    ),
     (
         "OTEL_TRACES_SAMPLER",
         "parentbased_always_on",
-        "which requests are traced where the client does not say it in `traceparent`",
+        "which requests are traced if the client's `traceparent` does not decide it",
     ),
     (
         "OTEL_TRACES_SAMPLER_ARG",
@@ -65,7 +69,7 @@ STACK = (
     ("JAEGER_PORT", "16686", "port of Jaeger's page on this machine (Docker, profile `traces`)"),
     ("LOCUST_PORT", "8089", "port of Locust's page on this machine (Docker)"),
     ("GRAFANA_ADMIN_PASSWORD", "", "password of Grafana's `admin`; empty: a random one each start"),
-    ("REPLICAS", "1", "how many of the API `make up` starts; with more the gateway is before them"),
+    ("REPLICAS", "1", "replicas that `make up` starts; more than one are behind the gateway"),
     ("REPLICA_MEMORY", "4g", "memory of each of several replicas (Docker)"),
     ("GATEWAY_GRACE_PERIOD", "310s", "longer than SPECOPS_REQUEST_TIMEOUT (Docker)"),
     ("GATEWAY_CLIENT_RATE", "200", "requests per second of one client's address (with replicas)"),
@@ -74,7 +78,7 @@ STACK = (
     (
         "LOAD_SHAPE",
         "users",
-        "load shape that Locust's page has selected: users, arrivals, smoke, ramp, spike, soak",
+        "load shape that Locust's page preselects: users, arrivals, smoke, ramp, spike, soak",
     ),
 )
 
