@@ -449,6 +449,15 @@ def test_a_lookup_that_waited_for_a_core_counts_as_twice_the_usual() -> None:
     assert look_up(controller, state, 8, found=1) == 8
 
 
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_one_of_the_first_lookups_that_waited_for_a_core_ends_no_asking(before: int) -> None:
+    """It began the mean: every lookup was believed to take as long for some hundred steps."""
+    controller, state = small_model(), SpeculationState()
+    look_up(controller, state, before, found=3)
+    look_up(controller, state, 1, took=0.02)
+    assert look_up(controller, state, 100, found=3) == 100
+
+
 def test_a_draft_model_that_takes_longer_than_it_saves_is_asked_rarely() -> None:
     """Three tokens that are right save 3 passes of 400 us, and take 150 us to verify."""
     controller, state = small_model(), SpeculationState()

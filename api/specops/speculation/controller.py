@@ -29,6 +29,9 @@ _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
 _BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
+_FIRST_ASKS = (
+    8  # the quickest of them begins the mean: one that waited for a core would keep it high
+)
 _SURE = 0.5  # probability of a draft's first token from which on no other drafter is asked
 
 
@@ -39,6 +42,7 @@ class _Account:
     acceptance: Acceptance  # of a drafter that does not estimate it
     gain: float  # mean seconds that asking it for a request saves; hoped for at first
     asking: float = 0.0  # mean seconds that it takes to ask for a request, without a model's passes
+    asks: int = 0  # number of steps in which it was asked
     spare: float = 0.0  # seconds that asking may lose
     reads: bool | None = None  # see `Controller.reading_pays`; None until asked in a step
 
@@ -272,7 +276,11 @@ class Controller:
         """Book what asking a drafter has brought each request, and what it took."""
         account = self._account(drafter)
         seconds = sum(item.asked[drafter] for item, _ in items) / len(items)
-        account.asking = mean_with(account.asking, seconds, _WEIGHT)
+        account.asks += 1
+        if account.asks > _FIRST_ASKS:
+            account.asking = mean_with(account.asking, seconds, _WEIGHT)
+        elif account.asks > 1:  # the first time touches everything for the first time
+            account.asking = min(account.asking or seconds, seconds)
         net = costs = 0.0  # where it did not seem to pay
         for item, saved in items:
             gains, gain, asking = item.speculation.gains, 0.0, account.asking
