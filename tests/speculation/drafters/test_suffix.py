@@ -50,8 +50,11 @@ def test_without_a_match_has_no_draft(tokens: list[int]) -> None:
 
 
 def followers(tokens: Sequence[int]) -> set[int]:
-    """The plain way: what followed the longest suffix of up to 32 tokens that stood before."""
-    for length in range(min(32, len(tokens) - 1), 0, -1):
+    """The plain way: what followed the last two tokens where they occurred before, else the last.
+
+    Which of them is proposed is for the votes: many short matches may outweigh a long one.
+    """
+    for length in (2, 1):
         suffix = tokens[-length:]
         ends = [e for e in range(length, len(tokens)) if tokens[e - length : e] == suffix]
         if ends:
