@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from specops.presets import CHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = "127.0.0.1"
+# Below those that systems lend to clients: a replica that starts again needs the same port again.
+_PORTS = range(12_000, 32_000)
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
 )
@@ -155,9 +158,15 @@ def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -
 
 def free_addresses(count: int) -> list[Address]:
     """Addresses on this machine alone on which no process listens now."""
+    free: list[Address] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server((LOCAL, 0))) for _ in range(count)]
-        return [Address(LOCAL, probe.getsockname()[1], "REPLICAS") for probe in probes]
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(free) == count:
+                break
+            with suppress(OSError):
+                stack.enter_context(socket.create_server((LOCAL, port)))
+                free.append(Address(LOCAL, port, "REPLICAS"))
+    return free
 
 
 def awaited(url: str) -> str | None:

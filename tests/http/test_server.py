@@ -18,6 +18,7 @@ from specops.http.server import DrainingServer, make_server, run
 from specops.request import FinishReason
 from specops.serving.async_engine import NotReady
 from tests.fakes import FakeService, output
+from tests.loopback import free_port
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -115,7 +116,7 @@ async def test_crash_of_the_engine_ends_the_process_after_all_clients_have_their
 def test_exit_code_tells_a_crash_from_an_end(
     error: str | None, code: int, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the log tells at the start whether clients are told apart."""
+    """And the log says at the start whether clients are distinguished."""
     caplog.set_level(logging.INFO)
 
     class Ending(FakeService):
@@ -126,8 +127,7 @@ def test_exit_code_tells_a_crash_from_an_end(
             else:
                 self.crashed.set()
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        settings = Settings(port=probe.getsockname()[1], api_keys=keys)
+    settings = Settings(port=free_port(), api_keys=keys)
     assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
     assert ("all clients count as one" in caplog.text) == (not keys)
 

@@ -57,6 +57,12 @@ def test_the_environment_overrides_dotenv(tmp_path: Path) -> None:
     }
 
 
+def test_replicas_have_ports_of_their_own_that_no_client_is_lent() -> None:
+    ports = [address.port for address in native.free_addresses(9)]
+    assert len(set(ports)) == 9
+    assert all(12_000 <= port < 32_000 for port in ports)
+
+
 def test_the_keys_of_the_api_are_printed_for_the_load_test(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
