@@ -19,7 +19,8 @@ another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,16 +73,14 @@ class CostModel:
         self.seconds = [float(item) for item in least]
         self.pair_seconds = pair_seconds
         self._widest = sizes[-1]
-        self._reading, self._added, self._least = _split(self.sizes, self.seconds)
+        self._curves = _split(self.sizes, self.seconds)
+        self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
+        self._least = self._curves[2]
         self.set_speed(1.0, 1.0)
 
     def set_speed(self, memory: float, arithmetic: float) -> None:
         """Set both factors; see the class's attributes."""
         self.memory, self.arithmetic = memory, arithmetic
-        computing = memory * self._least + arithmetic * self._added
-        # What passes take now, by number of tokens up to the widest measured pass.
-        self._costs: list[float] = np.maximum(memory * self._reading, computing).tolist()
-        self._costs[0] = 0.0
 
     def cost(self, tokens: int, work: float = 0.0) -> float:
         """Seconds that a pass takes now.
@@ -92,17 +91,30 @@ class CostModel:
             tokens: number of tokens; 0 costs nothing.
             work: pairs of tokens, see `Batch.attention_work`.
         """
-        if tokens <= self._widest:
-            return self._costs[tokens] + self.attention_seconds(work)
-        share = self.seconds[-1] / self._widest
-        beyond = self.arithmetic * share * (tokens - self._widest)
-        return self._costs[-1] + beyond + self.attention_seconds(work)
+        attention = self.attention_seconds(work)
+        if not tokens:
+            return attention
+        if tokens > self._widest:
+            share = self.seconds[-1] / self._widest
+            beyond = self.arithmetic * share * (tokens - self._widest)
+            return self.cost(self._widest) + beyond + attention
+        seconds: float = self._longer(self._reading[tokens], self._added[tokens], max)
+        return seconds + attention
 
     def costs(self, tokens: int, more: int) -> list[float]:
-        """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now."""
+        """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
+
+        `tokens` is at least 1.
+        """
         last = tokens + more
-        measured = self._costs[tokens : last + 1]
+        reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
+        measured: list[float] = self._longer(reading, added, np.maximum).tolist()
         return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
+
+    def _longer(self, reading: Any, added: Any, larger: Callable[[Any, Any], Any]) -> Any:
+        """What passes wait for now, memory or arithmetic: of one number of tokens or of several."""
+        computing = self.memory * self._least + self.arithmetic * added
+        return larger(self.memory * reading, computing)
 
     def attention_seconds(self, pairs: float) -> float:
         """Seconds that so many pairs of tokens add to a pass."""
@@ -131,7 +143,7 @@ class CostModel:
         """Learn from the time that a pass took."""
         expected = self.cost(tokens, work)
         # The part that goes with the memory's speed; the rest goes with arithmetic.
-        memory = self.memory * float(self._reading[min(tokens, self._widest)])
+        memory = self.memory * self._reading[min(tokens, self._widest)]
         if memory < expected - self.attention_seconds(work):
             memory = self.memory * self._least
         arithmetic = expected - memory
