@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 REST = Sample(0, 100_000_000, descriptors=10, threads=6)
 
 
-def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
+def course(minutes: float, growth: float = 0.0, last: float = 1.0, others: float = 0.0) -> Course:
     """A soak in which memory grows by so many MB an hour and the last window is slower."""
 
     def sample(moment: float) -> Sample:
@@ -31,7 +31,7 @@ def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
             Window(
                 [0.1 * (last if number == 5 else 1)] * 30,
                 cpu=1,
-                others=0,
+                others=others,
                 samples=[sample(number * length + part * length / 10) for part in range(10)],
             )
             for number in range(6)
@@ -49,6 +49,8 @@ def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
         (course(60, last=1.1), ""),
         (course(60, last=1.2), "the 95th percentile of the last window is 20% longer"),
         (course(2, last=1.2), ""),
+        (course(60, others=1.7), ""),
+        (course(60, last=1.2, others=1.7), "other programs kept 1.7 cores busy"),
         (replace(course(2), after=replace(REST, descriptors=11)), "11 descriptors at the end, 10"),
         (replace(course(2), after=replace(REST, threads=7)), "7 threads at the end, 6"),
         (replace(course(2), problems=["x"] * 12), "and 2 more clients"),

@@ -21,6 +21,7 @@ MOST_GROWTH = 1.0  # MB of memory in an hour
 STEP = 2.0  # MB that an allocator takes at once: shorter runs cannot tell it from less growth
 LONG_HOURS = 0.5
 MOST_DRIFT = 0.15  # of the first window's 95th percentile
+MOST_OTHERS = 0.5  # cores; more of them slow the server down
 GATED_MINUTES = 10.0  # shorter runs have too few answers for percentiles
 
 
@@ -128,6 +129,12 @@ class Course:
                 found.append(f"{after} {name} at the end, {before} at the beginning")
         if self.minutes >= GATED_MINUTES and self.drift > MOST_DRIFT:
             found.append(f"the 95th percentile of the last window is {self.drift:.0%} longer")
+        busiest = max(window.others for window in self.windows)
+        if found and busiest > MOST_OTHERS:
+            found.append(
+                f"other programs kept {busiest:.1f} cores busy, so clients piled up, and memory "
+                "with them: run it again on an idle machine"
+            )
         return found
 
 
