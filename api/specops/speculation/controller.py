@@ -29,9 +29,8 @@ _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
 _BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
-_FIRST_ASKS = (
-    8  # the quickest of them begins the mean: one that waited for a core would keep it high
-)
+# The quickest of so many begins the mean: one that waited for a core would keep it high.
+_FIRST_ASKS = 8
 _SURE = 0.5  # probability of a draft's first token from which on no other drafter is asked
 
 
