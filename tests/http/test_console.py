@@ -8,9 +8,12 @@ import hashlib
 import math
 import re
 from collections.abc import AsyncIterator
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+import specops.http.console
 from specops.engine.model_info import ModelState
 from specops.http.console import FIGURES
 from tests.asgi import AsgiClient
@@ -32,6 +35,13 @@ def follow(console: Api) -> AsgiClient:
 async def console() -> AsyncIterator[Api]:
     async with api() as made:
         yield made
+
+
+def test_the_page_reads_fields_of_the_model_that_there_are() -> None:
+    code = (Path(specops.http.console.__file__).parent / "console.js").read_text(encoding="utf-8")
+    read = set(re.findall(r"\bmodel\.(\w+)", code))
+    assert len(read) > 5
+    assert read <= {field.name for field in fields(INFO)}
 
 
 async def test_a_browser_gets_a_page_that_takes_nothing_from_anywhere_else(console: Api) -> None:

@@ -281,7 +281,7 @@ function showModel(event) {
     ["Context", `${model.context} tokens`],
     ["Slots", model.slots],
     ["KV cache", `${model.kv_tokens} tokens, ${model.kv_dtype}`],
-    ["Batch invariant", model.foreign_products.length ? "no" : "yes"],
+    ["Batch invariant", model.ort_matmuls.length ? "no" : "yes"],
     ["Threads", model.threads],
     ["Drafters", model.drafters.join(", ")],
     ["Default", model.default_drafter],
