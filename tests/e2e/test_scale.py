@@ -111,7 +111,7 @@ def test_a_replica_that_is_gone_fails_no_request_and_comes_back(scaled: Stack, f
             docker("start", victim)
         wait("it is back in rotation", lambda: healthy_replicas(scaled) == REPLICAS, 180)
         seen.wait_more(20)
-    seen.require_no_failure(error_events=CLIENTS)
+    seen.require_no_failure(begun=CLIENTS)
 
 
 def test_the_gateway_ends_when_it_is_asked_to(scaled: Stack) -> None:

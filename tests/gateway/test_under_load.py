@@ -118,7 +118,7 @@ def test_all_replicas_map_the_weights_and_none_owns_them(three: Scaled) -> None:
         assert sum(map(int, weights)) == 0
 
 
-def test_a_killed_replica_costs_only_the_streams_that_it_had_begun(three: Scaled) -> None:
+def test_a_killed_replica_costs_only_the_answers_that_it_had_begun(three: Scaled) -> None:
     """One that hangs for long is killed by its watchdog: tests/e2e/test_scale.py waits for that."""
     before = three.restarts()
     with load(three.api, CLIENTS) as seen:
@@ -127,7 +127,7 @@ def test_a_killed_replica_costs_only_the_streams_that_it_had_begun(three: Scaled
         three.wait_restarted(0, before)
         wait("it is asked again", lambda: three.figure(0, "specops_requests_total") > 0)
         seen.wait_more(30)
-    seen.require_no_failure(error_events=CLIENTS)
+    seen.require_no_failure(begun=CLIENTS)
 
 
 def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
@@ -140,7 +140,7 @@ def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
         three.wait_all_in()
         seen.wait_more(30)
     assert three.restarts() == before
-    seen.require_no_failure(error_events=CLIENTS)
+    seen.require_no_failure(begun=CLIENTS)
 
 
 def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> None:
