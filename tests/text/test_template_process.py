@@ -477,7 +477,9 @@ def test_the_process_runs_the_package_that_started_it(tmp_path: Path) -> None:
     package = Path(template_process.__file__).parents[1]
     copy = tmp_path / "specops" / "text"
     copy.mkdir(parents=True)
-    for name in ("__init__", "text/__init__", "text/template_process", "text/template_worker"):
+    copy.with_name("system").mkdir()
+    files = ("__init__", "system/__init__", "system/seccomp", "text/__init__")
+    for name in (*files, "text/template_process", "text/template_worker"):
         shutil.copy(package / f"{name}.py", tmp_path / "specops" / f"{name}.py")
     with (copy / "template_worker.py").open("a") as file:
         file.write("\nenvironment_of, environment = environment, lambda names: environment_of("

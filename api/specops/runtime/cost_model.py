@@ -74,6 +74,7 @@ class CostModel:
         self.pair_seconds = pair_seconds
         self._widest = sizes[-1]
         self._curves = _split(self.sizes, self.seconds)
+        # Lists as well: one number of an array takes longer to read.
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
         self.set_speed(1.0, 1.0)

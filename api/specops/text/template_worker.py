@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+import errno
 import html
 import json
 import os
@@ -50,6 +51,22 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from specops.system.seccomp import (
+    ALLOW,
+    ANY_BIT,
+    ARCH,
+    ARCHITECTURES,
+    ARGUMENTS,
+    EQUAL,
+    ERROR,
+    KILL,
+    LOAD,
+    NUMBER,
+    RETURN,
+    Instruction,
+    install,
+)
+
 HEADER = struct.Struct(">cQ")  # kind and length of an answer
 LENGTH = struct.Struct(">Q")
 READY, TEXT, REFUSED, EXCEEDED = b"R", b"T", b"E", b"L"
@@ -67,47 +84,35 @@ _CODECS = (  # for `encode`, and for `\N{...}` in a template's texts
 
 # -- what the system allows ------------------------------------------------------------------------
 
-# From <linux/filter.h>, <linux/seccomp.h>, <linux/audit.h>, <linux/prctl.h>.
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_ALLOW, _DENY, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # _DENY: the call fails with EPERM
-_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2
+_DENY = ERROR | errno.EPERM
+_PR_SET_PDEATHSIG = 1
 _PROT_EXEC = 4
 _BITS = 64
 
-Instruction = tuple[int, int, int, int]
-# For each processor: its number for seccomp, and those of the calls. The kinds of memory are
-# allowed without PROT_EXEC: no code can be brought in as data.
+# For each processor, the numbers of its calls. The kinds of memory are allowed without PROT_EXEC:
+# no code can be brought in as data.
 _FREE = (
     *("brk", "munmap", "mremap", "madvise", "futex", "clock_gettime", "gettimeofday"),
     *("getrandom", "rt_sigreturn", "restart_syscall", "exit", "exit_group"),
 )
-_CALLS: dict[str, tuple[int, dict[str, int]]] = {
+_CALLS: dict[str, dict[str, int]] = {
     "x86_64": (
-        0xC000003E,
         {"read": 0, "write": 1, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12}
         | {"rt_sigreturn": 15, "mremap": 25, "madvise": 28, "exit": 60, "gettimeofday": 96}
         | {"futex": 202, "restart_syscall": 219, "clock_gettime": 228, "exit_group": 231}
-        | {"getrandom": 318},
+        | {"getrandom": 318}
     ),
     "aarch64": (
-        0xC00000B7,
         {"read": 63, "write": 64, "exit": 93, "exit_group": 94, "futex": 98}
         | {"clock_gettime": 113, "restart_syscall": 128, "rt_sigreturn": 139}
         | {"gettimeofday": 169, "brk": 214, "munmap": 215, "mremap": 216, "mmap": 222}
-        | {"mprotect": 226, "madvise": 233, "getrandom": 278},
+        | {"mprotect": 226, "madvise": 233, "getrandom": 278}
     ),
 }
 
 
-class _Program(ctypes.Structure):
-    """`struct sock_fprog`."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
-
-
 def filter_program(machine: str) -> list[Instruction]:
-    """Return the seccomp filter for a processor, as BPF: code, jump if true, jump if not, operand.
+    """Return the seccomp filter for a processor.
 
     Allowed are reading from descriptor 0, writing to descriptor 1, memory that is not executable,
     the clock, and the end. All other calls fail with EPERM.
@@ -115,21 +120,21 @@ def filter_program(machine: str) -> list[Instruction]:
     Raises:
         KeyError: the numbers of this processor's calls are not known.
     """
-    arch, numbers = _CALLS[machine]
-    program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL)]
-    program += [(_LOAD, 0, 0, _NUMBER)]
+    arch, numbers = ARCHITECTURES[machine], _CALLS[machine]
+    program = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL)]
+    program += [(LOAD, 0, 0, NUMBER)]
     for name in _FREE:
-        program += [(_EQUAL, 0, 1, numbers[name]), (_RETURN, 0, 0, _ALLOW)]
+        program += [(EQUAL, 0, 1, numbers[name]), (RETURN, 0, 0, ALLOW)]
     for name, argument, test, value in (
-        ("read", 0, _EQUAL, 0),
-        ("write", 0, _EQUAL, 1),
-        ("mmap", 2, _ANY_BIT, _PROT_EXEC),
-        ("mprotect", 2, _ANY_BIT, _PROT_EXEC),
+        ("read", 0, EQUAL, 0),
+        ("write", 0, EQUAL, 1),
+        ("mmap", 2, ANY_BIT, _PROT_EXEC),
+        ("mprotect", 2, ANY_BIT, _PROT_EXEC),
     ):
-        passes, fails = (0, 1) if test == _EQUAL else (1, 0)
-        program += [(_EQUAL, 0, 4, numbers[name]), (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)]
-        program += [(test, passes, fails, value), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)]
-    return [*program, (_RETURN, 0, 0, _DENY)]
+        passes, fails = (0, 1) if test == EQUAL else (1, 0)
+        program += [(EQUAL, 0, 4, numbers[name]), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]
+        program += [(test, passes, fails, value), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, _DENY)]
+    return [*program, (RETURN, 0, 0, _DENY)]
 
 
 def _close_system_calls() -> str:
@@ -141,13 +146,7 @@ def _close_system_calls() -> str:
         program = filter_program(os.uname().machine if bits == _BITS else f"{bits}-bit programs")
     except KeyError as error:
         return f"the system calls of {error.args[0]} are not known here"
-    packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
-        _PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(_Program(len(program), packed)), 0, 0
-    ):
-        return f"seccomp: {os.strerror(ctypes.get_errno())}"
-    return ""
+    return install(program)
 
 
 def confine(parent: int) -> str:
