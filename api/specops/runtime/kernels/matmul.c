@@ -63,10 +63,10 @@ static void quantize(void *argument, size_t group) {
     Job *job = argument;
     const Activations *out = &job->activations;
     const int64_t first = group * job->width;
-    const int64_t blocks = blocks_of(job->shape), depth = blocks * job->shape->block;
+    const int64_t blocks = blocks_of(job->shape);
     const int by_row = job->kernel->by_row, count = rows_of(job, group);
     const int64_t code = activation_bytes(job->kernel, job->shape), word = 4 * code;
-    const int64_t bytes = depth * code;
+    const int64_t bytes = row_bytes(job->kernel, job->shape);
     for (int row = 0; row < count; row++)
         job->kernel->quantize(job->input, first + row, job->shape,
                               out->codes + first * bytes + row * (by_row ? bytes : word),
@@ -77,19 +77,17 @@ static void quantize(void *argument, size_t group) {
 static void compute(void *argument, size_t index) {
     const Job *job = argument;
     const Shape *shape = job->shape;
-    const int64_t top = index / job->pieces * job->panel;
-    const int64_t bottom = least(top + job->panel, job->groups);
+    const int64_t first = index / job->pieces * job->panel * job->width;
     const int64_t tiles = tiles_of(shape), bytes = tile_bytes(shape), piece = index % job->pieces;
     const int64_t start = piece * tiles / job->pieces, stop = (piece + 1) * tiles / job->pieces;
-    for (int64_t tile = start; tile < stop; tile++)
-        for (int64_t group = top; group < bottom; group++) {
-            const int64_t first = group * job->width;
-            job->kernel->tile(shape, job->weights + tile * bytes, job->weights + tiles * bytes,
-                              &job->activations, first, rows_of(job, group),
-                              job->bias ? job->bias + tile * TILE : NULL,
-                              job->y + first * shape->columns + tile * TILE,
-                              (int)least(TILE, shape->columns - tile * TILE));
-        }
+    job->kernel->piece(&(Piece){
+        .shape = shape, .weights = job->weights + start * bytes,
+        .end = job->weights + tiles * bytes, .x = &job->activations,
+        .bias = job->bias ? job->bias + start * TILE : NULL,
+        .y = job->y + first * shape->columns + start * TILE, .tiles = stop - start,
+        .columns = shape->columns - start * TILE, .first = first,
+        .rows = least(job->panel * job->width, job->activations.rows - first),
+        .width = job->width});
 }
 
 // Number of pieces into which the weights are cut for a panel of so many groups, or rows.
@@ -112,19 +110,20 @@ int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, 
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads) {
     if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
-    const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
-    const int64_t codes = depth * activation_bytes(kernel, shape);  // of a row
+    const int64_t blocks = blocks_of(shape), codes = row_bytes(kernel, shape);
     const int64_t bytes = codes + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));
-    if (rows > INT64_MAX / bytes) return -1;
+    // Codes for whole steps of rows: a kernel may read those behind the last row.
+    if (rows > INT64_MAX / bytes - kernel->step) return -1;
+    const int64_t places = (rows + kernel->step - 1) / kernel->step * kernel->step;
     _Alignas(LINE) char few[FEW_BYTES];
-    char *memory = rows * bytes <= FEW_BYTES ? few : malloc((size_t)(rows * bytes));
+    char *memory = places * bytes <= FEW_BYTES ? few : malloc((size_t)(places * bytes));
     if (!memory) return -1;
     Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
     job.activations.codes = (int8_t *)memory;  // first, so aligned for any register
-    job.activations.scales = (float *)(memory + rows * codes);
+    job.activations.scales = (float *)(memory + places * codes);
     job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
     cut_rows(&job);
-    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
+    if (rows * shape->depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
     else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
     job.panel = least(PANEL / (codes * job.width) + 1, job.groups);
     job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * job.width));

@@ -77,11 +77,24 @@ typedef struct {
     int64_t rows;
 } Activations;
 
+// A piece of a product: `tiles` tiles side by side for some rows. `weights`, `bias`, which may be NULL, and
+// `y` [rows, N] begin at its first tile, `y` also at row `first`, with which a group begins. The matrix
+// has `columns` columns from there on. Prefetches end at `end`.
+typedef struct {
+    const Shape *shape;
+    const uint8_t *weights, *end;
+    const Activations *x;
+    const float *bias;
+    float *y;
+    int64_t tiles, columns;
+    int64_t first, rows, width;  // `width` rows are a group
+} Piece;
+
 // The kernel for one kind of processor.
 typedef struct MatmulKernel {
     int most;    // rows of a group
     int step;    // a group has a multiple of so many rows, or `most`
-    int by_row;  // whether activations' codes lie row by row instead, [n][K]
+    int by_row;  // whether activations' codes lie row by row instead, [n][K], with a LINE behind each row
     // Bytes of a code of activations, for weights of 4 and of 8 bits: 1, or more if the kernel stores it
     // in another form.
     int bytes[2];
@@ -91,12 +104,7 @@ typedef struct MatmulKernel {
     // each block, and the sum of its codes, go into every `step`th place.
     void (*quantize)(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                      int64_t stride, float *scales, int32_t *sums, int64_t step);
-    // Computes a tile for a group of `count` rows. `y` [rows, N] begins at the group and the tile; so
-    // does `bias`, which may be NULL. The matrix has the tile's first `columns` columns. Prefetches
-    // end at `end`.
-    void (*tile)(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns);
+    void (*piece)(const Piece *piece);
     const struct MatmulKernel *narrow;  // for fewer rows than FEWEST_WIDE; NULL: this kernel
 } MatmulKernel;
 
@@ -140,6 +148,12 @@ typedef struct {
     const int32_t *sums;
     const uint8_t *zero_points;
 } Operands;
+
+// Bytes of a row's codes.
+static inline int64_t row_bytes(const MatmulKernel *kernel, const Shape *shape) {
+    const int64_t codes = blocks_of(shape) * shape->block * activation_bytes(kernel, shape);
+    return kernel->by_row ? codes + LINE : codes;  // a power of two would use few sets of a cache
+}
 
 // The operands of the group from row `first` on; `bytes` of a code as in the kernel.
 static inline Operands operands_of(const Shape *shape, const uint8_t *weights,

@@ -78,9 +78,10 @@ typedef uint8_t LineAt __attribute__((vector_size(LINE), aligned(1), may_alias))
 static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  const Activations *x, int64_t first, int count, const float *bias, float *y,
                  int columns) {
-    const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
+    const int64_t blocks = blocks_of(shape), pitch = blocks * shape->block + LINE;
     const int step = shape->block % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
     Operands at = operands_of(shape, weights, x, first, 1);
+    at.codes += first * LINE;
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     configure_for(count, step);
@@ -99,14 +100,14 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                 unpacked[2 * line + 1] = both >> 4;
             }
             fetch(WEIGHTS, shape->bits == 4 ? (const uint8_t *)unpacked : lines, LINE);
-            fetch(3, at.codes, depth);
+            fetch(3, at.codes, pitch);
             add_product(0, 3, WEIGHTS);
             if (count > ROWS) {
-                fetch(4, at.codes + ROWS * depth, depth);
+                fetch(4, at.codes + ROWS * pitch, pitch);
                 add_product(1, 4, WEIGHTS);
             }
             if (count > 2 * ROWS) {
-                fetch(5, at.codes + 2 * ROWS * depth, depth);
+                fetch(5, at.codes + 2 * ROWS * pitch, pitch);
                 add_product(2, 5, WEIGHTS);
             }
         }
@@ -120,4 +121,14 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, activate_row, quantize_row, tile, &NARROW};
+static void piece(const Piece *p) {
+    for (int64_t t = 0; t < p->tiles; t++)
+        for (int64_t row = 0; row < p->rows; row += p->width) {
+            const int64_t count = p->rows - row, columns = p->columns - t * TILE;
+            tile(p->shape, p->weights + t * tile_bytes(p->shape), p->end, p->x, p->first + row,
+                 (int)(count < p->width ? count : p->width), p->bias ? p->bias + t * TILE : NULL,
+                 p->y + row * p->shape->columns + t * TILE, (int)(columns < TILE ? columns : TILE));
+        }
+}
+
+const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, activate_row, quantize_row, piece, &NARROW};

@@ -139,4 +139,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, activate_row, quantize_row, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, activate_row, quantize_row, piece, NULL};

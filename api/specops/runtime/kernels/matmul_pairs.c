@@ -132,4 +132,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 8, 0, {1, 2}, activate_row, quantize_pairs, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 8, 0, {1, 2}, activate_row, quantize_pairs, piece, NULL};

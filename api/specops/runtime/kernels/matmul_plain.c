@@ -135,4 +135,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 0, {BYTES, BYTES}, activate_row, quantize_words, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {BYTES, BYTES}, activate_row, quantize_words, piece, NULL};
