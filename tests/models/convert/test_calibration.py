@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert.calibration import Feedback, draw_samples
 from specops.models.convert.quantize import quantize_blockwise
-from specops.runtime.kernels.packing import unpacked
 from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
-from tests.models.convert.dequantize import dequantize_blockwise
+from tests.models.convert.dequantize import dequantize_blockwise, unpacked
 from tests.models.convert.runner import Runner
 
 DEMO = Path(__file__).parents[3] / "api" / "models" / "demo"

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from specops.runtime.kernels.packing import unpacked
+from tests.models.convert.dequantize import unpacked
 
 MICROSOFT = "com.microsoft"
 

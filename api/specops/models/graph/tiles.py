@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +21,7 @@ from specops.models.graph.nodes import Wiring, attributes_of
 from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
 from specops.models.graph.tensors import fill_page, values_of
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import TILE, as_halves, pack
+from specops.runtime.kernels.packing import TILE, pack, weight_type
 
 _COLUMNS = 256 * TILE  # packed at a time
 _ANY_ACTIVATIONS = 0  # accuracy_level is unset
@@ -31,18 +30,10 @@ _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {
     "codes": (TensorProto.UINT8,),
     "scales": (TensorProto.FLOAT,),
-    "zero_points": (TensorProto.UINT8, TensorProto.FLOAT),
+    "zero_points": (TensorProto.UINT8,),
 }
 
 Tensors = Mapping[str, TensorProto]
-
-
-class ZeroPoints(IntEnum):
-    """Where a product's zero points are: the values of the operator's attribute `zero_points`."""
-
-    MIDDLE = 0  # nowhere: every zero point is the middle of the range
-    CODES = 1  # behind a tile, as codes
-    FRACTIONS = 2  # behind a block's scales, in float32
 
 
 def write_tiles(
@@ -169,25 +160,18 @@ class _Product:
         self._codes = arrays["codes"].reshape(self.columns, blocks, -1)
         self._scales = arrays["scales"].reshape(self.columns, blocks)
         self._points = arrays.get("zero_points")
-        self.kind = ZeroPoints.MIDDLE
-        if self._points is not None:
-            fractions = self._points.dtype == np.float32
-            self.kind = ZeroPoints.FRACTIONS if fractions else ZeroPoints.CODES
+        self.type = weight_type(self._scales, self._points, self.bits)
         self._parts = [slice(at, at + _COLUMNS) for at in range(0, self.columns, _COLUMNS)]
-        self.halves = all(as_halves(*self._factors(part)) is not None for part in self._parts)
 
     def write(self, target: BinaryIO) -> None:
         """Write the tiles, some columns at a time."""
         for part in self._parts:
-            scales, points = self._factors(part)
-            stored: NDArray[Any] = scales
-            if self.halves and (found := as_halves(scales, points)):
-                stored, points = found.scales, points if found.offsets is None else found.offsets
-            tiles = pack(self._codes[part], stored, points, bits=self.bits, block=self.block)
+            points = None if self._points is None else self._points[part]
+            _, tiles = pack(
+                *(self._codes[part], self._scales[part], points),
+                **{"bits": self.bits, "block": self.block, "type": self.type},
+            )
             target.write(tiles.data)
-
-    def _factors(self, part: slice) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
-        return self._scales[part], None if self._points is None else self._points[part]
 
 
 def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeProto:
@@ -202,12 +186,10 @@ def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeP
         list(node.output),
         name=node.name or node.output[0],
         domain=kernels.DOMAIN,
-        N=product.columns,
+        N=[product.columns],
         K=product.depth,
-        bits=product.bits,
+        types=[int(product.type)],
         block_size=product.block,
-        zero_points=int(product.kind),
-        half_scales=int(product.halves),
         bias=int("bias" in operands),
         input=attributes_of(node).get("input", int(Made.AS_IT_IS)),
         epsilon=0.0,

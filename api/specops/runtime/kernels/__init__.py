@@ -1,4 +1,4 @@
-"""Kernels in C: products, norms and attention as ONNX Runtime operators, and functions for Python.
+"""Kernels in C: ONNX Runtime operators (products, tables, norms, attention), functions for Python.
 
 Each computes a token's result independently of all else in the pass, and the same bits on every
 processor; the headers say how. This module loads the library. `specops.runtime.sampling` calls
@@ -13,7 +13,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-DOMAIN, MATMUL, NORM, ATTENTION = "specops", "QuantizedMatMul", "Norm", "Attention"
+DOMAIN, MATMUL, GATHER = "specops", "QuantizedMatMul", "QuantizedGather"
+NORM, ATTENTION = "Norm", "Attention"
 LIBRARY = Path(__file__).with_name("_native.so")
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""
@@ -77,7 +78,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "estimate_floats": (_SIZE,),
     "look_up": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER),
     "teach": (None, _POINTER, _POINTER),
-    "fill_tiles": (None, _POINTER, *[_SIZE] * 3, _INT, *[_POINTER] * 2, _SIZE),
+    "tile_bytes": (_SIZE, _INT, *[_SIZE] * 3),
+    "row_bytes": (_SIZE, _INT, _SIZE),
+    "pack_rows": (_INT, _INT, _POINTER, _SIZE, _SIZE, _POINTER),
+    "pack_codes": (None, _INT, *[_POINTER] * 3, *[_SIZE] * 3, _POINTER),
     "grids": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3),
     "codes": (None, _POINTER, _SIZE, _SIZE, _INT, *[_POINTER] * 3),
     "compensate": (None, *[_POINTER] * 2, _SIZE, _SIZE, *[_POINTER] * 5, _SIZE),

@@ -22,7 +22,7 @@
 #include "threads.h"
 
 enum { BLOCK = 64, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
-enum { FLOAT32, FLOAT16, INT8, TYPES };
+enum { KV_FLOAT32, KV_FLOAT16, KV_INT8, TYPES };
 
 // A layer of the model.
 typedef struct {
@@ -75,7 +75,7 @@ static inline int64_t tile_rows(const Layer *layer) {
 extern const AttentionKernel ATTENTION_AVX512, ATTENTION_AVX2, ATTENTION_PLAIN;
 
 static inline int64_t element_bytes(int type) {
-    return type == FLOAT32 ? 4 : type == FLOAT16 ? 2 : 1;
+    return type == KV_FLOAT32 ? 4 : type == KV_FLOAT16 ? 2 : 1;
 }
 
 static inline int64_t padded_size(int64_t size) { return (size + 15) / 16 * 16; }
@@ -89,7 +89,7 @@ static inline int64_t value_bytes(int64_t size, int type) {
 }
 
 static inline int64_t part_bytes(int64_t size, int type) {
-    const int64_t scales = type == INT8 ? 2 * BLOCK * (int64_t)sizeof(float) : 0;
+    const int64_t scales = type == KV_INT8 ? 2 * BLOCK * (int64_t)sizeof(float) : 0;
     return key_bytes(size, type) + value_bytes(size, type) + scales;
 }
 

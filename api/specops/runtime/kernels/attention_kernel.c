@@ -55,8 +55,8 @@ static float to_int8(const float *head, int64_t padded, int8_t *codes) {
 
 // Converts a head to the cache's type; returns its scale.
 static float convert(int type, const float *head, int64_t padded, void *to) {
-    if (type == INT8) return to_int8(head, padded, to);
-    if (type == FLOAT32) memcpy(to, head, padded * sizeof(float));
+    if (type == KV_INT8) return to_int8(head, padded, to);
+    if (type == KV_FLOAT32) memcpy(to, head, padded * sizeof(float));
     else for (int64_t i = 0; i < padded; i += LANES) to_halves((uint16_t *)to + i, load(head + i));
     return 1;
 }
@@ -64,8 +64,8 @@ static float convert(int type, const float *head, int64_t padded, void *to) {
 static void scatter_key(int type, const void *key, int64_t size, char *keys, int64_t place) {
     for (int64_t i = 0; i < size; i++) {
         const int64_t at = i * BLOCK + place;
-        if (type == FLOAT32) memcpy(keys + at * 4, (const char *)key + i * 4, 4);
-        else if (type == FLOAT16) memcpy(keys + at * 2, (const char *)key + i * 2, 2);
+        if (type == KV_FLOAT32) memcpy(keys + at * 4, (const char *)key + i * 4, 4);
+        else if (type == KV_FLOAT16) memcpy(keys + at * 2, (const char *)key + i * 2, 2);
         else keys[at] = ((const char *)key)[i];
     }
 }
@@ -87,7 +87,7 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
         memcpy(row, pass->value + from, size * sizeof(float));
         for (int64_t i = size; i < padded; i++) row[i] = 0;
         const float value_scale = convert(type, row, padded, value);
-        if (type == INT8) {
+        if (type == KV_INT8) {
             scales[place] = key_scale;
             scales[BLOCK + place] = value_scale;
         }
@@ -217,7 +217,8 @@ static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base,
 // Converts elements [first, last) to float32, once for many rows.
 static const void *expand(int type, const void *elements, int64_t first, int64_t last, float *to) {
     for (int64_t i = first; i < last; i += LANES)
-        store(to + i, type == FLOAT16 ? element(FLOAT16, elements, i) : element(INT8, elements, i));
+        store(to + i, type == KV_FLOAT16 ? element(KV_FLOAT16, elements, i)
+                                         : element(KV_INT8, elements, i));
     return to;
 }
 
@@ -231,12 +232,12 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     const int64_t start = least / LANES, stop = (most + LANES - 1) / LANES;
     const void *values = keys + key_bytes(size, pass->type), *elements = keys;
     const char *behind = keys + key_bytes(size, pass->type) + value_bytes(size, pass->type);
-    const float *scales = pass->type == INT8 ? (const float *)behind : NULL;
+    const float *scales = pass->type == KV_INT8 ? (const float *)behind : NULL;
     int type = pass->type;
-    const int many = type != FLOAT32 && bottom - top > (type == INT8 ? FEW_CODES : FEW_HALVES);
+    const int many = type != KV_FLOAT32 && bottom - top > (type == KV_INT8 ? FEW_CODES : FEW_HALVES);
     if (many) {
         elements = expand(type, keys, 0, size * BLOCK, rows->expanded);
-        type = FLOAT32;
+        type = KV_FLOAT32;
     }
     const Product product = {
         .out = rows->scores + top * BLOCK + start * LANES, .out_stride = BLOCK,
@@ -261,7 +262,7 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
     rows.rows = count, rows.padded = padded_size(size), rows.from[0] = 0;
     // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
     // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
-    rows.prefetched = pass->type == FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    rows.prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
     for (int64_t row = 0; row < MOST_ROWS; row++) rows.row_max[row] = -INFINITY;
     for (int64_t row = 0; row < count; row++) {
         const int64_t token = (first + row) / group, number = head * group + (first + row) % group;

@@ -1,5 +1,5 @@
-// Registers the operators of the domain "specops"; see matmul_operator.c, norm_operator.c and
-// attention_operator.c.
+// Registers the operators of the domain "specops"; see matmul_operator.c, gather_operator.c,
+// norm_operator.c and attention_operator.c.
 
 #include "operators.h"
 
@@ -128,21 +128,23 @@ static int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 
 const Operator MATMUL_OPERATOR = {TABLE(create_matmul, compute_matmul), "QuantizedMatMul", "fbFFFF",
                                   "fFF"};
+const Operator GATHER_OPERATOR = {TABLE(create_gather, compute_gather), "QuantizedGather", "ib", "f"};
 const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
 const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",
                                      "fFFiiiFFFFFF", "f"};
 
 // ONNX Runtime calls it for each session's options. The domain lives as long as the process.
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+    static const Operator *const ALL[] = {&MATMUL_OPERATOR, &GATHER_OPERATOR, &NORM_OPERATOR,
+                                          &ATTENTION_OPERATOR};
     static OrtDomain *domain;
     api = base->GetApi(ORT_VERSION);
     if (!api) return NULL;  // an older ONNX Runtime, which will not load graphs with the operators
     if (!domain) {
         OrtDomain *made;
         OrtStatus *status = api->CreateCustomOpDomain("specops", &made);
-        if (!status) status = api->CustomOpDomain_Add(made, &MATMUL_OPERATOR.op);
-        if (!status) status = api->CustomOpDomain_Add(made, &NORM_OPERATOR.op);
-        if (!status) status = api->CustomOpDomain_Add(made, &ATTENTION_OPERATOR.op);
+        for (size_t i = 0; !status && i < sizeof ALL / sizeof *ALL; i++)
+            status = api->CustomOpDomain_Add(made, &ALL[i]->op);
         if (status) return status;
         domain = made;
     }

@@ -67,12 +67,12 @@ typedef struct {
     const char *name, *inputs, *outputs;
 } Operator;
 
-extern const Operator MATMUL_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
+extern const Operator MATMUL_OPERATOR, GATHER_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
 
 // What each operator's file defines: making a kernel of a node, and running it.
 typedef OrtStatus *Create(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **out);
 typedef OrtStatus *Compute(void *kernel, OrtKernelContext *context);
-Create create_matmul, create_norm, create_attention;
-Compute compute_matmul, compute_norm, compute_attention;
+Create create_matmul, create_gather, create_norm, create_attention;
+Compute compute_matmul, compute_gather, compute_norm, compute_attention;
 
 #endif

@@ -26,8 +26,8 @@ enum { TILE_ROWS = 1, TILE_VECTORS = 2, WIDE_VECTORS = 2, FEW_HALVES = 1, FEW_CO
 
 // Sixteen elements of the cache from number `index` on.
 INLINE Floats element(const int type, const void *from, int64_t index) {
-    if (type == FLOAT32) return load((const float *)from + index);
-    if (type == FLOAT16) return from_halves((const uint16_t *)from + index);
+    if (type == KV_FLOAT32) return load((const float *)from + index);
+    if (type == KV_FLOAT16) return from_halves((const uint16_t *)from + index);
     return from_codes((const int8_t *)from + index);
 }
 
@@ -118,12 +118,12 @@ INLINE void product_of(const int type, const int anew, const Product *p, int64_t
     static __attribute__((noinline)) void NAME(const Product *p, int64_t rows, int64_t vectors) { \
         product_of(TYPE, ANEW, p, rows, vectors);                                         \
     }
-PRODUCT(scores_float32, FLOAT32, 1)
-PRODUCT(scores_float16, FLOAT16, 1)
-PRODUCT(scores_int8, INT8, 1)
-PRODUCT(values_float32, FLOAT32, 0)
-PRODUCT(values_float16, FLOAT16, 0)
-PRODUCT(values_int8, INT8, 0)
+PRODUCT(scores_float32, KV_FLOAT32, 1)
+PRODUCT(scores_float16, KV_FLOAT16, 1)
+PRODUCT(scores_int8, KV_INT8, 1)
+PRODUCT(values_float32, KV_FLOAT32, 0)
+PRODUCT(values_float16, KV_FLOAT16, 0)
+PRODUCT(values_int8, KV_INT8, 0)
 
 typedef void Multiply(const Product *, int64_t rows, int64_t vectors);
 static Multiply *const SCORES[TYPES] = {scores_float32, scores_float16, scores_int8};

@@ -45,7 +45,8 @@
 
 #include <stdint.h>
 
-enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MOST_BLOCK = 256 };
+enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
+enum { MOST_GROUP = GROUP_BLOCKS * (UNIT + 4) * TILE };  // bytes of a group of a type of GGUF
 
 // Types of weights; those of GGUF have its numbers. Q4_0 is INT4 and Q8_0 is INT8 in blocks of 32.
 enum {
@@ -119,11 +120,30 @@ static inline int64_t code_bytes(const Form f, int64_t block) {
     return block * bits_of(f) / 8 * TILE;
 }
 
+// Blocks of the group that begins with block `first`, and the group's bytes.
+static inline int64_t group_blocks(int64_t blocks, int64_t first) {
+    return blocks - first < GROUP_BLOCKS ? blocks - first : GROUP_BLOCKS;
+}
+static inline int64_t group_bytes(const Form f, int64_t blocks, int64_t block) {
+    return header_bytes(f, blocks) + blocks * code_bytes(f, block);
+}
+
 // Bytes of a tile of a type, with `blocks` blocks along K.
 static inline int64_t bytes_of_tile(const Form f, int64_t blocks, int64_t block) {
     const int64_t whole = blocks / GROUP_BLOCKS, rest = blocks % GROUP_BLOCKS;
     return whole * header_bytes(f, GROUP_BLOCKS) + (rest ? header_bytes(f, rest) : 0) +
            blocks * code_bytes(f, block);
 }
+
+// Bytes of a row of K weights in a file; `f` is a type of GGUF.
+static inline int64_t row_bytes(const Form f, int64_t depth) { return depth / f.super * f.bytes; }
+
+// Writes a row's blocks, as a file has them, into a column of the group of `count` blocks that begins
+// with block `first`, a multiple of 8. Returns whether all scales are finite.
+int pack_group(int type, const uint8_t *row, int64_t first, int64_t count, int column, uint8_t *group);
+
+// Computes `depth` weights of a column of a group of `count` blocks.
+void unpack_group(Form f, int64_t block, const uint8_t *group, int64_t count, int column,
+                  int64_t depth, float *out);
 
 #endif
