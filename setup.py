@@ -77,7 +77,7 @@ def machine() -> str:
 def objects(kind: str) -> Objects:
     """For each object file its source and its own flags."""
     table: Objects = {name: (name, ()) for name in COMMON}
-    plain: Objects = {"plain": ("plain", ())}
+    plain: Objects = {"plain": ("dots", ())}
     for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
         name = f"matmul_{variant}"
         table[name] = (f"matmul_{source}", (*flags, f"-DMATMUL={name.upper()}"))

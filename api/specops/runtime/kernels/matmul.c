@@ -26,107 +26,149 @@ static _Atomic int64_t sharing = 2;  // number of threads
 
 void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 
+static Terms terms_of(const Form f) {
+    Terms terms = {STARTS, halves_of(f), f.middle, lowered_by(f), NULL};
+    if (f.scales == HALF_PAIR || f.scales == SIX_PAIR) terms.kind = SCALED;
+    if (f.scales == HALF_ZERO || f.scales == FLOAT_ZERO || f.scales == SIXTEEN_PAIR) terms.kind = SUMS;
+    return terms;
+}
+
+static int same_terms(const Terms *one, const Terms *other) {
+    return one->kind == other->kind && one->halves == other->halves && one->middle == other->middle &&
+           one->lowered == other->lowered;
+}
+
+const char *describe_weights(Weights *weights, int64_t depth, int64_t block, int64_t count,
+                             const int64_t *columns, const int64_t *types) {
+    if (block % UNIT || block <= 0 || block > MOST_BLOCK)
+        return "QuantizedMatMul: blocks are multiples of 32, up to 256";
+    if (depth < 1 || depth > MOST_SIDE) return "QuantizedMatMul: K is at least 1 and at most 16777216";
+    *weights = (Weights){.depth = depth, .block = block, .blocks = (depth + block - 1) / block,
+                         .count = (int)count};
+    for (Segment *s = weights->segments; s < weights->segments + count; s++) {
+        const int64_t n = *columns++, type = *types++;
+        s->form = form_of(type < 0 || type > INT8_ZERO_FLOAT ? -1 : (int)type);
+        if (!bits_of(s->form)) return "QuantizedMatMul: there is no such type of weights";
+        if (s->form.super && block != UNIT) return "QuantizedMatMul: GGUF's types have blocks of 32";
+        if (n < 1 || n > MOST_SIDE) return "QuantizedMatMul: N is at least 1 and at most 16777216";
+        s->columns = n, s->tiles = (n + TILE - 1) / TILE;
+        s->size = bytes_of_tile(s->form, weights->blocks, block);
+        s->columns_before = weights->columns, s->bytes_before = weights->bytes;
+        weights->columns += n, weights->tiles += s->tiles, weights->bytes += s->tiles * s->size;
+        const Terms needed = terms_of(s->form);
+        while (s->terms < weights->kinds && !same_terms(weights->terms + s->terms, &needed)) s->terms++;
+        if (s->terms == weights->kinds) weights->terms[weights->kinds++] = needed;
+    }
+    return NULL;
+}
+
 typedef struct {
     const MatmulKernel *kernel;
-    const Shape *shape;
-    const uint8_t *weights;
+    const Weights *weights;
+    const uint8_t *tiles;
     const float *bias;
     const Input *input;
     float *y;
-    Activations activations;
-    int64_t width;          // rows of a group
+    Activations x;
     int64_t groups, panel;  // number of groups of rows: all, and of one panel
     int64_t pieces;         // into which the weights are cut
 } Job;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static inline int rows_of(const Job *job, int64_t group) {
-    return (int)least(job->width, job->activations.rows - group * job->width);
-}
-
 // Cuts rows into as few groups as the kernel can, all about as wide: each group reads the weights again,
 // and a narrow one waits for them. Where groups had 8 rows and the last one the rest, 10 and 18 to 20
 // tokens took 1.05 of the time with TinyLlama's shape, 1.02 to 1.04 with the demo pair, and no number
 // took less than 0.99 (512 bits; 2 cores, AMD EPYC, Zen 5).
 static void cut_rows(Job *job) {
-    const int64_t rows = job->activations.rows, most = job->kernel->most, step = job->kernel->step;
+    const int64_t rows = job->x.rows, most = job->kernel->most, step = job->kernel->step;
     const int64_t fewest = (rows + most - 1) / most, even = (rows + fewest - 1) / fewest;
-    job->width = least((even + step - 1) / step * step, most);
-    job->groups = (rows + job->width - 1) / job->width;
+    job->x.width = least((even + step - 1) / step * step, most);
+    job->groups = (rows + job->x.width - 1) / job->x.width;
 }
 
 // Rounds a whole group of rows: its rows share lines of memory, for which two threads would wait in
 // turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5 (2
 // cores, AMD EPYC).
 static void quantize(void *argument, size_t group) {
-    Job *job = argument;
-    const Activations *out = &job->activations;
-    const int64_t first = group * job->width;
-    const int64_t blocks = blocks_of(job->shape);
-    const int by_row = job->kernel->by_row, count = rows_of(job, group);
-    const int64_t code = activation_bytes(job->kernel, job->shape), word = 4 * code;
-    const int64_t bytes = row_bytes(job->kernel, job->shape);
+    const Job *job = argument;
+    const Activations *x = &job->x;
+    const int64_t first = group * x->width, count = least(x->width, x->rows - first);
     for (int row = 0; row < count; row++)
-        job->kernel->quantize(job->input, first + row, job->shape,
-                              out->codes + first * bytes + row * (by_row ? bytes : word),
-                              by_row ? word : word * count, out->scales + first * blocks + row,
-                              out->sums + first * blocks + row, count);
+        job->kernel->quantize(job->input, x, first, row, (int)count);
+}
+
+// Number of a segment's tiles that begin in the first `bytes` bytes of all weights.
+static inline int64_t tiles_before(const Segment *s, int64_t bytes) {
+    if (bytes <= s->bytes_before) return 0;
+    return least((bytes - s->bytes_before + s->size - 1) / s->size, s->tiles);
 }
 
 static void compute(void *argument, size_t index) {
     const Job *job = argument;
-    const Shape *shape = job->shape;
-    const int64_t first = index / job->pieces * job->panel * job->width;
-    const int64_t tiles = tiles_of(shape), bytes = tile_bytes(shape), piece = index % job->pieces;
-    const int64_t start = piece * tiles / job->pieces, stop = (piece + 1) * tiles / job->pieces;
-    job->kernel->piece(&(Piece){
-        .shape = shape, .weights = job->weights + start * bytes,
-        .end = job->weights + tiles * bytes, .x = &job->activations,
-        .bias = job->bias ? job->bias + start * TILE : NULL,
-        .y = job->y + first * shape->columns + start * TILE, .tiles = stop - start,
-        .columns = shape->columns - start * TILE, .first = first,
-        .rows = least(job->panel * job->width, job->activations.rows - first),
-        .width = job->width});
+    const Weights *w = job->weights;
+    const int64_t first = index / job->pieces * job->panel * job->x.width, number = index % job->pieces;
+    const int64_t from = number * w->bytes / job->pieces, to = (number + 1) * w->bytes / job->pieces;
+    for (const Segment *s = w->segments; s < w->segments + w->count; s++) {
+        const int64_t start = tiles_before(s, from), stop = tiles_before(s, to);
+        const int64_t column = s->columns_before + start * TILE;
+        if (start == stop) continue;
+        job->kernel->piece(&(Piece){
+            .segment = s, .weights = job->tiles + s->bytes_before + start * s->size,
+            .end = job->tiles + w->bytes, .x = &job->x, .bias = job->bias ? job->bias + column : NULL,
+            .y = job->y + first * w->columns + column, .stride = w->columns, .tiles = stop - start,
+            .columns = s->columns - start * TILE, .first = first,
+            .rows = least(job->panel * job->x.width, job->x.rows - first)});
+    }
 }
 
 // Number of pieces into which the weights are cut for a panel of so many groups, or rows.
-static int64_t pieces_of(const Shape *shape, int64_t groups, int64_t rows) {
-    const int64_t tiles = tiles_of(shape), weights = tiles * TILE * shape->depth;
-    const int64_t large = tiles * tile_bytes(shape) * groups / PIECE;
-    const int64_t worth = weights * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
+static int64_t pieces_of(const Weights *w, int64_t groups, int64_t rows) {
+    const int64_t large = w->bytes * groups / PIECE;
+    const int64_t worth = w->tiles * TILE * w->depth * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
     const int64_t threads = sharing, few = threads > FEW ? threads : FEW;
     int64_t pieces = least(worth, large > few ? large : few);
     if (pieces > threads) pieces = (pieces + threads - 1) / threads * threads;
-    return pieces < 1 ? 1 : least(pieces, tiles);
+    return pieces < 1 ? 1 : least(pieces, w->tiles);
 }
 
-// The same for a panel of so many rows. For tests.
-int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, int64_t rows) {
-    const Shape shape = {columns, depth, block, bits, MIDDLE, 0};
-    return pieces_of(&shape, (rows + 7) / 8, rows);
+// The same for a panel of so many rows of one matrix. For tests.
+int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int type, int64_t rows) {
+    Weights weights;
+    describe_weights(&weights, depth, block, 1, &columns, (const int64_t[]){type});
+    return pieces_of(&weights, (rows + 7) / 8, rows);
 }
 
-int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
+int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads) {
     if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
-    const int64_t blocks = blocks_of(shape), codes = row_bytes(kernel, shape);
-    const int64_t bytes = codes + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));
-    // Codes for whole steps of rows: a kernel may read those behind the last row.
-    if (rows > INT64_MAX / bytes - kernel->step) return -1;
-    const int64_t places = (rows + kernel->step - 1) / kernel->step * kernel->step;
+    const int64_t blocks = weights->blocks, step = kernel->step;
+    // A line behind each row of codes: rows a power of two apart would share few sets of a cache.
+    const int64_t pitch = blocks * weights->block * kernel->bytes + (kernel->by_row ? LINE : 0);
+    int64_t numbers = 1;  // a block's scale and terms
+    for (int i = 0; i < weights->kinds; i++) numbers += weights->terms[i].halves;
+    const int64_t bytes = pitch + numbers * blocks * (int64_t)sizeof(float);
+    if (rows > INT64_MAX / bytes - step) return -1;
+    const int64_t places = (rows + step - 1) / step * step;  // a kernel may read codes behind the last row
     _Alignas(LINE) char few[FEW_BYTES];
     char *memory = places * bytes <= FEW_BYTES ? few : malloc((size_t)(places * bytes));
     if (!memory) return -1;
-    Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
-    job.activations.codes = (int8_t *)memory;  // first, so aligned for any register
-    job.activations.scales = (float *)(memory + places * codes);
-    job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
+    Job job = {kernel, weights, tiles, bias, input, y,
+               {(int8_t *)memory,  // first, so aligned for any register
+                (float *)(memory + places * pitch), rows, 0, weights->depth, weights->block, blocks,
+                kernel->bytes, pitch, kernel->by_row, weights->kinds, {{0}}}, 0, 0, 0};
+    Term *next = (Term *)(job.x.scales + rows * blocks);
+    for (int i = 0; i < weights->kinds; i++) {
+        Terms *terms = job.x.terms + i;
+        *terms = weights->terms[i];
+        if (kernel->is_signed) terms->middle -= terms->lowered;
+        terms->at = next, next += rows * blocks * terms->halves;
+    }
     cut_rows(&job);
-    if (rows * shape->depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
+    if (rows * weights->depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
     else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
-    job.panel = least(PANEL / (codes * job.width) + 1, job.groups);
-    job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * job.width));
+    job.panel = least(PANEL / (pitch * job.x.width) + 1, job.groups);
+    job.pieces = pieces_of(weights, job.panel, least(rows, job.panel * job.x.width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;
     threads.run(threads.context, compute, panels * job.pieces, &job);
     if (memory != few) free(memory);

@@ -4,6 +4,7 @@
 //
 // With EMULATED, for tests, plain C replaces the instructions, since few processors have them.
 
+#define REGISTER 64
 #include "matmul_kernel.h"
 
 // A matrix has 16 ROWS at most; a group of rows takes up to PARTS matrices.
@@ -72,63 +73,86 @@ static void configure_for(int count, int step) {
     configure(&needed);
 }
 
-typedef uint8_t Line __attribute__((vector_size(LINE)));
-typedef uint8_t LineAt __attribute__((vector_size(LINE), aligned(1), may_alias));
+// Unpacks the codes of a block of any type to lines of 8 bits.
+static void unpack_block(const Form *form, Bytes table, const uint8_t *codes, int64_t units, uint8_t *lines) {
+#define UNPACK(LOW, TWOS, ONES, TABLE)                                                    \
+    case PLANES_KEY(LOW, TWOS, ONES, TABLE): {                                            \
+        const Planes planes = {LOW, TWOS, ONES, TABLE};                                   \
+        for (int64_t i = 0; i < units; i++)                                               \
+            unpack_unit(planes, table, codes + i * unit_bytes(planes), lines + i * (UNIT / 4 * LINE)); \
+        break;                                                                            \
+    }
+    switch (planes_key(form)) { EACH_PLANES(UNPACK) }
+}
 
-static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns) {
-    const int64_t blocks = blocks_of(shape), pitch = blocks * shape->block + LINE;
-    const int step = shape->block % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
-    Operands at = operands_of(shape, weights, x, first, 1);
-    at.codes += first * LINE;
+static void tile(const Piece *p, Bytes table, const uint8_t *weights, int64_t first, int count,
+                 const float *bias, float *y, int columns) {
+    const Activations *x = p->x;
+    const Form *form = &p->segment->form;
+    const Terms *given = x->terms + p->segment->terms;
+    const Planes any = {4, 0, 0, 0};  // as far as scales are concerned
+    const int halves = given->halves, scales = form->scales;
+    const int64_t depth = x->block / halves, size = code_bytes(*form, x->block);
+    const int step = halves == 2 ? UNIT / 2 : depth % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
+    const int8_t *codes = x->codes + first * x->pitch;
+    const float *s = x->scales + first * x->blocks;
+    const Term *terms = given->at + first * x->blocks * halves;
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     configure_for(count, step);
-    for (int64_t block = 0; block < blocks; block++) {
-        zero(0);
-        if (count > ROWS) zero(1);
-        if (count > 2 * ROWS) zero(2);
-        for (int64_t k = 0; k < shape->block; k += step, at.codes += step) {
-            const uint8_t *lines = weights;
-            Line unpacked[MOST_STEP / 4];
-            for (int line = 0; line < step * shape->bits / 32; line++, weights += LINE) {
-                prefetch(weights, end);
-                if (shape->bits == 8) continue;
-                const Line both = *(const LineAt *)weights;
-                unpacked[2 * line] = both & 15;
-                unpacked[2 * line + 1] = both >> 4;
+    for (int64_t left = x->blocks; left > 0; left -= GROUP_BLOCKS) {
+        const Header header = header_at(form, weights, left < GROUP_BLOCKS ? left : GROUP_BLOCKS);
+        weights += header.lines * LINE;
+        Floats parts[MOST] = {{0}}, less[MOST] = {{0}};
+        for (int64_t b = 0; b < header.blocks; b++, weights += size) {
+            uint8_t lines[MOST_BLOCK / 4 * LINE];
+            Ints dots[2 * MOST];
+            prefetch_header(&header, b, p->end);
+            for (int64_t line = 0; line < size; line += LINE) prefetch(weights + line, p->end);
+            unpack_block(form, table, weights, x->block / UNIT, lines);
+            const uint8_t *from = lines;
+            for (int half = 0; half < halves; half++) {
+                zero(0);
+                if (count > ROWS) zero(1);
+                if (count > 2 * ROWS) zero(2);
+                for (int64_t k = 0; k < depth; k += step, codes += step, from += step / 4 * LINE) {
+                    fetch(WEIGHTS, from, LINE);
+                    fetch(3, codes, x->pitch);
+                    add_product(0, 3, WEIGHTS);
+                    if (count > ROWS) {
+                        fetch(4, codes + ROWS * x->pitch, x->pitch);
+                        add_product(1, 4, WEIGHTS);
+                    }
+                    if (count > 2 * ROWS) {
+                        fetch(5, codes + 2 * ROWS * x->pitch, x->pitch);
+                        add_product(2, 5, WEIGHTS);
+                    }
+                }
+                put(0, dots + half * count, LINE);
+                if (count > ROWS) put(1, dots + half * count + ROWS, LINE);
+                if (count > 2 * ROWS) put(2, dots + half * count + 2 * ROWS, LINE);
             }
-            fetch(WEIGHTS, shape->bits == 4 ? (const uint8_t *)unpacked : lines, LINE);
-            fetch(3, at.codes, pitch);
-            add_product(0, 3, WEIGHTS);
-            if (count > ROWS) {
-                fetch(4, at.codes + ROWS * pitch, pitch);
-                add_product(1, 4, WEIGHTS);
-            }
-            if (count > 2 * ROWS) {
-                fetch(5, at.codes + 2 * ROWS * pitch, pitch);
-                add_product(2, 5, WEIGHTS);
-            }
+            for (int i = 0; given->kind == STARTS && i < halves * count; i++) dots[i] += terms[i].start;
+            if (halves == 2) add_sixteens(count, scales, &header, b, dots, s, terms, parts, less);
+            else add_block(any, 0, count, scales, &header, b, dots, s, terms, totals);
+            s += count, terms += halves * count;
         }
-        Ints dots[PARTS * ROWS];
-        put(0, dots, LINE);
-        if (count > ROWS) put(1, dots + ROWS, LINE);
-        if (count > 2 * ROWS) put(2, dots + 2 * ROWS, LINE);
-        weights = add_block(shape, count, block, dots, weights, &at, totals);
+        if (halves == 2) add_group(count, scales, &header, parts, less, totals);
     }
     release();
-    put_rows(shape, count, totals, bias, y, columns);
+    put_rows(p->stride, count, totals, bias, y, columns);
 }
 
 static void piece(const Piece *p) {
+    const Form *form = &p->segment->form;
+    const Bytes table = table_of(form->table, 0);
     for (int64_t t = 0; t < p->tiles; t++)
-        for (int64_t row = 0; row < p->rows; row += p->width) {
+        for (int64_t row = 0; row < p->rows; row += p->x->width) {
             const int64_t count = p->rows - row, columns = p->columns - t * TILE;
-            tile(p->shape, p->weights + t * tile_bytes(p->shape), p->end, p->x, p->first + row,
-                 (int)(count < p->width ? count : p->width), p->bias ? p->bias + t * TILE : NULL,
-                 p->y + row * p->shape->columns + t * TILE, (int)(columns < TILE ? columns : TILE));
+            tile(p, table, p->weights + t * p->segment->size, p->first + row,
+                 (int)(count < p->x->width ? count : p->x->width), p->bias ? p->bias + t * TILE : NULL,
+                 p->y + row * p->stride + t * TILE, (int)(columns < TILE ? columns : TILE));
         }
 }
 
-const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, activate_row, quantize_row, piece, &NARROW};
+const MatmulKernel MATMUL = {MOST, ROWS, 1, 1, 0, activate_row, quantize_row, piece, &NARROW};

@@ -1,60 +1,140 @@
-// Kernel for processors with an instruction that multiplies four bytes by four and adds the products to
-// a sum of 32 bits: VNNI of 512 and of 256 bits, NEON's dot products and its products of matrices
-// (i8mm). setup.py compiles this file once for each.
+// Kernel that multiplies four bytes by four and adds the products to a sum of 32 bits: by one instruction
+// of VNNI, of 512 or 256 bits, of NEON's dot products or its products of matrices (i8mm); on other
+// processors, as plain C with one instruction for x86-64 and two for arm64 that all of them have: products
+// of 16 bits. setup.py compiles this file once for each; plain C is the reference for all other kernels.
 
-#include "matmul_kernel.h"
+#include <stdint.h>
 
 // A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
 // for the one before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the
-// registers.
-#if defined(__aarch64__)
-#include <arm_neon.h>
-enum { PARTS = 4, MOST = 5 };
-#define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
-#elif defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
-enum { PARTS = 1, MOST = 10 };
+// registers. Where rows compute fewer parts TOGETHER, they do so part by part.
+#if defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
+#define REGISTER 64
+enum { MOST = 10 };
 #define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : (COUNT) <= 9 ? 2 : 1)
-#else
-enum { PARTS = 2, MOST = 5 };
+#elif defined(__AVXVNNI__) || defined(HALF_REGISTERS)
+#define REGISTER 32
+enum { MOST = 5 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define REGISTER 16
+enum { MOST = 5 };
+#define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
+#else
+#define WITHOUT_DOTS
+#define REGISTER 16
+enum { MOST = 5 };
+#define CHAINS(COUNT) 1
 #endif
 
-enum { MOST_CHAINS = 4, REGISTER = LINE / PARTS };
+#include "matmul_kernel.h"
 
-typedef int32_t Sums __attribute__((vector_size(REGISTER)));
-typedef uint8_t Codes8 __attribute__((vector_size(REGISTER)));
-typedef uint8_t CodesOf8At __attribute__((vector_size(REGISTER), aligned(1), may_alias));
+enum { PARTS = LINE / REGISTER, MOST_CHAINS = 4 };
 
-// Adds to each column's sum its four codes times the four codes of `word`.
-INLINE Sums dot(Sums sum, Codes8 weights, int32_t word) {
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-    return vusdotq_s32(sum, weights, vreinterpretq_s8_s32(vdupq_n_s32(word)));
-#elif defined(__aarch64__)
-    return vdotq_s32(sum, vreinterpretq_s8_u8(weights), vreinterpretq_s8_s32(vdupq_n_s32(word)));
-#elif defined(__AVXVNNI__)
-    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(word));
-#elif defined(HALF_REGISTERS)  // the same by the instruction of AVX512-VNNI, for tests
-    return (Sums)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(word));
+typedef int32_t Columns __attribute__((vector_size(REGISTER)));
+
+#if defined(WITHOUT_DOTS)
+
+enum { LOWERED = 0, PAIRED = 0 };
+#define TOGETHER(COUNT) ((COUNT) == 1 ? PARTS : 1)
+
+typedef int16_t Pairs __attribute__((vector_size(REGISTER)));
+
+// Four codes of activations, k to k + 3, in the form in which registers are multiplied: k and k + 2 for
+// each column, then k + 1 and k + 3. They are stored in this form: making it for each tile again took a
+// quarter of the time.
+typedef struct {
+    Pairs even, odd;
+} Word;
+
+enum { BYTES = sizeof(Word) / 4 };
+
+// On arm64 the two products of a pair have a lane each until `finished`: two columns in `first` and two
+// in `last`.
+#if defined(__aarch64__)
+typedef struct { int32x4_t first, last; } Sums;
+INLINE Sums sums_from(int32_t start) { return (Sums){{start, 0, start, 0}, {start, 0, start, 0}}; }
+INLINE Columns finished(Sums sums) { return vpaddq_s32(sums.first, sums.last); }
+INLINE Sums add(Sums sums, BytePairs numbers, Pairs x) {
+    return (Sums){vmlal_s16(sums.first, vget_low_s16((int16x8_t)numbers), vget_low_s16(x)),
+                  vmlal_high_s16(sums.last, (int16x8_t)numbers, x)};
+}
 #else
-    return (Sums)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(word));
+typedef Columns Sums;
+INLINE Sums sums_from(int32_t start) { return (Sums){0} + start; }
+INLINE Columns finished(Sums sums) { return sums; }
+INLINE Sums add(Sums sums, BytePairs numbers, Pairs x) {
+#if defined(__x86_64__)
+    return sums + (Columns)_mm_madd_epi16((__m128i)numbers, (__m128i)x);
+#else
+    typedef uint32_t Unsigned __attribute__((vector_size(REGISTER)));
+    const Columns n = (Columns)numbers, four = (Columns)x;
+    return sums + ((Columns)((Unsigned)n << 16) >> 16) * ((Columns)((Unsigned)four << 16) >> 16) +
+           (n >> 16) * (four >> 16);
+#endif
+}
+#endif
+
+INLINE Sums joined(Sums one, Sums other) { return (void)other, one; }  // there is one chain
+
+// Adds to each column's sum its four numbers times the four of the word at `x`.
+INLINE Sums dot(Sums sums, Bytes numbers, const int8_t *x) {
+    const Word *word = (const Word *)x;
+    const BytePairs pairs = (BytePairs)numbers;
+    return add(add(sums, pairs & 255, word->even), pairs >> 8, word->odd);
+}
+
+static void quantize_words(const Input *input, const Activations *to, int64_t group, int place, int count) {
+    quantize_row(input, to, group, place, count);
+    int8_t *codes = to->codes + group * to->pitch + place * (int64_t)sizeof(Word);
+    for (int64_t k = 0; k < to->blocks * to->block; k += 4, codes += count * sizeof(Word)) {
+        const BytePairs four = (BytePairs)((Columns){0} + word_at(codes));
+        *(Word *)codes = (Word){(Pairs)(four << 8) >> 8, (Pairs)four >> 8};
+    }
+}
+#define QUANTIZE quantize_words
+
+#else
+
+enum { BYTES = 1 };
+#define QUANTIZE quantize_row
+#define TOGETHER(COUNT) PARTS
+
+typedef Columns Sums;
+INLINE Sums sums_from(int32_t start) { return (Sums){0} + start; }
+INLINE Columns finished(Sums sums) { return sums; }
+INLINE Sums joined(Sums one, Sums other) { return one + other; }
+
+INLINE Sums dot(Sums sums, Bytes numbers, const int8_t *x) {
+    const int32_t word = word_at(x);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return vusdotq_s32(sums, numbers, vreinterpretq_s8_s32(vdupq_n_s32(word)));
+#elif defined(__aarch64__)
+    return vdotq_s32(sums, vreinterpretq_s8_u8(numbers), vreinterpretq_s8_s32(vdupq_n_s32(word)));
+#elif defined(__AVXVNNI__)
+    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)numbers, _mm256_set1_epi32(word));
+#elif defined(HALF_REGISTERS)  // the same by the instruction of AVX512-VNNI, for tests
+    return (Sums)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)numbers, _mm256_set1_epi32(word));
+#else
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)numbers, _mm512_set1_epi32(word));
 #endif
 }
 
-// NEON without i8mm multiplies signed numbers only. So codes of 8 bits are LOWERED by 128, and the sums
-// are corrected by the sum of the activations.
+// NEON without i8mm multiplies signed numbers only.
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 enum { LOWERED = 128 };
 #else
 enum { LOWERED = 0 };
 #endif
 
+#endif
+
 // Eight numbers of K for two rows, as products of matrices: two columns by two rows a register. Until
 // `untangle`, `one` has the first two columns of both rows and `other` the last two.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 enum { PAIRED = 1 };
-INLINE void two_rows(Sums *one, Sums *other, Codes8 before, Codes8 after, const int8_t *codes,
-                     int64_t next) {
-    const uint32x4_t b = vreinterpretq_u32_u8(before), a = vreinterpretq_u32_u8(after);
+INLINE void two_rows(Sums *one, Sums *other, Numbers n, const int8_t *codes, int64_t next) {
+    const uint32x4_t b = vreinterpretq_u32_u8(n.before), a = vreinterpretq_u32_u8(n.after);
     const uint8x16_t first = vreinterpretq_u8_u32(vzip1q_u32(b, a));
     const uint8x16_t last = vreinterpretq_u8_u32(vzip2q_u32(b, a));
     const int32x2_t x = vreinterpret_s32_s8(vld1_s8(codes));
@@ -65,78 +145,93 @@ INLINE void two_rows(Sums *one, Sums *other, Codes8 before, Codes8 after, const 
     *other = vusmmlaq_s32(*other, last, rows);
 }
 
+// Makes columns of rows of two rows' sums, or the reverse: it is its own inverse but for the order.
 INLINE void untangle(Sums *one, Sums *other) {
     const Sums first = *one, last = *other;
     *one = vuzp1q_s32(first, last);
     *other = vuzp2q_s32(first, last);
 }
-#else
+INLINE void tangle(Sums *one, Sums *other) {
+    const Sums first = *one, last = *other;
+    *one = vzip1q_s32(first, last);
+    *other = vzip2q_s32(first, last);
+}
+#elif !defined(WITHOUT_DOTS)
 enum { PAIRED = 0 };
-INLINE void two_rows(Sums *one, Sums *other, Codes8 before, Codes8 after, const int8_t *codes,
-                     int64_t next) {
-    (void)one, (void)other, (void)before, (void)after, (void)codes, (void)next;
+#endif
+#if !defined(__ARM_FEATURE_MATMUL_INT8)
+INLINE void two_rows(Sums *one, Sums *other, Numbers n, const int8_t *codes, int64_t next) {
+    (void)one, (void)other, (void)n, (void)codes, (void)next;
 }
 INLINE void untangle(Sums *one, Sums *other) { (void)one, (void)other; }
+INLINE void tangle(Sums *one, Sums *other) { (void)one, (void)other; }
 #endif
 
-INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
-                  const uint8_t *end, const Activations *x, int64_t first, const float *bias,
-                  float *y, int columns) {
-    const int64_t blocks = blocks_of(shape);
-    const int chains = CHAINS(count), paired = PAIRED ? count / 2 * 2 : 0;
-    Operands at = operands_of(shape, weights, x, first, 1);
-    Floats totals[MOST];
-    for (int row = 0; row < count; row++) totals[row] = (Floats){0};
-    for (int64_t block = 0; block < blocks; block++) {
-        Sums sums[MOST][MOST_CHAINS][PARTS];
-        for (int row = 0; row < count; row++)
-            for (int chain = 0; chain < chains; chain++)
-                for (int part = 0; part < PARTS; part++) sums[row][chain][part] = (Sums){0};
-        for (int64_t k = 0; k < shape->block; k += 32)
-            for (int step = 0; step < 4; step++, at.codes += count * 8) {
-                Codes8 before[PARTS], after[PARTS];
-                for (int part = 0; part < PARTS; part++) {
-                    const uint8_t *from = weights + part * REGISTER;
-                    const Codes8 both = *(const CodesOf8At *)from;
-                    before[part] = bits == 4 ? both & 15 : both;
-                    after[part] = bits == 4 ? both >> 4 : (Codes8) * (const CodesOf8At *)(from + LINE);
-                    if (bits == 8 && LOWERED) before[part] ^= LOWERED, after[part] ^= LOWERED;
+// See matmul_groups.h.
+INLINE void multiply_block(const Planes p, const int count, Bytes table, const uint8_t *weights,
+                           const uint8_t *end, int64_t units, const int8_t *codes, const Term *starts,
+                           Ints *dots) {
+    enum { WORD = 4 * BYTES };
+    const int halves = p.twos ? 2 : 1, steps = 4 / halves;
+    const int chains = CHAINS(count) > steps ? steps : CHAINS(count), paired = PAIRED ? count / 2 * 2 : 0;
+    const int together = TOGETHER(count), planes = p.low + p.twos + p.ones;
+    for (int start = 0; start < PARTS; start += together) {
+        const int8_t *x = codes;
+        for (int half = 0; half < halves; half++) {
+            Sums sums[MOST][MOST_CHAINS][PARTS];
+            for (int row = 0; row < count; row++)
+                for (int chain = 0; chain < chains; chain++)
+                    for (int part = 0; part < together; part++)
+                        sums[row][chain][part] =
+                            sums_from(chain ? 0 : starts[half * count + row].start);
+            for (int row = 0; row < paired; row += 2)
+                for (int part = 0; part < together; part++)
+                    tangle(&sums[row][0][part], &sums[row + 1][0][part]);
+            for (int64_t number = 0; number < units; number++) {
+                const uint8_t *unit = weights + number * unit_bytes(p);
+                UNROLLED
+                for (int step = 0; step < steps; step++, x += 2 * count * WORD) {
+                    const int nth = half * steps + step;
+                    Numbers n[PARTS];
+                    for (int part = 0; part < together; part++) {
+                        n[part] = numbers_of(p, table, unit + (start + part) * REGISTER, nth);
+                        if (p.low == 8 && LOWERED) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
+                    }
+                    for (int line = nth; !start && line < planes; line += 4)
+                        prefetch(unit + line * LINE, end);
+                    const int one = 2 * step % chains, other = (2 * step + 1) % chains;
+                    for (int row = 0; row < paired; row += 2)
+                        for (int part = 0; part < together; part++)
+                            two_rows(&sums[row][one][part], &sums[row + 1][one][part], n[part],
+                                     x + row * WORD, count * WORD);
+                    // All first products, then all second ones: a row's second waits for its first.
+                    for (int row = paired; row < count; row++)
+                        for (int part = 0; part < together; part++)
+                            sums[row][one][part] =
+                                dot(sums[row][one][part], n[part].before, x + row * WORD);
+                    for (int row = paired; row < count; row++)
+                        for (int part = 0; part < together; part++)
+                            sums[row][other][part] =
+                                dot(sums[row][other][part], n[part].after, x + (count + row) * WORD);
                 }
-                prefetch(weights, end);
-                if (bits == 8) prefetch(weights + LINE, end);
-                weights += bits == 8 ? 2 * LINE : LINE;
-                const int one = 2 * step % chains, other = (2 * step + 1) % chains;
-                for (int row = 0; row < paired; row += 2)
-                    for (int part = 0; part < PARTS; part++)
-                        two_rows(&sums[row][one][part], &sums[row + 1][one][part], before[part],
-                                 after[part], at.codes + row * 4, count * 4);
-                // All first products, then all second ones: a row's second waits for its first.
-                for (int row = paired; row < count; row++)
-                    for (int part = 0; part < PARTS; part++)
-                        sums[row][one][part] = dot(sums[row][one][part], before[part],
-                                                   word_at(at.codes + row * 4));
-                for (int row = paired; row < count; row++)
-                    for (int part = 0; part < PARTS; part++)
-                        sums[row][other][part] = dot(sums[row][other][part], after[part],
-                                                     word_at(at.codes + (count + row) * 4));
             }
-        Ints dots[MOST];
-        for (int row = 0; row < count; row++)
-            for (int part = 0; part < PARTS; part++)
-                for (int chain = 1; chain < chains; chain++)
-                    sums[row][0][part] += sums[row][chain][part];
-        for (int row = 0; row < paired; row += 2)
-            for (int part = 0; part < PARTS; part++)
-                untangle(&sums[row][0][part], &sums[row + 1][0][part]);
-        for (int row = 0; row < count; row++) {
-            memcpy(dots + row, sums[row][0], sizeof *dots);
-            if (bits == 8 && LOWERED) dots[row] += at.sums[row] * LOWERED;
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < together; part++)
+                    for (int chain = 1; chain < chains; chain++)
+                        sums[row][0][part] = joined(sums[row][0][part], sums[row][chain][part]);
+            for (int row = 0; row < paired; row += 2)
+                for (int part = 0; part < together; part++)
+                    untangle(&sums[row][0][part], &sums[row + 1][0][part]);
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < together; part++) {
+                    const Columns columns = finished(sums[row][0][part]);
+                    memcpy((char *)(dots + half * count + row) + (start + part) * REGISTER, &columns,
+                           sizeof columns);
+                }
         }
-        weights = add_block(shape, count, block, dots, weights, &at, totals);
     }
-    put_rows(shape, count, totals, bias, y, columns);
 }
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, activate_row, quantize_row, piece, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, BYTES, LOWERED != 0, activate_row, QUANTIZE, piece, NULL};

@@ -1,33 +1,85 @@
-// Defines `piece`, which calls a kernel's `group` with a constant number of rows, so that the compiler
-// unrolls the loops over them. A kernel includes this file behind its `group` and MOST.
+// Defines `piece` for a kernel: the loops over tiles, groups of rows and blocks. The kernel includes this
+// file behind its MOST, BYTES, LOWERED and
+//
+//   multiply_block(planes, count, table, weights, end, units, codes, starts, dots)
+//
+// which computes a block's sums of products for `count` rows: `weights` are the block's codes, `units`
+// units of 32 of K; `codes` those of activations, `starts` [halves][count] what the sums begin with; `dots`
+// [halves][count] gets the sums. Planes and numbers of rows are constants, so that the compiler unrolls
+// the loops over rows; forms of scales are not, which would only make the code longer.
 
 #ifndef SPECOPS_MATMUL_GROUPS_H
 #define SPECOPS_MATMUL_GROUPS_H
 
-#define GROUP(COUNT)                                                                      \
+INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes table,
+                 const uint8_t *weights, int64_t first, const float *bias, float *y, int columns) {
+    static const Term NO_STARTS[2 * MOST];
+    const Activations *x = piece->x;
+    const Form *form = &piece->segment->form;
+    const Terms *given = x->terms + piece->segment->terms;
+    const int halves = planes.twos ? 2 : 1;  // only such types have a scale for each 16
+    const int scales = form->scales, started = given->kind == STARTS;
+    const int64_t units = x->block / UNIT, codes_size = units * unit_bytes(planes);
+    const int8_t *codes = x->codes + first * x->pitch;
+    const float *s = x->scales + first * x->blocks;
+    const Term *terms = given->at + first * x->blocks * halves;
+    Floats totals[MOST];
+    for (int row = 0; row < count; row++) totals[row] = (Floats){0};
+    for (int64_t left = x->blocks; left > 0; left -= GROUP_BLOCKS) {
+        const Header header = header_at(form, weights, left < GROUP_BLOCKS ? left : GROUP_BLOCKS);
+        weights += header.lines * LINE;
+        Floats parts[MOST], less[MOST];
+        for (int row = 0; halves == 2 && row < count; row++) parts[row] = less[row] = (Floats){0};
+        for (int64_t b = 0; b < header.blocks; b++) {
+            Ints dots[2 * MOST];
+            prefetch_header(&header, b, piece->end);
+            multiply_block(planes, count, table, weights, piece->end, units, codes,
+                           started ? terms : NO_STARTS, dots);
+            if (halves == 2) add_sixteens(count, scales, &header, b, dots, s, terms, parts, less);
+            else add_block(planes, LOWERED, count, scales, &header, b, dots, s, terms, totals);
+            weights += codes_size, codes += x->block * BYTES * count;
+            s += count, terms += halves * count;
+        }
+        if (halves == 2) add_group(count, scales, &header, parts, less, totals);
+    }
+    put_rows(piece->stride, count, totals, bias, y, columns);
+}
+
+#define ROWS_OF(COUNT)                                                                    \
     case COUNT:                                                                           \
-        if (COUNT > MOST) break;                                                          \
-        if (shape->bits == 4)                                                             \
-            group(4, COUNT, shape, weights, end, x, first, bias, y, columns);             \
-        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
+        if (COUNT <= MOST)                                                                \
+            tile(planes, COUNT <= MOST ? COUNT : 1, p, table, weights, first, bias, y, columns); \
         break;
 
-static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns) {
-    switch (count) {
-        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9) GROUP(10)
+INLINE void piece_of(const Planes planes, const Piece *p) {
+    const Form *form = &p->segment->form;
+    const Bytes table = planes.table ? table_of(form->table, LOWERED ? lowered_by(*form) : 0) : (Bytes){0};
+    for (int64_t t = 0; t < p->tiles; t++) {
+        const uint8_t *weights = p->weights + t * p->segment->size;
+        const float *bias = p->bias ? p->bias + t * TILE : NULL;
+        const int columns = p->columns - t * TILE < TILE ? (int)(p->columns - t * TILE) : TILE;
+        for (int64_t row = 0; row < p->rows; row += p->x->width) {
+            const int64_t first = p->first + row, left = p->rows - row;
+            float *y = p->y + row * p->stride + t * TILE;
+            switch (left < p->x->width ? left : p->x->width) {
+                ROWS_OF(1) ROWS_OF(2) ROWS_OF(3) ROWS_OF(4) ROWS_OF(5)
+                ROWS_OF(6) ROWS_OF(7) ROWS_OF(8) ROWS_OF(9) ROWS_OF(10)
+            }
+        }
     }
 }
 
+#define PIECE(LOW, TWOS, ONES, TABLE)                                                     \
+    static __attribute__((noinline)) void piece_##LOW##TWOS##ONES##TABLE(const Piece *p) { \
+        piece_of((Planes){LOW, TWOS, ONES, TABLE}, p);                                    \
+    }
+EACH_PLANES(PIECE)
+
+#define CASE(LOW, TWOS, ONES, TABLE)                                                      \
+    case PLANES_KEY(LOW, TWOS, ONES, TABLE): piece_##LOW##TWOS##ONES##TABLE(p); break;
+
 static void piece(const Piece *p) {
-    for (int64_t t = 0; t < p->tiles; t++)
-        for (int64_t row = 0; row < p->rows; row += p->width) {
-            const int64_t count = p->rows - row, columns = p->columns - t * TILE;
-            tile(p->shape, p->weights + t * tile_bytes(p->shape), p->end, p->x, p->first + row,
-                 (int)(count < p->width ? count : p->width), p->bias ? p->bias + t * TILE : NULL,
-                 p->y + row * p->shape->columns + t * TILE, (int)(columns < TILE ? columns : TILE));
-        }
+    switch (planes_key(&p->segment->form)) { EACH_PLANES(CASE) }
 }
 
 #endif

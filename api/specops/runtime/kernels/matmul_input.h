@@ -103,10 +103,16 @@ static void activate_row(const Input *input, int64_t row, int64_t depth) {
     activate(input, row, depth, 0, depth, moments(input, row, depth), input->activated + row * depth);
 }
 
+INLINE int32_t sum_of(Ints lanes) {
+    int32_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return sum;
+}
+
 // Rounds a block of `size` numbers, padded with zeros, to codes, four of them every `stride` bytes.
-// Returns the scale; `sum` gets the sum of the codes.
+// Returns the scale; `sums` get the sum of the codes of the first 16 and of all.
 INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
-                         int64_t stride, int32_t *sum) {
+                         int64_t stride, Ints *sums) {
     float padded[MOST_BLOCK];
     if (size < block) {
         memcpy(padded, x, size * sizeof(float));
@@ -120,27 +126,41 @@ INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *co
         not_finite += load(x + k) * 0.0f;
     }
     const float highest = largest(most) + total(not_finite);
-    *sum = 0;
-    if (!(highest > TINY)) return no_codes(codes, block, stride), highest / 127;
-    Ints sums = {0};
+    sums[0] = sums[1] = (Ints){0};
+    if (!(highest > TINY)) {
+        for (int64_t k = 0; k < block; k += 4, codes += stride) memset(codes, 0, 4);
+        return highest / 127;  // 0 or NaN
+    }
     for (int64_t k = 0; k < block; k += LANES) {
         int8_t rounded[LANES];
-        sums += to_codes(rounded, load(x + k) * (127 / highest));
+        sums[1] += to_codes(rounded, load(x + k) * (127 / highest));
+        if (!k) sums[0] = sums[1];
         for (int word = 0; word < LANES; word += 4, codes += stride)
             memcpy(codes, rounded + word, 4);
     }
-    for (int lane = 0; lane < LANES; lane++) *sum += sums[lane];
     return highest / 127;
 }
 
+// Writes the terms of a block of a row, in a group of `count` rows.
+INLINE void put_terms(const Terms *terms, Term *at, int count, float scale, const Ints *sums) {
+    const int32_t all = sum_of(sums[1]), first = terms->halves == 2 ? sum_of(sums[0]) : all;
+    for (int half = 0; half < terms->halves; half++) {
+        const int32_t sum = half ? all - first : first;
+        if (terms->kind == STARTS) at[half * count].start = -terms->middle * sum;
+        else at[half * count].value = terms->kind == SUMS ? (float)sum : scale * (float)sum;
+    }
+}
+
 // See MatmulKernel.
-static void quantize_row(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
-                         int64_t stride, float *scales, int32_t *sums, int64_t step) {
-    const int64_t depth = shape->depth, block = shape->block;
+static void quantize_row(const Input *input, const Activations *to, int64_t group, int place, int count) {
+    const int64_t depth = to->depth, block = to->block, row = group + place;
+    const int64_t word = 4 * to->bytes, stride = to->by_row ? word : word * count;
+    int8_t *codes = to->codes + group * to->pitch + place * (to->by_row ? to->pitch : word);
+    float *scales = to->scales + group * to->blocks + place;
     const Moments by = moments(input, row, depth);
     const int64_t most = input->kind == AS_IT_IS ? depth : CHUNK / block * block;
     float chunk[CHUNK];
-    for (int64_t start = 0; start < depth; start += most) {
+    for (int64_t start = 0, number = 0; start < depth; start += most) {
         const int64_t size = depth - start < most ? depth - start : most;
         const float *x = input->x + row * depth;
         if (input->kind != AS_IT_IS) {
@@ -148,9 +168,15 @@ static void quantize_row(const Input *input, int64_t row, const Shape *shape, in
             activate(input, row, depth, start, size, by, activated);
             x = activated;
         }
-        for (int64_t k = 0; k < size; k += block, scales += step, sums += step)
-            *scales = round_block(x + k, size - k < block ? size - k : block, block,
-                                  codes + (start + k) / 4 * stride, stride, sums);
+        for (int64_t k = 0; k < size; k += block, number++) {
+            Ints sums[2];
+            const float scale = round_block(x + k, size - k < block ? size - k : block, block,
+                                            codes + (start + k) / 4 * stride, stride, sums);
+            scales[number * count] = scale;
+            for (const Terms *t = to->terms; t < to->terms + to->kinds; t++)
+                put_terms(t, t->at + (group * to->blocks + number * count) * t->halves + place, count,
+                          scale, sums);
+        }
     }
 }
 

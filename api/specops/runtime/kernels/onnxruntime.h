@@ -48,7 +48,10 @@ struct OrtApi {
                                           const int64_t *shape, size_t count, OrtValue **out);
     UNUSED(92, 98);
     void (*ReleaseTensorTypeAndShapeInfo)(OrtShape *shape);  // 99
-    UNUSED(100, 273);
+    UNUSED(100, 162);
+    OrtStatus *(*KernelInfoGetAttributeArray_int64)(const OrtKernelInfo *info, const char *name,
+                                                    int64_t *out, size_t *size);  // 163
+    UNUSED(164, 273);
     OrtStatus *(*KernelContext_ParallelFor)(const OrtKernelContext *context,
                                             void (*work)(void *, size_t), size_t count,
                                             size_t batches, void *argument);  // 274

@@ -43,6 +43,15 @@ OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attribu
     return status;
 }
 
+OrtStatus *read_list(const OrtKernelInfo *info, const char *name, int64_t most, int64_t *out,
+                     int64_t *count) {
+    size_t size = 0;
+    OrtStatus *status = api->KernelInfoGetAttributeArray_int64(info, name, NULL, &size);
+    *count = (int64_t)size;
+    if (status || *count > most) return status;
+    return api->KernelInfoGetAttributeArray_int64(info, name, out, &size);
+}
+
 OrtStatus *keep(const void *state, size_t size, void **out) {
     *out = malloc(size);
     if (!*out) return failure("out of memory");

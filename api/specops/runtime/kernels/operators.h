@@ -31,6 +31,10 @@ typedef struct {
 
 OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attributes, size_t count);
 
+// A list of whole numbers, into `out` if they are at most `most`; `count` gets how many there are.
+OrtStatus *read_list(const OrtKernelInfo *info, const char *name, int64_t most, int64_t *out,
+                     int64_t *count);
+
 // Copies what a kernel keeps of its node, `size` bytes, for ONNX Runtime to hold.
 OrtStatus *keep(const void *state, size_t size, void **out);
 
