@@ -18,7 +18,7 @@
 #include "threads.h"
 #include "tiles.h"
 
-enum { AHEAD = 16384, MOST_SIDE = 1 << 24, MOST_SEGMENTS = 8 };
+enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
 enum { FEWEST_WIDE = 16 };  // rows that fill a matrix of AMX
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // kinds of inputs
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
