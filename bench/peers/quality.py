@@ -18,7 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import gguf
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -42,6 +44,7 @@ from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
 from specops.models.convert.calibration import draw_samples
 from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.rows import GgufRows
 from specops.models.gguf_files import is_gguf
 from specops.models.prepare import prepare
 from specops.text.chat_template import ChatTemplate
@@ -94,11 +97,11 @@ def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
         raise ConfigError(
             "quality takes a model: python -m bench quality MODEL, a GGUF or a folder"
         )
-    gguf = model if is_gguf(model) else None
+    file = model if is_gguf(model) else None
     home = cache / f"quality-{model.resolve().stem}"
     home.mkdir(parents=True, exist_ok=True)
-    checkpoint = stand_in(model, home / "checkpoint") if gguf else model
-    sides = _sides(checkpoint, gguf, home)
+    checkpoint = stand_in(model, home / "checkpoint") if file else model
+    sides = _sides(checkpoint, file, home)
     reference = SideProcess((sys.executable, "-m", "bench.peers.reference_worker"), str(checkpoint))
     with TemporaryDirectory(dir=home) as scratch:
         count = len(_PROMPTS) if plan is FULL else 2
@@ -108,16 +111,16 @@ def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
     return outcome(model.stem, found, measure(sides, cases, plan, vocab))
 
 
-def stand_in(gguf: Path, folder: Path) -> Path:
+def stand_in(file: Path, folder: Path) -> Path:
     """A GGUF's weights as a checkpoint in float32; the original weights are not known."""
     if (folder / "config.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    source = GgufCheckpoint(gguf)
+    source = GgufCheckpoint(file)
     tensors = {
         name: source.vector(name)
         if len(stored.shape) == 1
-        else np.ascontiguousarray(source.matrix(name).parts[0], np.float32)
+        else _numbers(source.matrix(name).parts[0])
         for name, stored in source.tensors.items()
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -128,7 +131,14 @@ def stand_in(gguf: Path, folder: Path) -> Path:
     return folder
 
 
-def _sides(checkpoint: Path, gguf: Path | None, home: Path) -> dict[str, SideProcess]:
+def _numbers(rows: GgufRows) -> NDArray[np.float32]:
+    """A matrix in float32, as llama.cpp's library reads the file's blocks."""
+    if not rows.has_blocks:
+        return np.asarray(rows, np.float32)
+    return gguf.dequantize(rows.blocks(), gguf.GGMLQuantizationType(rows.kind))
+
+
+def _sides(checkpoint: Path, file: Path | None, home: Path) -> dict[str, SideProcess]:
     """Every kind of weights, ready to be started; the others are compared with the first."""
     base = configured().settings
 
@@ -136,11 +146,11 @@ def _sides(checkpoint: Path, gguf: Path | None, home: Path) -> dict[str, SidePro
         own = {"target": str(target), "quant": quant, "draft": NO_DRAFTER, "cache_dir": home}
         return SideProcess.ours(replace(base, **own))
 
-    found = {OURS: of(gguf, "") if gguf else of(checkpoint, "int8-32")}
+    found = {OURS: of(file, "") if file else of(checkpoint, "int8-32")}
     found |= {f"{OURS} {quant}": of(checkpoint, quant) for quant in WEIGHTS}
     python = install()
-    if gguf:
-        found[LLAMA_CPP] = SideProcess.peer(python, "llama_worker", gguf)
+    if file:
+        found[LLAMA_CPP] = SideProcess.peer(python, "llama_worker", file)
     nncf = _nncf(python, checkpoint, home)
     return found | {NNCF: SideProcess.peer(python, "openvino_worker", nncf)}
 

@@ -13,13 +13,14 @@ from onnx import TensorProto, numpy_helper
 from tokenizers import Tokenizer
 
 from specops.models.convert import ExportError, export_checkpoint
+from specops.models.graph.prepack import prepack
 from tests.checkpoints import make_llama_checkpoint
 from tests.fuzz import damage
 from tests.models.convert.gguf.files import write_gguf
 
 FILE = "m.gguf"
 KINDS = {"q_proj": Kind.Q4_1, "k_proj": Kind.Q4_K, "v_proj": Kind.Q6_K, "o_proj": Kind.F16}
-KINDS |= {"gate_proj": Kind.Q8_0, "up_proj": Kind.IQ4_NL, "embed": Kind.F32}
+KINDS |= {"gate_proj": Kind.Q3_K, "up_proj": Kind.IQ4_NL, "embed": Kind.Q2_K}
 NUMBERS = (0, 1, 2, 0x7F, 0xFFFF, 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
 FLOATS = [np.array(value, "<f2").tobytes() for value in (np.nan, np.inf, -np.inf, 0, 65504)]
 FLOATS += [np.array(value, "<f4").tobytes() for value in (np.nan, np.inf, 3e38, 1e-45)]
@@ -55,6 +56,7 @@ def read(folder: Path) -> None:
         raise
     try:
         assert all(map(_is_finite, onnx.load(made / "model.onnx").graph.initializer))
+        prepack(made / "model.onnx", made / "prepacked")
         Tokenizer.from_file(str(made / "tokenizer.json"))
     finally:
         shutil.rmtree(made)

@@ -2,9 +2,10 @@
 
 MANIFEST = "specops.json"  # the file that describes an export
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+GGUF_MATMUL, GGUF_GATHER = "GgufMatMul", "GgufGather"  # see `specops.models.convert.graph`
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int8, block by block
 WARNING = "warning: "  # how a line begins that the converter prints for people
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Goes up by hand whenever a conversion of the same checkpoint gets another content.
 
 Then every checkpoint is converted anew at the next start. `tests/models/convert/test_format.py`

@@ -21,7 +21,7 @@ from tests.checkpoints import (
     make_relative_checkpoint,
 )
 from tests.models.convert.gguf.files import SIZES, stored_tensors, write_gguf
-from tests.models.convert.runner import Runner, edit_config
+from tests.models.convert.runner import edit_config
 from tests.models.convert.test_families import (
     TOKENS,
     VOCAB,
@@ -30,6 +30,7 @@ from tests.models.convert.test_families import (
     opened,
     transformers_logits,
 )
+from tests.passes import Passes, prepared
 from tests.random_weights import write_safetensors
 
 TIED: dict[str, Callable[..., Path]] = {
@@ -91,7 +92,7 @@ def test_biases_of_queries_without_one_of_outputs(tmp_path: Path) -> None:
     file = write_gguf(source, tmp_path / "m.gguf", lambda _: Kind.Q8_0, dequantized=same)
     own = export_checkpoint(file, tmp_path / "own", quantization=None)
     expected = transformers_logits(same, TOKENS[:100])
-    found = Runner(own).step(TOKENS[:100])
+    found = Passes(prepared(own.graph_file, tmp_path)).step(0, TOKENS[:100])
     assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 

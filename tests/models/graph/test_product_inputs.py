@@ -17,6 +17,7 @@ from specops.models.graph.nodes import attributes_of
 from specops.models.graph.product_inputs import Made
 from specops.models.graph.tiles import write_tiles
 from specops.runtime import kernels
+from specops.runtime.kernels.packing import WeightType
 from tests.checkpoints import make_gpt2_checkpoint, make_opt_checkpoint
 from tests.models.graph.published_graph import write_published
 from tests.models.graph.test_tiles import operators
@@ -133,10 +134,16 @@ def gated(**up: int) -> list[onnx.NodeProto]:
 
 def test_a_gate_becomes_part_of_the_product_behind_it(tmp_path: Path) -> None:
     first, second = written(gated(), tmp_path, ["down"])
-    assert attributes_of(first)["N"] == 128
+    assert attributes_of(first)["N"] == [64, 64]
     assert list(first.output) == [second.input[0]] == ["gate"]
     assert attributes_of(second)["input"] == Made.SILU_GATE
     assert attributes_of(second)["K"] == 64
+
+
+def test_gate_and_up_may_have_different_types(tmp_path: Path) -> None:
+    first, second = written(gated(bits=4), tmp_path, ["down"])
+    assert attributes_of(first)["types"] == [WeightType.INT8, WeightType.INT4]
+    assert attributes_of(second)["input"] == Made.SILU_GATE
 
 
 @pytest.mark.parametrize("output", ["gate", "up", "opened", "gated"])
@@ -158,7 +165,7 @@ def more_exact() -> list[onnx.NodeProto]:
     return nodes
 
 
-@pytest.mark.parametrize("nodes", [gated(bits=4), other_function(), more_exact()])
+@pytest.mark.parametrize("nodes", [gated(rows=32), other_function(), more_exact()])
 def test_other_gates_stay(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
     assert len(written(nodes, tmp_path, ["down"])) == 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.nodes import attributes_of
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import pack
+from specops.runtime.kernels.packing import WeightType, pack
 from specops.runtime.session import open_session
 from tests.checkpoints import make_gpt2_checkpoint
 from tests.models.convert.runner import Runner
@@ -51,20 +53,40 @@ def test_only_a_product_whose_every_scale_float16_has_gets_such_scales(tmp_path:
     initializers = [numpy_helper.from_array(value, name) for name, value in tensors.items()]
     model = helper.make_model(helper.make_graph(nodes, "products", [], [], initializers))
     target = io.BytesIO()
-    halves, floats = write_tiles(model, tmp_path, "tiles", target)
-    found = {
-        node.name: item.i
-        for node in model.graph.node
-        for item in node.attribute
-        if item.name == "half_scales"
-    }
-    assert found == {"halves": 1, "floats": 0}
-    per_column = 2 * 16 + 2 * 2, 2 * 16 + 2 * 4
-    assert [list(tensor.dims) for tensor in (halves, floats)] == [[columns * n] for n in per_column]
-    for tensor, stored in ((halves, scales.astype(np.float16)), (floats, other)):
+    found, tables = write_tiles(model, tmp_path, "tiles", target)
+    assert not tables
+    types = [attributes_of(node)["types"] for node in model.graph.node]
+    assert types == [[WeightType.INT4], [WeightType.INT4_FLOAT]]
+    for tensor, stored in zip(found, (scales, other), strict=True):
         start = int(next(entry.value for entry in tensor.external_data if entry.key == "offset"))
-        expected = pack(codes, stored, None, bits=4, block=32).tobytes()
-        assert target.getvalue()[start : start + tensor.dims[0]] == expected
+        _, expected = pack(codes, stored, None, bits=4, block=32)
+        assert target.getvalue()[start : start + tensor.dims[0]] == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dims", "number", "message"),
+    [
+        ([16, 36], WeightType.Q4_0, None),
+        ([16, 35], WeightType.Q4_0, "is not rows of 64 weights"),
+        ([576], WeightType.Q4_0, "is not rows of 64 weights"),
+        ([16, 36], WeightType.Q4_K, "no rows of 64 weights"),
+        ([16, 36], WeightType.INT4, "no rows of 64 weights"),
+        ([16, 36], 99, "99 is not a valid"),
+    ],
+)
+def test_rows_of_another_size_are_refused(
+    dims: list[int], number: int, message: str | None, tmp_path: Path
+) -> None:
+    """Anybody may have written the graph."""
+    rows = numpy_helper.from_array(np.zeros(dims, np.uint8), "rows")
+    own = {"domain": kernels.DOMAIN, "K": 64}
+    for node in (
+        helper.make_node("GgufMatMul", ["x", "rows"], ["y"], types=[number], **own),
+        helper.make_node("GgufGather", ["rows", "ids"], ["y"], type=number, **own),
+    ):
+        model = helper.make_model(helper.make_graph([node], "one", [], [], [rows]))
+        with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+            write_tiles(model, tmp_path, "tiles", io.BytesIO())
 
 
 @pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])

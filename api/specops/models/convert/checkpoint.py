@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
-from specops.models.convert.quantization import BlockFormat, FileQuantization
+from specops.models.convert.quantization import FileQuantization
 from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
@@ -51,7 +51,6 @@ _PREFIXES = (
 _TIED = "tie_word_embeddings"
 _QUERY_BIAS, _OUTPUT_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias"
 _COMPARED_ROWS = 4096
-_OWN_BLOCK = 32  # weights per scale if the file has blocks
 _COPIED = (
     *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
     *(files.TEMPLATE, files.SYSTEM, GENERATION_CONFIG),
@@ -83,7 +82,7 @@ class StoredTensor:
 class Matrix:
     """One weight [N, K], possibly several stored tensors on top of each other (q, k, v).
 
-    The parts stay memory-mapped: arrays, or rows of a GGUF in blocks.
+    The parts stay memory-mapped: arrays, or rows of a GGUF.
     """
 
     name: str
@@ -100,20 +99,9 @@ class Matrix:
         return sum(part.nbytes for part in self.parts)
 
     @property
-    def has_codes(self) -> bool:
-        """Whether the file stores codes in blocks, which the `codes` method of the rows returns."""
-        return not isinstance(self.parts[0], np.ndarray) and self.parts[0].has_codes
-
-    @property
-    def own_format(self) -> BlockFormat | None:
-        """The format that keeps the blocks of all parts; None for a matrix of arrays."""
-        if isinstance(self.parts[0], np.ndarray):
-            return None
-        return BlockFormat(
-            bits=max(part.bits for part in self.parts),
-            block=_OWN_BLOCK,
-            fractions=any(part.has_offsets for part in self.parts),
-        )
+    def is_gguf(self) -> bool:
+        """Whether the parts are rows of a GGUF, with a `kind` and `blocks`, and not arrays."""
+        return not isinstance(self.parts[0], np.ndarray)
 
     def rows(self, step: int) -> Iterator[Any]:
         """The rows as they are stored, at most `step` at a time."""

@@ -9,8 +9,13 @@ Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int
 `present.{l}.key|value`, which are meant to share the buffers of the past. The mask may have zeros
 on the right, so that its shape can stay the same between steps.
 
-Any program that knows the contract can run such a graph. The engine rewrites it
-(`specops.models.graph.rewrite`).
+Any program that knows the contract can run the graph of a checkpoint. Only the engine can run that
+of a GGUF: its weights are blocks as they are in the file, rows uint8 [N, bytes of a row], which two
+operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias)` multiplies with
+all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
+and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
+
+The engine rewrites graphs (`specops.models.graph.rewrite`).
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specops.models.contract import INT8_ACTIVATIONS, MICROSOFT
+from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, INT8_ACTIVATIONS, MICROSOFT
 from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.model_config import ModelShape
@@ -31,6 +36,7 @@ from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
+from specops.runtime.kernels import DOMAIN
 
 Float = NDArray[np.float32]
 
@@ -107,12 +113,9 @@ class DecoderGraph:
 
     def embedding(self, matrix: Matrix) -> str:
         """The rows of `matrix` [vocab, hidden] at `input_ids`: [batch, sequence, hidden]."""
-        if matrix.has_codes:
-            return self._embedding_of_codes(matrix)
         bits = self.quantization.embedding_bits
         if bits == 32:
-            table = self._weights.dense_table("embedding.weight", matrix)
-            return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
+            return self._plain_rows("embedding", matrix, "input_ids")
         stored = BlockFormat(bits, self.quantization.block)
         codes, scales, zero_points = self._weights.table_blocks("embedding", matrix, stored)
         return self._node(
@@ -129,8 +132,7 @@ class DecoderGraph:
     def learned_positions(self, matrix: Matrix) -> str:
         """The rows of `matrix` [context, hidden] at the positions, which become a graph input."""
         self._read_positions()
-        table = self._weights.dense_table("positions.weight", matrix)
-        return self._node("Gather", [table, "position_ids"], "positions", axis=0)
+        return self._plain_rows("positions", matrix, "position_ids")
 
     def position_factors(self, name: str, factors: Float) -> str:
         """The number of `factors` [context] for each token's position: [batch, sequence, 1]."""
@@ -312,27 +314,14 @@ class DecoderGraph:
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
 
-    def _embedding_of_codes(self, matrix: Matrix) -> str:
-        """Computes the numbers of a float32 table from a third of its bytes."""
-        codes, scales, offsets, zero, blocks = self._weights.code_table("embedding", matrix)
-        in_blocks = self._integers("in_blocks", 0, 0, -1, 1)
-        like_scales = self._node("Gather", [scales, "input_ids"], "embedding.scales.rows", axis=0)
-        factors = self._node("Reshape", [like_scales, in_blocks], "embedding.factors")
-        rows = self._node("Gather", [codes, "input_ids"], "embedding.rows", axis=0)
-        x = self._node("Cast", [rows], "embedding.numbers", to=TensorProto.FLOAT)
-        if zero:
-            middle = self._weights.constant("embedding.zero", np.array(zero, np.float32))
-            x = self._node("Sub", [x, middle], "embedding.centred")
-        width = matrix.shape[1]
-        shape_of_codes = self._integers("embedding.blocks", 0, 0, blocks, width // blocks)
-        x = self._node("Reshape", [x, shape_of_codes], "embedding.codes.blocks")
-        x = self._node("Mul", [x, factors], "embedding.scaled")
-        if offsets:
-            rows = self._node("Gather", [offsets, "input_ids"], "embedding.offsets.rows", axis=0)
-            added = self._node("Reshape", [rows, in_blocks], "embedding.added")
-            x = self._node("Add", [x, added], "embedding.shifted")
-        whole = self._integers("embedding.width", 0, 0, width)
-        return self._node("Reshape", [x, whole], "embedding")
+    def _plain_rows(self, name: str, matrix: Matrix, ids: str) -> str:
+        """The rows of a table at `ids`: of float32, or of a GGUF's blocks."""
+        (first, *_), (_, width) = matrix.parts, matrix.shape
+        if not (matrix.is_gguf and first.has_blocks):
+            table = self._weights.dense_table(f"{name}.weight", matrix)
+            return self._node("Gather", [table, ids], name, axis=0)
+        (rows,) = self._weights.file_rows(name, matrix)
+        return self._node(GGUF_GATHER, [rows, ids], name, domain=DOMAIN, type=first.kind, K=width)
 
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:
@@ -342,7 +331,16 @@ class DecoderGraph:
             product = self._node("MatMul", [x, weight], f"{name}.product")
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
-        stored = matrix.own_format or BlockFormat(bits, self.quantization.block)
+        if matrix.is_gguf and inputs % 32 == 0:  # all but plain numbers of an unusual size
+            return self._node(
+                GGUF_MATMUL,
+                [x, *self._weights.file_rows(name, matrix), *filter(None, [bias])],
+                name,
+                domain=DOMAIN,
+                types=[part.kind for part in matrix.parts],
+                K=inputs,
+            )
+        stored = BlockFormat(bits, self.quantization.block)
         feedback = None
         if self._activations is not None and bits == 4:
             place = self._weights.initializers, self._weights.folder

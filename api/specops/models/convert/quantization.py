@@ -17,14 +17,10 @@ _BITS = (4, 8)
 
 
 class BlockFormat(NamedTuple):
-    """How one weight is stored: bits per weight and weights per scale.
-
-    `fractions`: the blocks come from the file, and their zero points are fractions.
-    """
+    """How one weight is stored: bits per weight and weights per scale."""
 
     bits: int
     block: int
-    fractions: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,10 @@ class Quantization:
 
 @dataclass(frozen=True)
 class FileQuantization(Quantization):
-    """The weights of a file that has them in blocks; `kind` is the file's name for them.
+    """The weights of a GGUF; `kind` is the file's name for them.
 
-    A matrix in blocks keeps them. Every other matrix gets 8 bits in blocks of 32, but an embedding
-    without blocks stays float32.
+    A matrix in blocks keeps them. One of plain numbers becomes Q8_0, but as an embedding it stays
+    float32.
     """
 
     bits: int = 8

@@ -31,13 +31,12 @@ class QuantizedWeight(NamedTuple):
     """packed [N, K/block, block*bits/8] uint8, scales [N, K/block] float32, zero points.
 
     K is rounded up to whole blocks. `zero_points` is [N, K/block/2] uint8, rounded up, with two
-    blocks in each byte; or fractions, [N, K/block] float32; or None if all are the middle of the
-    range.
+    blocks in each byte; or None if all are the middle of the range.
     """
 
     packed: Codes
     scales: Float
-    zero_points: Codes | Float | None
+    zero_points: Codes | None
 
 
 def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -29,23 +30,11 @@ _FEEDBACK_SLAB_WEIGHTS = 2**20  # error feedback works column by column and need
 _DENSE_SLAB_WEIGHTS = 2**24  # float32 weights transposed at a time: 64 MiB
 _INLINE_BYTES = 1024  # tensors up to this size stay in the graph file
 
+_T = TypeVar("_T")
 Extent = tuple[int, int]
 """Offset and length in the weight file, in bytes."""
 BlockNames = tuple[str, str, str]
 """The initializers of codes, scales and zero points; the last name is empty if there are none."""
-
-
-class CodeTable(NamedTuple):
-    """A table [N, K] of codes uint8 [N, K]: `scale * (code - zero)`, plus offsets if any.
-
-    Scales and offsets are float32 [N, blocks]; `offsets` is empty if there are none.
-    """
-
-    codes: str
-    scales: str
-    offsets: str
-    zero: int
-    blocks: int
 
 
 class WeightStore:
@@ -61,6 +50,7 @@ class WeightStore:
         self._file = path.open("wb")
         self._on_read = on_read
         self._written: dict[tuple[str, BlockFormat, bool], tuple[Extent, ...]] = {}
+        self._rows: dict[str, list[str]] = {}
         self._workers = available_threads()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
 
@@ -110,31 +100,16 @@ class WeightStore:
 
         return self._refer(name, TensorProto.FLOAT, (inputs, features), self._write(columns()))
 
-    def code_table(self, name: str, matrix: Matrix) -> CodeTable:
-        """The codes of `matrix` [N, K], unchanged, one byte each."""
-        scales: list[NDArray[np.float32]] = []
-        offsets: list[NDArray[np.float32]] = []
-        zero = 0
-
-        def codes() -> Iterator[NDArray[np.uint8]]:
-            nonlocal zero
-            for slab in self._slabs(matrix, _SLAB_WEIGHTS):
-                found = slab.codes()
-                zero = found.zero
-                scales.append(found.scales)
-                if found.offsets is not None:
-                    offsets.append(found.offsets)
-                yield found.codes.reshape(len(found.codes), -1)
-
-        with _naming(matrix):
-            written = self._write(codes())
-        blocks = (matrix.shape[0], scales[0].shape[1])
-        names = [self._refer(f"{name}.codes", TensorProto.UINT8, matrix.shape, written)]
-        for kind, values in (("scales", scales), ("offsets", offsets)):
-            if values:
-                extent = self._write(values)
-                names.append(self._refer(f"{name}.{kind}", TensorProto.FLOAT, blocks, extent))
-        return CodeTable(names[0], names[1], names[2] if offsets else "", zero, blocks[1])
+    def file_rows(self, name: str, matrix: Matrix) -> list[str]:
+        """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once."""
+        if matrix.name not in self._rows:
+            found = self._rows[matrix.name] = []
+            for number, part in enumerate(matrix.parts):
+                alone = replace(matrix, parts=(part,))
+                extent = self._write(self._mapped(alone, _SLAB_WEIGHTS, lambda slab: slab.blocks()))
+                shape = (len(part), extent[1] // len(part))
+                found.append(self._refer(f"{name}.rows_{number}", TensorProto.UINT8, shape, extent))
+        return self._rows[matrix.name]
 
     def matmul_blocks(
         self, name: str, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None = None
@@ -146,7 +121,7 @@ class WeightStore:
         blocks = -(-matrix.shape[1] // stored.block)
         extents = self._quantized(matrix, stored, feedback, pad=True)
         shape = (matrix.shape[0], blocks, stored.block * stored.bits // 8)
-        return self._refer_blocks(name, extents, shape, blocks, stored)
+        return self._refer_blocks(name, extents, shape, blocks)
 
     def table_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
         """`matrix` [N, K] as GatherBlockQuantized reads it: codes [N, bytes of a row].
@@ -157,7 +132,7 @@ class WeightStore:
         features, inputs = matrix.shape
         extents = self._quantized(matrix, stored, None, pad=inputs % stored.block == 0)
         shape = (features, inputs * stored.bits // 8)
-        return self._refer_blocks(name, extents, shape, -(-inputs // stored.block), stored)
+        return self._refer_blocks(name, extents, shape, -(-inputs // stored.block))
 
     # -----------------------------------------------------------------------------------------
 
@@ -168,7 +143,7 @@ class WeightStore:
         key = (matrix.name, stored, pad)
         if key not in self._written:
             scales: list[NDArray[np.float32]] = []
-            zero_points: list[NDArray[Any]] = []
+            zero_points: list[NDArray[np.uint8]] = []
             row_bytes = None if pad else matrix.shape[1] * stored.bits // 8
 
             def codes() -> Iterator[NDArray[np.uint8]]:
@@ -186,20 +161,21 @@ class WeightStore:
     def _quantize(
         self, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None
     ) -> Iterator[QuantizedWeight]:
-        """Quantized slabs in order; all processors work at the same time."""
+        """Quantized slabs in order."""
 
         def work(slab: Any) -> QuantizedWeight:
-            if matrix.own_format is not None:
-                kept: QuantizedWeight = slab.quantized(stored.bits, fractions=stored.fractions)
-                return kept
             weight = np.asarray(slab, np.float32)
             if feedback is not None:
                 return feedback.quantize(weight)
             return quantize_blockwise(weight, stored.bits, stored.block)
 
+        return self._mapped(matrix, _FEEDBACK_SLAB_WEIGHTS if feedback else _SLAB_WEIGHTS, work)
+
+    def _mapped(self, matrix: Matrix, weights: int, work: Callable[[Any], _T]) -> Iterator[_T]:
+        """What `work` makes of each slab, in order; all processors work at the same time."""
         pending: list[Any] = []
         with _naming(matrix):
-            for slab in self._slabs(matrix, _FEEDBACK_SLAB_WEIGHTS if feedback else _SLAB_WEIGHTS):
+            for slab in self._slabs(matrix, weights):
                 pending.append(slab)
                 if len(pending) == 2 * self._workers:
                     yield from self._pool.map(work, pending)
@@ -225,15 +201,11 @@ class WeightStore:
         extents: tuple[Extent, ...],
         shape: tuple[int, ...],
         blocks: int,
-        stored: BlockFormat,
     ) -> BlockNames:
-        zeros = (TensorProto.UINT8, -(-blocks // 2))
-        if stored.fractions:
-            zeros = (TensorProto.FLOAT, blocks)
         tensors = [
             ("codes", TensorProto.UINT8, shape),
             ("scales", TensorProto.FLOAT, (shape[0], blocks)),
-            ("zero_points", zeros[0], (shape[0], zeros[1])),
+            ("zero_points", TensorProto.UINT8, (shape[0], -(-blocks // 2))),
         ]
         names = [
             self._refer(f"{name}.{part}", kind, sizes, extent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
+from specops.models.contract import GGUF_MATMUL
 from specops.models.graph.nodes import RefusedGraphError, attributes_of, set_nodes
 from specops.runtime import kernels
 
@@ -19,7 +20,7 @@ CONTROL: dict[str, list[str | int]] = {
     "cache": [4],
 }
 _HIDDEN = "hidden"
-_PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
+_PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", GGUF_MATMUL)
 
 
 def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
@@ -108,7 +109,9 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
     if product is None:
         return
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    if product.op_type == "MatMulNBits":
+    if product.op_type == GGUF_MATMUL:
+        kind, size = TensorProto.FLOAT, attributes_of(product)["K"]
+    elif product.op_type == "MatMulNBits":
         kind, size = weights[product.input[2]].data_type, attributes_of(product)["K"]
     else:
         weight = weights[product.input[1]]

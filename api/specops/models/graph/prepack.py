@@ -2,8 +2,9 @@
 
 The steps: `rewrite` for a flat batch and a KV cache in blocks, `write_tiles` for the products that
 `specops.runtime.kernels` computes, then ONNX Runtime's optimizer for the rest. The weights lie in
-a file in the order in which a pass reads them. The file is mapped into the page cache, where the
-system may drop and reread pages under a memory cap.
+a file in the order in which a pass reads them; tables of which it reads a few rows come behind
+them. The file is mapped into the page cache, where the system may drop and reread pages under a
+memory cap.
 
 Products that stay with ONNX Runtime keep the form into which ONNX Runtime packs weights; it can
 save this form and map it likewise. This module repairs one thing (onnxruntime 1.31): a packed
@@ -29,7 +30,7 @@ from onnx import TensorProto, helper
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import AttentionShape, is_head, rewrite
-from specops.models.graph.tensors import check_places, fill_page
+from specops.models.graph.tensors import append, check_places, fill_page, values_of
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.weight_cache import USED
 from specops.runtime import kernels
@@ -71,13 +72,16 @@ def prepack(graph: Path, destination: Path) -> None:
         try:
             check_places(model.graph, graph.parent)
             shape = None if is_head(model) else rewrite(model)
-            tiles = write_tiles(model, graph.parent, data.name, target)
+            tiles, tables = write_tiles(model, graph.parent, data.name, target)
         except RefusedGraphError as refusal:
             raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
         except _DAMAGED as error:
             raise ModelError(f"{graph} is damaged ({error!r}); {_ADVICE}") from error
-        finished = _optimized(model, tiles, graph.parent, saved)
+        finished = _optimized(model, [*tiles, *tables], graph.parent, saved)
         used = _move_weights(finished, saved.with_name(f"{saved.name}.data"), data.name, target)
+        for table in tables:
+            rows = values_of(table, graph.parent)
+            tiles.append(append(table.name, [rows], data.name, target, rows.shape))
     finished.graph.initializer.extend(tiles)
     _describe(finished, shape)
     onnx.save(finished, destination)

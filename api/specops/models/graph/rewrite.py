@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from specops.models.contract import GGUF_GATHER, GGUF_MATMUL
 from specops.models.graph.head_norms import move_head_norms
 from specops.models.graph.nodes import (
     RefusedGraphError,
@@ -106,10 +107,11 @@ def _refuse_own_operators(model: onnx.ModelProto) -> None:
     """Refuse the engine's own operators in an export: they trust the cache address in their input.
 
     Functions and graphs in a node's attribute are refused too, since they could hide such
-    operators. A graph that only chooses between tensors is allowed (`_rotary_tables`).
+    operators. A graph that only chooses between tensors is allowed (`_rotary_tables`), and so are
+    the operators for a GGUF's weights, which nothing runs as they are.
     """
     for node in model.graph.node:
-        if node.domain == kernels.DOMAIN:
+        if node.domain == kernels.DOMAIN and node.op_type not in (GGUF_GATHER, GGUF_MATMUL):
             raise RefusedGraphError(f"{named(node)} is an operator of the engine's own")
         graphs = [graph for item in node.attribute for graph in (item.g, *item.graphs)]
         inner = [item for graph in graphs for item in graph.node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +53,30 @@ def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     file, offset = folder / place["location"], int(place.get("offset", 0))
     return np.memmap(file, kind, "r", offset, tuple(tensor.dims))
+
+
+def append(
+    name: str,
+    chunks: Iterable[NDArray[np.uint8]],
+    location: str,
+    target: BinaryIO,
+    dims: Sequence[int] = (),
+) -> TensorProto:
+    """Write the bytes of a weight to the end of the file `target`, from a page on.
+
+    Returns:
+        The weight, uint8 [bytes] or of `dims`, in a file that the graph calls `location`.
+    """
+    tensor = TensorProto(name=name, data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
+    offset = target.tell()
+    for chunk in chunks:
+        target.write(chunk.data)
+    length = target.tell() - offset
+    fill_page(target)
+    tensor.dims.extend(dims or [length])
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 def fill_page(file: BinaryIO) -> None:

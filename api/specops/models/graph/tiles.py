@@ -1,44 +1,66 @@
-"""Replaces a graph's MatMulNBits by our operator, and writes their weights as tiles.
+"""Replaces a graph's products and look-ups by our operators, and writes their weights as tiles.
 
-A tile holds the weights of 16 columns in the order in which the kernels read them (`matmul.h`).
+Weights are those of MatMulNBits, or a GGUF's blocks (`specops.models.convert.graph`). A tile holds
+the weights of 16 columns in the order in which the kernels read them (`tiles.h`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specops.models.contract import INT8_ACTIVATIONS
-from specops.models.graph.nodes import Wiring, attributes_of
+from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, INT8_ACTIVATIONS
+from specops.models.graph.nodes import Wiring, attributes_of, input_of, trimmed
 from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
-from specops.models.graph.tensors import fill_page, values_of
+from specops.models.graph.tensors import append, values_of
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import TILE, pack, weight_type
+from specops.runtime.kernels.packing import (
+    BLOCK,
+    TILE,
+    Bytes,
+    WeightType,
+    pack,
+    pack_rows,
+    row_bytes,
+    weight_type,
+)
 
 _COLUMNS = 256 * TILE  # packed at a time
 _ANY_ACTIVATIONS = 0  # accuracy_level is unset
-_BLOCK, _LARGEST_BLOCK = 32, 256  # the kernels' blocks are multiples of the first
+_LARGEST_BLOCK = 256  # the kernels' blocks are multiples of BLOCK
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {
-    "codes": (TensorProto.UINT8,),
-    "scales": (TensorProto.FLOAT,),
-    "zero_points": (TensorProto.UINT8,),
+    "codes": TensorProto.UINT8,
+    "scales": TensorProto.FLOAT,
+    "zero_points": TensorProto.UINT8,
 }
 
 Tensors = Mapping[str, TensorProto]
 
 
+class _Segment(NamedTuple):
+    """A product's columns of one type; `pack` makes tiles of some of them."""
+
+    columns: int
+    type: WeightType
+    pack: Callable[[slice], Bytes]
+
+    def tiles(self) -> Iterator[Bytes]:
+        """All tiles, some columns at a time."""
+        return map(self.pack, _slabs(self.columns))
+
+
 def write_tiles(
     model: onnx.ModelProto, folder: Path, location: str, target: BinaryIO
-) -> list[TensorProto]:
+) -> tuple[list[TensorProto], list[TensorProto]]:
     """Let the kernels compute every product that they can.
 
     Args:
@@ -48,39 +70,34 @@ def write_tiles(
         target: gets the tiles in the order of the nodes; each product's start on a page.
 
     Returns:
-        The tiles, which are to become initializers of the graph.
+        The tiles, and the tables whose rows are looked up as they are, which still lie in `folder`.
+        All are to become initializers of the graph.
     """
     graph = model.graph
     _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     written: list[TensorProto] = []
+    tiled: dict[str, str] = {}  # a whole product's rows, and their tiles
     computable = partial(_computable, tensors=tensors)
     take_gelus_in(graph, computable)
     pairs = pair_gates(graph, computable, partial(_alike, tensors=tensors))
-    for node in graph.node:
-        if not computable(node):
-            continue
+    for node in filter(computable, graph.node):
         behind = pairs.get(node.output[0])
-        product = _Product((node, behind) if behind else (node,), tensors, folder)
-        tiles = TensorProto(
-            name=f"{node.name or node.output[0]}.tiles",
-            data_type=TensorProto.UINT8,
-            data_location=TensorProto.EXTERNAL,
-        )
-        offset = target.tell()
-        product.write(target)
-        length = target.tell() - offset
-        fill_page(target)
-        tiles.dims.append(length)
-        for key, value in {"location": location, "offset": offset, "length": length}.items():
-            tiles.external_data.add(key=key, value=str(value))
-        written.append(tiles)
-        node.CopyFrom(_replaced(node, tiles.name, product))
+        nodes = (node, behind) if behind else (node,)
+        segments = [item for one in nodes for item in _segments(one, tensors, folder)]
+        name = f"{node.name or node.output[0]}.tiles"
+        chunks = (tiles for segment in segments for tiles in segment.tiles())
+        written.append(append(name, chunks, location, target))
+        if len(segments) == 1:
+            tiled[node.input[1]] = name
+        node.CopyFrom(_product(node, name, segments))
+    gathers = [node for node in graph.node if node.op_type == GGUF_GATHER]
+    tables = [look_up(node, tensors, folder, tiled) for node in gathers]
     take_norms_in(graph)
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])
-    return written
+    return written, [table for table in tables if table is not None]
 
 
 def _take_biases_in(graph: onnx.GraphProto) -> None:
@@ -109,88 +126,141 @@ def _operands(node: onnx.NodeProto) -> dict[str, str]:
 def _computable(node: onnx.NodeProto, tensors: Tensors) -> bool:
     """Return whether the kernels compute a node: they know its weights and are exact enough."""
     attributes, operands = attributes_of(node), _operands(node)
+    if (node.domain, node.op_type) == (kernels.DOMAIN, GGUF_MATMUL):
+        return True
     return (
         node.op_type == "MatMulNBits"
         and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, INT8_ACTIVATIONS)
         and not attributes.get("weight_prepacked", 0)
         and attributes.get("bits", 4) in (4, 8)
-        and attributes["block_size"] % _BLOCK == 0
+        and attributes["block_size"] % BLOCK == 0
         and attributes["block_size"] <= _LARGEST_BLOCK
         and "order" not in operands
         and all(
-            operands[key] in tensors and tensors[operands[key]].data_type in kinds
-            for key, kinds in _TYPES.items()
+            operands[key] in tensors and tensors[operands[key]].data_type == kind
+            for key, kind in _TYPES.items()
             if key in operands
         )
     )
 
 
 def _alike(one: onnx.NodeProto, other: onnx.NodeProto, tensors: Tensors) -> bool:
-    """Return whether two products have the same input, weights of the same form and no bias."""
-    operands = _operands(one), _operands(other)
-    first, second = (
-        {key: tensors[given[key]].data_type for key in _TYPES if key in given} for given in operands
-    )
-    return (
-        first == second
-        and operands[0]["x"] == operands[1]["x"]
-        and not any("bias" in given for given in operands)
-        and attributes_of(one) == attributes_of(other)
-    )
+    """Return whether two products have the same input, outputs of the same size and no bias."""
+
+    def shape(node: onnx.NodeProto) -> tuple[Any, ...]:
+        given = attributes_of(node)
+        columns = given.get("N") or sum(tensors[name].dims[0] for name in node.input[1:])
+        return node.input[0], given["K"], given.get("block_size", BLOCK), columns
+
+    return not _bias(one) and not _bias(other) and shape(one) == shape(other)
 
 
-class _Product:
-    """The weights of one product, or of two with their columns behind each other."""
-
-    def __init__(self, nodes: Sequence[onnx.NodeProto], tensors: Tensors, folder: Path) -> None:
-        attributes = attributes_of(nodes[0])
-        self.columns = attributes["N"] * len(nodes)
-        self.depth, self.block = attributes["K"], attributes["block_size"]
-        self.bits = attributes.get("bits", 4)
-        blocks = math.ceil(self.depth / self.block)
-        arrays: dict[str, NDArray[Any]] = {}
-        for key in _TYPES:
-            names = [given[key] for given in map(_operands, nodes) if key in given]
-            parts = [values_of(tensors[name], folder) for name in names]
-            if len(parts) == 1:
-                arrays[key] = parts[0].reshape(self.columns, -1)
-            elif parts:
-                rows = [part.reshape(attributes["N"], -1) for part in parts]
-                arrays[key] = np.concatenate(rows)
-        self._codes = arrays["codes"].reshape(self.columns, blocks, -1)
-        self._scales = arrays["scales"].reshape(self.columns, blocks)
-        self._points = arrays.get("zero_points")
-        self.type = weight_type(self._scales, self._points, self.bits)
-        self._parts = [slice(at, at + _COLUMNS) for at in range(0, self.columns, _COLUMNS)]
-
-    def write(self, target: BinaryIO) -> None:
-        """Write the tiles, some columns at a time."""
-        for part in self._parts:
-            points = None if self._points is None else self._points[part]
-            _, tiles = pack(
-                *(self._codes[part], self._scales[part], points),
-                **{"bits": self.bits, "block": self.block, "type": self.type},
-            )
-            target.write(tiles.data)
+def _bias(node: onnx.NodeProto) -> str:
+    """Return the name of a product's bias; empty if it has none."""
+    types = attributes_of(node).get("types")  # of a GGUF's rows
+    return input_of(node, _OPERANDS.index("bias") if types is None else 1 + len(types))
 
 
-def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeProto:
+def _segments(node: onnx.NodeProto, tensors: Tensors, folder: Path) -> list[_Segment]:
+    """Return the weights of a product.
+
+    Raises:
+        ValueError: weights have another size than the product says.
+    """
+    given = attributes_of(node)
+    depth, found = given["K"], []
+    if node.op_type == GGUF_MATMUL:
+        for name, number in zip(node.input[1:], given["types"], strict=False):
+            raw, kind = _rows(tensors[name], number, depth, folder), WeightType(number)
+            found.append(_Segment(len(raw), kind, partial(_packed_rows, raw, kind, depth)))
+        return found
+    columns, bits, block = given["N"], given.get("bits", 4), given["block_size"]
+    arrays: dict[str, NDArray[Any]] = {
+        key: values_of(tensors[name], folder).reshape(columns, -1)
+        for key, name in _operands(node).items()
+        if key in _TYPES
+    }
+    codes = arrays["codes"].reshape(columns, math.ceil(depth / block), -1)
+    scales, points = arrays["scales"], arrays.get("zero_points")
+
+    def factors(part: slice) -> tuple[NDArray[np.float32], Bytes | None]:
+        return scales[part], None if points is None else points[part]
+
+    # With float32 scales a type has a higher number.
+    kind = max(weight_type(*factors(part), bits) for part in _slabs(columns))
+
+    def packed(part: slice) -> Bytes:
+        return pack(codes[part], *factors(part), bits=bits, block=block, type=kind)[1]
+
+    return [_Segment(columns, kind, packed)]
+
+
+def _slabs(columns: int) -> Iterator[slice]:
+    return (slice(start, start + _COLUMNS) for start in range(0, columns, _COLUMNS))
+
+
+def _rows(tensor: TensorProto, number: int, depth: int, folder: Path) -> Bytes:
+    """Return a GGUF's rows, [N, bytes of a row]; ValueError if their size is another one."""
+    raw: Bytes = values_of(tensor, folder)
+    if raw.dtype != np.uint8 or raw.shape[1:] != (row_bytes(WeightType(number), depth),):
+        raise ValueError(f"{tensor.name} is not rows of {depth} weights of type {number}")
+    return raw
+
+
+def _packed_rows(raw: Bytes, kind: WeightType, depth: int, part: slice) -> Bytes:
+    return pack_rows(raw[part], kind, depth)
+
+
+def _product(node: onnx.NodeProto, tiles: str, segments: list[_Segment]) -> onnx.NodeProto:
     """Return the same product, computed by the kernels."""
-    operands = _operands(node)
-    inputs = [operands["x"], tiles]
-    if "bias" in operands:
-        inputs.append(operands["bias"])
+    given, bias = attributes_of(node), _bias(node)
     return helper.make_node(
         kernels.MATMUL,
-        inputs,
+        trimmed(node.input[0], tiles, bias),
         list(node.output),
         name=node.name or node.output[0],
         domain=kernels.DOMAIN,
-        N=[product.columns],
-        K=product.depth,
-        types=[int(product.type)],
-        block_size=product.block,
-        bias=int("bias" in operands),
-        input=attributes_of(node).get("input", int(Made.AS_IT_IS)),
+        N=[segment.columns for segment in segments],
+        K=given["K"],
+        types=[int(segment.type) for segment in segments],
+        block_size=given.get("block_size", BLOCK),
+        bias=int(bool(bias)),
+        input=given.get("input", int(Made.AS_IT_IS)),
         epsilon=0.0,
     )
+
+
+def look_up(
+    node: onnx.NodeProto, tensors: Tensors, folder: Path, tiled: Mapping[str, str]
+) -> TensorProto | None:
+    """Let our operator look up a GGUF's rows.
+
+    Args:
+        node: a GgufGather, which becomes our operator.
+        tensors: the graph's weights.
+        folder: where they lie.
+        tiled: the rows of products, and the names of their tiles.
+
+    Returns:
+        The table that the operator reads; None if it reads tiles.
+    """
+    given, rows, name = attributes_of(node), node.input[0], node.name or node.output[0]
+    raw = _rows(tensors[rows], given["type"], given["K"], folder)
+    table = None
+    if rows not in tiled:
+        table = TensorProto.FromString(tensors[rows].SerializeToString())
+        table.name = f"{name}.table"
+    made = helper.make_node(
+        kernels.GATHER,
+        [node.input[1], tiled.get(rows, f"{name}.table")],
+        list(node.output),
+        name=name,
+        domain=kernels.DOMAIN,
+        N=len(raw),
+        K=given["K"],
+        type=given["type"],
+        block_size=BLOCK,
+        tiled=int(rows in tiled),
+    )
+    node.CopyFrom(made)
+    return table

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from specops.models.contract import MICROSOFT
+from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, MICROSOFT
 from specops.models.graph.nodes import (
     DEFAULT_DOMAINS,
     RefusedGraphError,
@@ -268,8 +268,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm,
     ("", "Gather"): _embedding,
     (MICROSOFT, "GatherBlockQuantized"): _embedding,
+    (kernels.DOMAIN, GGUF_GATHER): _embedding,
     ("", "MatMul"): _product,
     (MICROSOFT, "MatMulNBits"): _product,
+    (kernels.DOMAIN, GGUF_MATMUL): _product,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     ("", "Split"): _split,
     ("", "Concat"): _concat,

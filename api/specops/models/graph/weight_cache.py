@@ -4,9 +4,10 @@ A prepacked graph fits one processor and one version of ONNX Runtime. It is a ca
 digest of both and of the graph it was made from; `specops.system.generations` says how long others
 of the same model stay. Every start compares it with its checksums and makes it again if anything
 differs. This check reads the files once from front to back, which also brings them into the page
-cache before the first request needs them. What kernels use comes first in the file. The originals
-of packed weights come last, and no pass reads them. The check lets go of these, and of what the
-memory cap has no room for, at once, so that they push nothing else out.
+cache before the first request needs them. What kernels use comes first in the file. Then come the
+originals of packed weights, which no pass reads, and tables of which a pass reads a few rows. The
+check lets go of these, and of what the memory cap has no room for, at once, so that they push
+nothing else out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 11  # counts up when what is written here or by `prepack` changes
+_FORMAT = 12  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights a pass reads
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"

@@ -23,11 +23,16 @@ KindOf = Callable[[str], Kind]
 SIZES = {"hidden": 256, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 512, "context": 128}
 WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.BF16, Kind.F16, Kind.F32)
 """Types that the library can quantize to."""
-DRAWN = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
+DRAWN = (
+    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+    *(Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4),
+)
 """Types that the library only reads; their blocks are random."""
-EXACT = (*WRITTEN[:5], Kind.Q4_K, Kind.Q5_K, Kind.IQ4_NL, Kind.IQ4_XS)
-_STEPS = {Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5, Kind.IQ4_NL: 1e-3}
-_STEPS[Kind.IQ4_XS] = 5e-5
+BLOCKS = (*WRITTEN[:5], *DRAWN)
+"""Types that are not plain numbers."""
+_STEPS = {Kind.Q2_K: 5e-3, Kind.Q3_K: 1e-3, Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5}
+_STEPS |= {Kind.IQ4_NL: 1e-3, Kind.IQ4_XS: 5e-5}
+_MIDDLES = {Kind.Q2_K: 1.5, Kind.Q4_K: 8, Kind.Q5_K: 16}
 _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
     **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2")},
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
@@ -49,12 +54,18 @@ def packed(kind: Kind, values: Array) -> Array:
     random = np.random.default_rng(values.size + kind)
     rows, columns = values.shape
     blocks = random.integers(0, 256, (rows, columns // weights, size), np.uint8)
+    if kind == Kind.MXFP4:
+        blocks[..., 0] = random.integers(119, 122, blocks.shape[:2])
+        return blocks.reshape(rows, -1)
     step = random.uniform(0.7, 1.3, (rows, columns // weights, 1)) * _STEPS[kind]
-    place = 208 if kind == Kind.Q6_K else 0
+    place = {Kind.Q2_K: 80, Kind.Q3_K: 108, Kind.Q6_K: 208}.get(kind, 0)
     blocks[..., place : place + 2] = step.astype(np.float16).view(np.uint8)
-    if kind in (Kind.Q4_K, Kind.Q5_K):  # the mean of a block's weights is about 0
-        middle = 8 if kind == Kind.Q4_K else 16
-        blocks[..., 2:4] = (step * middle).astype(np.float16).view(np.uint8)
+    if kind in _MIDDLES:  # the mean of a block's weights is about 0
+        offset = (step * _MIDDLES[kind]).astype(np.float16).view(np.uint8)
+        blocks[..., place + 2 : place + 4] = offset
+    if kind == Kind.Q2_K:
+        blocks[..., :16] = (blocks[..., :16] & 15) * 17
+    elif kind in (Kind.Q4_K, Kind.Q5_K):
         blocks[..., 8:12] = blocks[..., 4:8] ^ random.integers(0, 2, blocks[..., 4:8].shape)
         blocks[..., 12:16] = (blocks[..., 12:16] & 15) * 17
     return blocks.reshape(rows, -1)

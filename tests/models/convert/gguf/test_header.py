@@ -226,10 +226,21 @@ def test_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_1)
     damaged = bytearray(file.read_bytes())
     place = damaged.index(text("blk.0.ffn_down.weight")) + 8 + 21 + 4 + 16
-    damaged[place : place + 4] = U32.pack(Kind.Q2_K)
+    damaged[place : place + 4] = U32.pack(Kind.IQ2_S)
     file.write_bytes(damaged)
-    with pytest.raises(ExportError, match=r"ffn_down.weight has type Q2_K; those that can be read"):
+    with pytest.raises(ExportError, match="has type IQ2_S; those that can be read are"):
         GgufCheckpoint(file)
+
+
+def test_a_vector_in_blocks_is_named(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_1)
+    damaged = bytearray(file.read_bytes())
+    place = damaged.index(text("blk.0.ffn_norm.weight")) + 8 + 21 + 4 + 8
+    damaged[place : place + 4] = U32.pack(Kind.Q8_0)
+    file.write_bytes(damaged)
+    with pytest.raises(ExportError, match=r"ffn_norm.weight has type Q8_0; vectors can only be"):
+        GgufCheckpoint(file).vector("model.layers.0.post_attention_layernorm.weight")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ further error.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,15 @@ import numpy as np
 import onnx
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from onnx import TensorProto, helper, numpy_helper
 
+from specops.heads.output_rows import output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
+from specops.models.graph.nodes import attributes_of
+from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
+from specops.runtime.session import load, plain_options
 from tests.checkpoints import (
     RELATIVES,
     make_gpt2_checkpoint,
@@ -30,6 +33,7 @@ from tests.checkpoints import (
     make_relative_checkpoint,
 )
 from tests.models.convert.gguf.files import (
+    BLOCKS,
     DRAWN,
     SIZES,
     WRITTEN,
@@ -37,7 +41,7 @@ from tests.models.convert.gguf.files import (
     stored_tensors,
     write_gguf,
 )
-from tests.models.convert.runner import edit_config, open_model
+from tests.models.convert.runner import edit_config
 from tests.passes import Passes, prepared
 
 TOKENS = np.random.default_rng(7).integers(1, 320, 24).tolist()
@@ -104,34 +108,36 @@ def constants(model: ExportedModel) -> dict[str, np.ndarray]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
 
-def products(graph: Path) -> list[dict[str, int]]:
-    """The attributes of the kernels' products."""
+def products(graph: Path) -> list[dict[str, Any]]:
+    """The attributes of a prepared graph's products, all of which are the kernels'."""
     nodes = onnx.load(graph, load_external_data=False).graph.node
-    assert Counter(node.op_type for node in nodes)["MatMulNBits"] == 0
-    return [
-        {item.name: item.i for item in node.attribute}
-        for node in nodes
-        if node.op_type == kernels.MATMUL
-    ]
+    assert all(node.domain == kernels.DOMAIN for node in nodes if "MatMul" in node.op_type)
+    return [attributes_of(node) for node in nodes if node.op_type == kernels.MATMUL]
 
 
-# Each way in which products are computed; test_weights.py reads the blocks of all types.
-WAYS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_0, Kind.Q5_K, Kind.Q6_K, Kind.F16)
-
-
-@pytest.mark.parametrize("kind", WAYS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*BLOCKS, Kind.F16], ids=lambda kind: kind.name)
 def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", **SIZES)
     model, plain = converted(tmp_path, source, lambda name: kind)
     assert model.quantization.name.startswith("gguf-")
+    assert error(tmp_path, model, plain) < (0.03 if kind == Kind.F16 else 0.02)
+    stored = Kind.Q8_0 if kind == Kind.F16 else kind
+    layer = [[stored] * 3, [stored], [stored] * 2, [stored]]  # q, k and v; gate and up
+    types = [product["types"] for product in products(prepared(model.graph_file, tmp_path / "a"))]
+    assert types == [*layer, *layer, [stored]]
+
+
+def test_parts_of_a_product_keep_their_types(tmp_path: Path) -> None:
+    """Queries, keys and values are one product, and so are gate and up."""
+    kinds = {"q_proj": Kind.Q4_K, "k_proj": Kind.Q3_K, "v_proj": Kind.Q6_K}
+    kinds |= {"gate_proj": Kind.Q2_K, "up_proj": Kind.IQ4_XS}
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    model, plain = converted(tmp_path, source, by_part(kinds, Kind.Q5_0))
     assert error(tmp_path, model, plain) < 0.03
-    found = products(prepared(model.graph_file, tmp_path / "a"))
-    offsets = kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)
-    bits = 4 if kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K) else 8
-    assert len(found) == 2 * 4 + 1
-    for product in found:
-        assert (product["bits"], product["block_size"]) == (bits, 32)
-        assert product["zero_points"] == (2 if offsets else 0)
+    attention, _, feed_forward, *_ = products(prepared(model.graph_file, tmp_path / "a"))
+    assert attention["types"] == [Kind.Q4_K, Kind.Q3_K, Kind.Q6_K]
+    assert attention["N"] == [256, 128, 128]
+    assert feed_forward["types"] == [Kind.Q2_K, Kind.IQ4_XS]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +177,10 @@ def test_families_and_mixtures(make: Callable[..., Path], kind_of: KindOf, tmp_p
         np.testing.assert_allclose(tables[0][name], tables[1][name], atol=1e-5)
 
 
+@pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kind.name)
-def test_tokens_are_looked_up_exactly(kind: Kind, tmp_path: Path) -> None:
-    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+def test_tokens_are_looked_up_exactly(kind: Kind, tmp_path: Path, *, tie: bool) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=tie, **{**SIZES, "layers": 1})
     file = write_gguf(
         source,
         tmp_path / "m.gguf",
@@ -181,37 +188,48 @@ def test_tokens_are_looked_up_exactly(kind: Kind, tmp_path: Path) -> None:
         dequantized=tmp_path / "plain",
     )
     model = export_checkpoint(file, tmp_path / "own", quantization=None)
-    graph = onnx.load(model.graph_file)
-    (last,) = (place for place, node in enumerate(graph.graph.node) if "embedding" in node.output)
-    nodes = [node for node in graph.graph.node[: last + 1] if "mask" not in str(node.input)]
-    read = {name for node in nodes for name in node.input}
-    weights = [tensor for tensor in graph.graph.initializer if tensor.name in read]
+    graph = onnx.load(prepared(model.graph_file, tmp_path / "a"))
+    (node,) = (node for node in graph.graph.node if "embedding" in node.output)
+    weights = [tensor for tensor in graph.graph.initializer if tensor.name in node.input]
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
     found = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, None)
     lookup = helper.make_model(
-        helper.make_graph(nodes, "lookup", [ids], [found], weights),
+        helper.make_graph([node], "lookup", [ids], [found], weights),
         opset_imports=graph.opset_import,
         ir_version=graph.ir_version,
     )
-    session = open_model(lookup.SerializeToString())
+    session = load(lookup.SerializeToString(), plain_options())
     (rows,) = session.run(["embedding"], {"input_ids": np.arange(320).reshape(1, -1)})
     table = stored_tensors(tmp_path / "plain")["model.embed_tokens.weight"]
     np.testing.assert_array_equal(rows[0], table)
-    codes = kind not in (Kind.F32, Kind.F16, Kind.BF16)
-    (stored,) = (
-        tensor.data_type
-        for tensor in weights
-        if tensor.name in ("embedding.codes", "embedding.weight")
-    )
-    assert stored == (TensorProto.UINT8 if codes else TensorProto.FLOAT)
+    assert node.op_type == (kernels.GATHER if kind in BLOCKS else "Gather")
+    if kind in BLOCKS:  # a tied table shares the head's tiles
+        assert attributes_of(node)["tiled"] == int(tie)
+        heads = [other for other in graph.graph.node if "logits" in other.output]
+        assert [other.input[1] == node.input[1] for other in heads] == [tie]
 
 
-def test_a_tied_head_shares_nothing_but_its_numbers(tmp_path: Path) -> None:
-    source = make_llama_checkpoint(tmp_path / "source", tie=True, **SIZES)
-    model, plain = converted(tmp_path, source, by_part({"embed": Kind.Q8_0}, Kind.Q4_1))
-    assert error(tmp_path, model, plain) < 0.03
-    *_, head = products(prepared(model.graph_file, tmp_path / "a"))
-    assert (head["N"], head["bits"], head["zero_points"]) == (320, 8, 0)
+def test_a_table_whose_rows_are_looked_up_need_not_fit_into_memory(tmp_path: Path) -> None:
+    """It lies behind everything of which a pass reads all, as it is in the file."""
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    file = write_gguf(source, tmp_path / "m.gguf", lambda _: Kind.Q4_K)
+    model = export_checkpoint(file, tmp_path / "own", quantization=None)
+    graph = prepared(model.graph_file, tmp_path / "a")
+    tensors = onnx.load(graph, load_external_data=False).graph.initializer
+    (table,) = (tensor for tensor in tensors if tensor.name == "embedding.table")
+    place = {entry.key: int(entry.value) for entry in table.external_data if entry.value.isdigit()}
+    assert used_bytes(graph.parent) - graph.stat().st_size == place["offset"]
+    raw = graph.with_name("model.onnx.data").read_bytes()[place["offset"] :][: place["length"]]
+    stored = next(item for item in GGUFReader(file).tensors if item.name == "token_embd.weight")
+    assert raw == stored.data.tobytes()
+
+
+def test_rows_of_the_head_are_those_of_the_file(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    model, _ = converted(tmp_path, source, lambda _: Kind.Q6_K)
+    tokens = [3, 319, 7]
+    expected = stored_tensors(tmp_path / "plain")["lm_head.weight"][tokens]
+    np.testing.assert_array_equal(output_rows(model.graph_file, tokens, 256), expected)
 
 
 LLAMA3 = {

@@ -1,7 +1,8 @@
-"""Weights of every type are those of the library that writes them, with the same blocks."""
+"""Weights of every type reach the conversion as they are in the file."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gguf
@@ -9,16 +10,15 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.gguf import GgufCheckpoint
-from specops.models.convert.gguf.block_types import TYPES, values_of
+from specops.models.convert.gguf.block_types import TYPES
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
+from specops.runtime.kernels.packing import WeightType, tile_bytes
 from tests.checkpoints import make_llama_checkpoint
-from tests.models.convert.dequantize import dequantize_blockwise
 from tests.models.convert.gguf.files import (
+    BLOCKS,
     DRAWN,
-    EXACT,
     SIZES,
     WRITTEN,
     packed,
@@ -27,11 +27,11 @@ from tests.models.convert.gguf.files import (
 )
 
 ROWS, COLUMNS = 24, 512
-kinds = pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kind.name)
+PLAIN = (Kind.BF16, Kind.F16, Kind.F32)
 
 
 def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
-    """Rows of a file with one matrix, and the numbers that the library reads."""
+    """Rows of a file with one matrix, and their bytes."""
     values = np.random.default_rng(kind).normal(0, 0.02, (ROWS, COLUMNS)).astype(np.float32)
     values[3, :64] = 0  # blocks with the scale 0,
     values[4, :64] = 0.25  # and with an offset alone
@@ -40,53 +40,59 @@ def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
     file.write_bytes(b"before" + data.tobytes())
     found = TYPES[kind]
     tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, type=found)
-    return GgufRows(tensor), gguf.dequantize(data, kind)
+    return GgufRows(tensor), data.view(np.uint8)
 
 
-@kinds
-def test_numbers_are_those_of_the_library(kind: Kind, tmp_path: Path) -> None:
-    rows, expected = matrix(kind, tmp_path)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
+def test_blocks_are_those_of_the_file(kind: Kind, tmp_path: Path) -> None:
+    rows, data = matrix(kind, tmp_path)
+    assert (rows.has_blocks, rows.kind, rows.shape) == (True, kind, (ROWS, COLUMNS))
+    np.testing.assert_array_equal(rows.blocks(), data)
+    np.testing.assert_array_equal(rows[5:][2:4].blocks(), data[7:9])
+    order = np.arange(ROWS)[::-1]
+    np.testing.assert_array_equal(rows[order][1:3].blocks(), data[order][1:3])
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
+def test_plain_numbers_become_q8_0(kind: Kind, tmp_path: Path) -> None:
+    rows, data = matrix(kind, tmp_path)
+    expected = gguf.dequantize(data, kind)
     np.testing.assert_array_equal(np.asarray(rows), expected)
     np.testing.assert_array_equal(np.asarray(rows[5:9]), expected[5:9])
-    np.testing.assert_array_equal(np.asarray(rows[5:][2:4]), expected[7:9])
+    assert (rows.has_blocks, rows.kind) == (False, Kind.Q8_0)
+    found = gguf.dequantize(rows.blocks(), Kind.Q8_0)
+    largest = np.abs(expected).reshape(ROWS, -1, 32).max(-1, keepdims=True)
+    assert (np.abs(found - expected).reshape(ROWS, -1, 32) <= largest / 250).all()
 
 
-@kinds
-@pytest.mark.parametrize("more", [False, True], ids=["as few bits", "8 bits with fractions"])
-def test_blocks_stand_for_the_same_numbers(kind: Kind, more: bool, tmp_path: Path) -> None:
-    rows, expected = matrix(kind, tmp_path)
-    wanted = Matrix("w", (rows,)).own_format
-    assert wanted is not None
-    bits, fractions = (8, True) if more else (wanted.bits, wanted.fractions)
-    assert bits == (4 if kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K) and not more else 8)
-    found = rows.quantized(bits, fractions=fractions)
-    assert found.packed.shape == (ROWS, COLUMNS // 32, 32 * bits // 8)
-    assert (found.zero_points is not None) == fractions
-    values = dequantize_blockwise(found, bits, COLUMNS)
-    if kind in EXACT:
-        # Both scale * (code - zero point) and scale * code + offset are rounded.
-        largest = np.abs(expected).reshape(ROWS, -1, 32).max(-1, keepdims=True)
-        error = np.abs(values - expected).reshape(ROWS, -1, 32)
-        assert (error <= 4e-7 * np.maximum(largest, np.abs(found.scales[..., None]) * 32)).all()
-    else:
-        assert np.abs(values - expected).max() <= np.abs(expected).max() / 127
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
+def test_a_scale_that_is_not_finite_is_refused(kind: Kind, tmp_path: Path) -> None:
+    """A block for each place of two bytes: only those are checked that make a number infinite."""
+    rows, data = matrix(kind, tmp_path)
+    size = TYPES[kind].bytes
+    places = range(0, size - 1, 2)
+    blocks = np.repeat(data[:1, :size], len(places), 0)
+    for block, place in zip(blocks, places, strict=True):
+        block[place : place + 2] = 253 if kind == Kind.MXFP4 else (0, 0x7C)
+    with np.errstate(all="ignore"):
+        harmless = np.isfinite(gguf.dequantize(blocks, kind)).all(1)
+    TYPES[kind].check_scales(blocks[harmless])
+    assert not harmless.all()
+    for place in np.flatnonzero(~harmless):
+        with (tmp_path / kind.name).open("r+b") as file:
+            file.seek(len("before"))
+            file.write(blocks[place].tobytes())
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            rows[:1].blocks()
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0, Kind.Q5_0, Kind.IQ4_NL])
-def test_types_without_offsets_are_exact_to_the_bit(kind: Kind, tmp_path: Path) -> None:
-    rows, expected = matrix(kind, tmp_path)
-    found = rows.quantized(8, fractions=False)
-    np.testing.assert_array_equal(dequantize_blockwise(found, 8, COLUMNS), expected)
-
-
-def test_a_scale_of_nan_is_refused(tmp_path: Path) -> None:
-    rows, _ = matrix(Kind.Q4_1, tmp_path)
-    file = tmp_path / "Q4_1"
-    raw = bytearray(file.read_bytes())
-    raw[6:8] = np.float16(np.nan).tobytes()
-    file.write_bytes(raw)
-    with pytest.raises(ValueError, match="NaN"):
-        rows.quantized(4, fractions=True)
+@pytest.mark.parametrize("number", [np.nan, 1e9])
+def test_plain_numbers_that_no_scale_reaches_are_refused(number: float, tmp_path: Path) -> None:
+    rows, data = matrix(Kind.F32, tmp_path)
+    data.view(np.float32)[3, 5] = number
+    (tmp_path / "F32").write_bytes(b"before" + data.tobytes())
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        rows.blocks()
 
 
 def test_sizes_of_blocks_are_the_librarys() -> None:
@@ -95,8 +101,18 @@ def test_sizes_of_blocks_are_the_librarys() -> None:
         assert (found.name, found.weights, found.bytes) == (kind.name, weights, size)
     readable = {kind.name for kind in TYPES.values() if kind.readable}
     assert {kind.name for kind in (*WRITTEN, *DRAWN)} == readable
-    with pytest.raises(ValueError, match="IQ2_XS cannot be read"):
-        values_of(TYPES[Kind.IQ2_XS], np.zeros((1, 74), np.uint8))
+
+
+def test_a_weight_takes_the_bits_that_the_page_says() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "gguf.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([A-Z0-9_, ]+) \| ([0-9.]+) \| ([0-9.]+) \|$", page, re.MULTILINE)
+    said = {name: bits for names, *bits in rows for name in names.split(", ")}
+    assert said.keys() == {kind.name for kind in BLOCKS}
+    for kind in BLOCKS:
+        stored = TYPES[kind].bytes / TYPES[kind].weights
+        tiled = tile_bytes(WeightType(kind), 1600, 2560) / (1600 * 2560)
+        assert tiled <= stored * (1.06 if kind in (Kind.Q2_K, Kind.Q3_K) else 1.03)
+        assert [float(bits) for bits in said[kind.name]] == [8 * stored, 8 * tiled]
 
 
 def test_rows_of_queries_and_keys_stand_where_transformers_has_them(tmp_path: Path) -> None:

@@ -21,12 +21,11 @@ from specops.models.convert.gguf.architectures import (
     rotated_heads,
     transformers_name,
 )
-from specops.models.convert.gguf.block_types import INSTEAD, TYPES, values_of
+from specops.models.convert.gguf.block_types import INSTEAD, TYPES
 from specops.models.convert.gguf.header import GgufTensor, Header, Metadata, read_header
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
-from specops.models.convert.quantize import check_finite
 from specops.models.gguf_files import files_of
 from specops.sampling_defaults import GENERATION_CONFIG
 
@@ -34,8 +33,9 @@ _MOST_FACTORS = 1 << 12
 _TRANSPOSED = "transformer.h."  # the names of GPT-2's layers
 _FILE_TYPES = {  # general.file_type
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
-    **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
-    **{25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+    **{10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M"},
+    **{16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS"},
+    **{32: "BF16"},
 }
 _SAMPLING = {  # llama.cpp's names in general.sampling.*, and those of generation_config.json
     **{"temp": "temperature", "penalty_repeat": "repetition_penalty"},
@@ -97,7 +97,6 @@ class GgufCheckpoint(Checkpoint):
         tensor = self._stored[self._find(name).name]
         try:
             values = _numbers(tensor)
-            check_finite(values)
         except ValueError:
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} contains NaN or infinity: download it again"
@@ -181,9 +180,14 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _numbers(tensor: GgufTensor) -> Float:
-    """All numbers of a small tensor, as one row in the order of the file."""
+    """All numbers of a vector, in the order of the file; ValueError if one is NaN or infinite."""
+    if tensor.type.dtype is None:
+        raise ExportError(
+            f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; vectors can only be "
+            f"read as F32, F16 and BF16: {INSTEAD}"
+        )
     raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
-    values: Float = values_of(tensor.type, raw)[0]
+    values: Float = tensor.type.numbers(raw)[0]
     return values
 
 
