@@ -15,6 +15,7 @@
 #include "quantize.h"
 #include "sampling.h"
 #include "suffixes.h"
+#include "tiles.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -39,6 +40,11 @@ void specops_grids(const float *, int64_t, int64_t, const float *, float *, floa
 void specops_codes(const float *, int64_t, int64_t, int, const float *, const float *, uint8_t *);
 void specops_compensate(const float *, const float *, int64_t, int64_t, const float *, const float *,
                         const float *, float *, uint8_t *, int64_t);
+int64_t specops_tile_bytes(int, int64_t, int64_t, int64_t);
+int64_t specops_row_bytes(int, int64_t);
+int specops_pack_rows(int, const uint8_t *, int64_t, int64_t, uint8_t *);
+void specops_pack_codes(int, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, int64_t,
+                        int64_t, uint8_t *);
 
 enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
 static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
@@ -383,6 +389,49 @@ static void norm(Case *c) {
     if (one_in(4)) make_wrong(c, SIZES);
 }
 
+static void fill(uint8_t *bytes, int64_t count) {
+    for (int64_t i = 0; i < count; i += 8) {
+        const uint64_t word = random_word();
+        memcpy(bytes + i, &word, count - i < 8 ? (size_t)(count - i) : 8);
+    }
+}
+
+// A matrix of a random type, those of a file first: N, K and the size of its blocks.
+typedef struct { int type; int64_t columns, depth, block; } Matrix;
+
+static Matrix some_matrix(int of_file) {
+    static const int KINDS[] = {Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL,
+                                IQ4_XS, MXFP4, INT4, INT8, INT4_ZERO, INT8_ZERO, INT4_FLOAT,
+                                INT8_FLOAT, INT4_ZERO_FLOAT, INT8_ZERO_FLOAT};
+    const int type = KINDS[of_file ? below(13) : from_to(13, 20)];
+    const int64_t columns = from_to(1, 40), most = one_in(32) ? 1200 : 300;
+    if (of_file) {
+        const int64_t weights = form_of(type).super;
+        return (Matrix){type, columns, weights * from_to(1, 1 + most / weights), UNIT};
+    }
+    return (Matrix){type, columns, from_to(1, most), UNIT * from_to(1, 8)};
+}
+
+static void table(Case *c) {
+    static const int64_t SIZES[] = {8, 1};
+    const int of_file = one_in(2), tiled = !of_file || one_in(2);
+    const Matrix m = some_matrix(of_file);
+    c->operator = &GATHER_OPERATOR.op;
+    put_attribute(c, "N", m.columns, 0), put_attribute(c, "K", m.depth, 0);
+    put_attribute(c, "type", m.type, 0), put_attribute(c, "block_size", m.block, 0);
+    put_attribute(c, "tiled", tiled, 0);
+    const int64_t shape[] = {from_to(1, 2), 1, one_in(4) ? from_to(0, 40) : from_to(1, 6)};
+    const size_t rank = 1 + (size_t)below(3);
+    int64_t *ids = put_input(c, 0, sizeof *ids, rank, shape + 3 - rank);
+    for (int64_t i = 0; i < elements(shape + 3 - rank, rank); i++)
+        ids[i] = one_in(100) ? odd_number() : from_to(-m.columns, m.columns - 1);
+    const int64_t bytes[] = {m.columns, specops_row_bytes(m.type, m.depth)};
+    const int64_t size = specops_tile_bytes(m.type, m.columns, m.depth, m.block);
+    uint8_t *weights = tiled ? put_input(c, 1, 1, 1, &size) : put_input(c, 1, 1, 2, bytes);
+    fill(weights, tiled ? size : bytes[0] * bytes[1]);
+    if (one_in(4)) make_wrong(c, SIZES);
+}
+
 static void product(Case *c) {
     static const int64_t SIZES[] = {4, 1, 4, 4, 4, 4};
     const int64_t odd = oddness();
@@ -407,10 +456,7 @@ static void product(Case *c) {
     if (made == NORM || made == LAYER_NORM) put_norm(c, made, 3, odd, rank, x + 3 - rank);
     const int64_t bytes = tiles_of(&shape) * tile_bytes(&shape);
     uint8_t *tiles = put_input(c, 1, 1, 1, &bytes);
-    for (int64_t i = 0; i < bytes; i += 8) {
-        const uint64_t word = random_word();
-        memcpy(tiles + i, &word, bytes - i < 8 ? (size_t)(bytes - i) : 8);
-    }
+    fill(tiles, bytes);
     tame_scales(&shape, tiles, odd ? 10 * odd : 0);
     if (bias) put_floats(c, 2, odd, 1, &shape.columns);
     if (one_in(4)) make_wrong(c, SIZES);
@@ -532,6 +578,87 @@ static void try_operator(void (*make)(Case *)) {
     for (int k = 0; k < kernels; k++)
         for (int i = 0; i < OUTPUTS; i++) free(contexts[k].outputs[i].data);
     discard(&c);
+}
+
+// -- packing ---------------------------------------------------------------------------------------
+
+// A column of packed tiles as numbers, in memory of their size.
+static float *column_of(const Matrix *m, const uint8_t *tiles, int64_t column) {
+    const Form f = form_of(m->type);
+    const int64_t blocks = (m->depth + m->block - 1) / m->block, step = GROUP_BLOCKS * m->block;
+    const uint8_t *group = tiles + column / TILE * bytes_of_tile(f, blocks, m->block);
+    float *out = malloc((size_t)m->depth * sizeof *out);
+    for (int64_t first = 0, k = 0; k < m->depth; first += GROUP_BLOCKS, k += step) {
+        const int64_t count = group_blocks(blocks, first);
+        const int64_t depth = m->depth - k < step ? m->depth - k : step;
+        unpack_group(f, m->block, group, count, (int)(column % TILE), depth, out + k);
+        group += group_bytes(f, count, m->block);
+    }
+    return out;
+}
+
+// Rows with any bytes, those of a file: scales that packing calls finite make finite weights.
+static void try_rows(void) {
+    const Matrix m = some_matrix(1);
+    const int64_t size = specops_row_bytes(m.type, m.depth) * m.columns;
+    uint8_t *raw = malloc((size_t)size);
+    uint8_t *tiles = malloc((size_t)specops_tile_bytes(m.type, m.columns, m.depth, UNIT));
+    fill(raw, size);
+    for (int64_t i = 0; one_in(2) && i < size; i++) raw[i] &= 0xbb;  // often finite
+    const int finite = specops_pack_rows(m.type, raw, m.columns, m.depth, tiles);
+    int all = 1;
+    for (int64_t column = 0; column < m.columns; column++) {
+        float *values = column_of(&m, tiles, column);
+        for (int64_t k = 0; k < m.depth; k++) all &= isfinite(values[k]) != 0;
+        digest_words(values, m.depth);
+        free(values);
+    }
+    executions++;
+    // MXFP4's smaller codes may be finite with a scale that the larger ones are not.
+    check(finite ? all : !all || m.type == MXFP4, "whether scales are finite");
+    free(raw), free(tiles);
+}
+
+static float half_at(const uint8_t *at) {
+    const int exponent = at[1] >> 2 & 31, digits = (at[1] & 3) << 8 | at[0];
+    float size = ldexpf((float)(exponent ? digits + 1024 : digits), exponent ? exponent - 25 : -24);
+    if (exponent == 31) size = digits ? NAN : INFINITY;
+    return at[1] >> 7 ? -size : size;
+}
+
+// MatMulNBits' weights with any bytes: a weight is scale * (code - zero point).
+static void try_codes(void) {
+    Matrix m = some_matrix(0);
+    const Form f = form_of(m.type);
+    const int64_t blocks = (m.depth + m.block - 1) / m.block, all = m.columns * blocks;
+    const int64_t size = m.block * f.low / 8, width = f.scales >= FLOAT ? 4 : 2;
+    const int64_t points = (blocks * f.low + 7) / 8;
+    uint8_t *codes = malloc((size_t)(all * size)), *scales = malloc((size_t)(all * width));
+    uint8_t *zero_points = malloc((size_t)(m.columns * points));
+    uint8_t *tiles = malloc((size_t)specops_tile_bytes(m.type, m.columns, m.depth, m.block));
+    fill(codes, all * size), fill(scales, all * width), fill(zero_points, m.columns * points);
+    const int stored = f.scales == HALF_ZERO || f.scales == FLOAT_ZERO;
+    specops_pack_codes(m.type, codes, scales, stored ? zero_points : NULL, m.columns, blocks, m.block,
+                       tiles);
+    for (int64_t column = 0; column < m.columns; column++) {
+        float *values = column_of(&m, tiles, column), *expected = malloc((size_t)m.depth * 4);
+        for (int64_t k = 0; k < m.depth; k++) {
+            const int64_t block = k / m.block, number = column * blocks + block;
+            const uint8_t *bytes = codes + number * size, *pairs = zero_points + column * points;
+            const int64_t at = k % m.block;
+            const int code = f.low == 8 ? bytes[at] : bytes[at / 2] >> at % 2 * 4 & 15;
+            const int zero = f.low == 8 ? pairs[block] : pairs[block / 2] >> block % 2 * 4 & 15;
+            float scale = 0;
+            if (width == 2) scale = half_at(scales + number * 2);
+            else memcpy(&scale, scales + number * 4, 4);
+            expected[k] = scale * (float)(code - (stored ? zero : f.middle));
+        }
+        check(same(values, expected, m.depth), "weights of MatMulNBits");
+        digest_words(values, m.depth);
+        free(values), free(expected);
+    }
+    executions++;
+    free(codes), free(scales), free(zero_points), free(tiles);
 }
 
 // -- sampling --------------------------------------------------------------------------------------
@@ -730,12 +857,14 @@ int main(int count, char **arguments) {
 #endif
     do {
         state = seed;
-        const int64_t kind = below(11);
+        const int64_t kind = below(12);
         if (kind < 3) try_operator(product);
         else if (kind < 6) try_operator(attention);
         else if (kind < 7) try_operator(norm);
         else if (kind < 9) try_sampling();
         else if (kind < 10) try_suffixes();
+        else if (kind < 11 && one_in(2)) try_operator(table);
+        else if (kind < 11) one_in(2) ? try_rows() : try_codes();
         else if (one_in(2)) try_blocks();
         else try_compensation();
         seed++;

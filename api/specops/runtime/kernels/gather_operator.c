@@ -56,7 +56,7 @@ OrtStatus *create_gather(const OrtCustomOp *op, const OrtApi *given, const OrtKe
     self.form = form_of((int)(self.type >> 16 ? 0 : self.type));
     const char *wrong = check_table(&self);
     if (wrong) return failure(wrong);
-    self.row_bytes = self.tiled ? 0 : row_bytes(self.form, self.depth);
+    self.row_bytes = self.tiled ? 0 : bytes_of_row(self.form, self.depth);
     const int64_t blocks = (self.depth + self.block - 1) / self.block;
     self.tile_bytes = bytes_of_tile(self.form, blocks, self.block);
     return keep(&self, sizeof self, out);

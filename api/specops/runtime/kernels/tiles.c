@@ -318,7 +318,7 @@ static int pack(int type, const uint8_t *raw, const Codes *codes, int64_t column
                 int64_t block, uint8_t *tiles) {
     const Form f = form_of(type);
     const int64_t blocks = (depth + block - 1) / block;
-    const int64_t width = codes ? 0 : row_bytes(f, depth);
+    const int64_t width = codes ? 0 : bytes_of_row(f, depth);
     int finite = 1;
     for (int64_t tile = 0; tile < columns; tile += TILE)
         for (int64_t first = 0; first < blocks; first += GROUP_BLOCKS) {
@@ -355,5 +355,5 @@ int64_t specops_tile_bytes(int type, int64_t columns, int64_t depth, int64_t blo
 // 0: it is no type of GGUF, or its blocks do not divide a row of `depth` weights.
 int64_t specops_row_bytes(int type, int64_t depth) {
     const Form f = form_of(type);
-    return f.super && depth % f.super == 0 ? row_bytes(f, depth) : 0;
+    return f.super && depth % f.super == 0 ? bytes_of_row(f, depth) : 0;
 }

@@ -136,7 +136,7 @@ static inline int64_t bytes_of_tile(const Form f, int64_t blocks, int64_t block)
 }
 
 // Bytes of a row of K weights in a file; `f` is a type of GGUF.
-static inline int64_t row_bytes(const Form f, int64_t depth) { return depth / f.super * f.bytes; }
+static inline int64_t bytes_of_row(const Form f, int64_t depth) { return depth / f.super * f.bytes; }
 
 // Writes a row's blocks, as a file has them, into a column of the group of `count` blocks that begins
 // with block `first`, a multiple of 8. Returns whether all scales are finite.
