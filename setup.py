@@ -28,7 +28,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
-COMMON += ("gather_operator", "matmul", "attention", "sampling", "suffixes", "quantize", "tiles")
+COMMON += ("gather_operator", "matmul", "matmul_trial", "attention", "sampling", "suffixes")
+COMMON += ("quantize", "tiles")
 # For each variant of the kernel of products its source and its flags. The other kernels gain
 # nothing from instructions for bytes.
 MATMUL = {

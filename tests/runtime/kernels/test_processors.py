@@ -164,7 +164,7 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     [
         ("x86_64", "vnni256", r"\{vex\}\s+vpdpbusd\s.*%ymm", r"%zmm|%k[0-7]|%ymm(1[6-9]|[23]\d)"),
         ("x86_64", "vnni512", r"vpdpbusd\s.*%zmm", r"vfn?m(add|sub)"),
-        ("x86_64", "amx", r"tdpbsud\s+%tmm6, %tmm3, %tmm0", r"vpdpbusd|vfn?m(add|sub)"),
+        ("x86_64", "amx", r"tdpbssd\s+%tmm6, %tmm4, %tmm0", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx512", r"vpmaddubsw\s.*%zmm", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx2", r"vpmaddubsw\s.*%ymm", r"vpdpbusd|%zmm|vfn?m(add|sub)"),
         ("x86_64", "plain", r"pmaddwd\s.*%xmm", r"%ymm|pmaddubsw"),

@@ -61,6 +61,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "features": (_UINT,),
     "amx_refusal": (_STRING, *[_INT] * 5),
     "no_amx": (_STRING,),
+    "fewest_rows": (_SIZE, *[_POINTER] * 3, _SIZE),
+    "wide_from": (_SIZE, _INT),
     "force_kernel": (_INT, _STRING),
     "block_bytes": (_SIZE, *[_SIZE] * 3, _INT),
     "share": (None, _SIZE),
@@ -134,6 +136,14 @@ def described() -> str:
     """The kernels' name; if the processor names AMX and they are not AMX's, also the reason."""
     reason: bytes = library.specops_no_amx()
     return f"{kernel()}; not AMX-INT8: {reason.decode()}" if reason else kernel()
+
+
+def wide_from() -> tuple[int, ...]:
+    """Tokens of a pass from which on AMX computes, as measured when the library was loaded.
+
+    For weights with a scale for each 16, for blocks of 32, and for larger ones; 0 without AMX.
+    """
+    return tuple(library.specops_wide_from(size) for size in range(3))
 
 
 def force(name: str | None) -> None:

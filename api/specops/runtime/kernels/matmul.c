@@ -26,6 +26,19 @@ static _Atomic int64_t sharing = 2;  // number of threads
 
 void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 
+// Rows from which on a kernel computes a product, and not its narrow one: measured (matmul_trial.c).
+static _Atomic int64_t wide_from[SUM_SIZES];
+
+void use_wide_from(int size, int64_t rows) { wide_from[size] = rows; }
+int64_t specops_wide_from(int size) { return wide_from[size]; }
+
+static int is_wide(const Weights *w, int64_t rows) {
+    const int size = w->block % 64 ? SUMS_OF_32 : SUMS_OF_64;
+    for (const Segment *s = w->segments; s < w->segments + w->count; s++)
+        if (rows < wide_from[halves_of(s->form) > 1 ? SUMS_OF_16 : size]) return 0;
+    return 1;
+}
+
 static Terms terms_of(const Form f) {
     Terms terms = {STARTS, halves_of(f), f.middle, lowered_by(f), NULL};
     if (f.scales == HALF_PAIR || f.scales == SIX_PAIR) terms.kind = SCALED;
@@ -141,7 +154,7 @@ int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int type, 
 
 int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads) {
-    if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
+    if (kernel->narrow && !is_wide(weights, rows)) kernel = kernel->narrow;
     const int64_t blocks = weights->blocks, step = kernel->step;
     // A line behind each row of codes: rows a power of two apart would share few sets of a cache.
     const int64_t pitch = blocks * weights->block * kernel->bytes + (kernel->by_row ? LINE : 0);

@@ -19,7 +19,8 @@
 #include "tiles.h"
 
 enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
-enum { FEWEST_WIDE = 16 };  // rows that fill a matrix of AMX
+// How much of K a sum of products may have: weights with a scale for each 16, blocks of 32, larger ones.
+enum { SUMS_OF_16, SUMS_OF_32, SUMS_OF_64, SUM_SIZES };
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // kinds of inputs
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
 
@@ -123,7 +124,7 @@ typedef struct MatmulKernel {
     // Computes row `first + row` of the input and rounds it; `first` begins a group of `count` rows.
     void (*quantize)(const Input *input, const Activations *x, int64_t first, int row, int count);
     void (*piece)(const Piece *piece);
-    const struct MatmulKernel *narrow;  // for fewer rows than FEWEST_WIDE; NULL: this kernel
+    const struct MatmulKernel *narrow;  // for few rows; NULL: this kernel
 } MatmulKernel;
 
 // Numbers that a block of a form adds to a row's total: one, or one for each 16 of K.
@@ -139,6 +140,14 @@ extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 // if there is no memory.
 int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
+
+// Lets kernels that have a narrow one compute products of so many rows or more, with sums of that size.
+void use_wide_from(int size, int64_t rows);
+
+// matmul_trial.c: whether both kernels compute the same bits, and the fewest rows from which on the wide
+// one is faster, INT64_MAX if it never is; for weights of a type with float16 scales.
+int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int type, int64_t block);
+int64_t measure_fewest_rows(const MatmulKernel *wide, const MatmulKernel *narrow, int type, int64_t block);
 
 // Computes `rows` rows of an input, of K numbers each, without a product.
 void activate_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,

@@ -50,50 +50,17 @@ static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
 #if defined(__linux__)
 
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { AMX_STATE = 0x60000, REQUEST_PERMISSION = 0x1023, MATRIX_DATA = 18 };
 
-// Whether both kernels compute the same bits of small products, with up to more rows than a group has. A
-// hypervisor may report features that the processor does not have.
-int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int type, int64_t block) {
-    enum { COLUMNS = 40, DEPTH = 300, LEAST = FEWEST_WIDE, MOST = 67 };
-    const int64_t columns = COLUMNS, kind = type;  // scales are float16
-    Weights weights;
-    if (describe_weights(&weights, DEPTH, block, 1, &columns, &kind)) return 0;
-    const Segment *segment = weights.segments;
-    float x[MOST * DEPTH], y[2][MOST * COLUMNS];
-    uint8_t *tiles = malloc((size_t)weights.bytes);
-    if (!tiles) return 0;
-    uint32_t number = 1;
-    for (int64_t i = 0; i < weights.bytes; i++)
-        tiles[i] = (uint8_t)((number = number * 1664525 + 1013904223) >> 24);
-    for (int64_t tile = 0; tile < segment->tiles; tile++) {
-        uint8_t *at = tiles + tile * segment->size;
-        for (int64_t left = weights.blocks; left > 0; left -= GROUP_BLOCKS) {
-            const int64_t n = left < GROUP_BLOCKS ? left : GROUP_BLOCKS, header = header_bytes(segment->form, n);
-            for (int64_t i = 0; i < header; i += 2) {  // a random sign and random digits, from 1/64 on
-                const uint16_t half = (uint16_t)((at[i] | at[i + 1] << 8) & 0x83ff) | 0x2400;
-                memcpy(at + i, &half, sizeof half);
-            }
-            at += header + n * code_bytes(segment->form, block);
-        }
-    }
-    for (int i = 0; i < MOST * DEPTH; i++)
-        x[i] = (float)(int32_t)(number = number * 1664525 + 1013904223) / (1 << 24);
-    const Input input = {.kind = AS_IT_IS, .x = x};
-    int same = 1;
-    for (int rows = LEAST; same && rows <= MOST; rows += 17) {
-        const Threads alone = {run_in_turn, NULL};
-        same = !multiply(one, &weights, tiles, NULL, &input, rows, y[0], alone) &&
-               !multiply(other, &weights, tiles, NULL, &input, rows, y[1], alone) &&
-               !memcmp(y[0], y[1], (size_t)rows * COLUMNS * sizeof(float));
-    }
-    free(tiles);
-    return same;
-}
+// Weights that a trial multiplies, for each size of sums.
+typedef struct {
+    int type;
+    int64_t block;
+} Trial;
+static const Trial TRIALS[SUM_SIZES] = {{Q6_K, 32}, {INT4, 32}, {INT8, 128}};
 
 // HAS_AMX or 0; tested once. Each step needs the one before it.
 static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
@@ -103,8 +70,12 @@ static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
         const int named = has(d, 24) && has(d, 25), kept = (saved & AMX_STATE) == AMX_STATE;
         const int permitted = named && vnni && kept &&
                               !syscall(SYS_arch_prctl, REQUEST_PERMISSION, MATRIX_DATA);
-        const int agrees = permitted && specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, INT4, 32) &&
-                           specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, INT8, 128);
+        int agrees = permitted;
+        for (const Trial *trial = TRIALS; agrees && trial < TRIALS + SUM_SIZES; trial++)
+            agrees = specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, trial->type, trial->block);
+        for (int size = 0; agrees && size < SUM_SIZES; size++)
+            use_wide_from(size, measure_fewest_rows(&MATMUL_AMX, &MATMUL_VNNI512, TRIALS[size].type,
+                                                    TRIALS[size].block));
         refusal = specops_amx_refusal(named, vnni, kept, permitted, agrees);
         known = refusal ? NO : YES;
     }

@@ -16,10 +16,10 @@
 //
 // Header of a group of n blocks, filled up to whole lines:
 //   HALF         16 float16 a block
-//   HALF_ZERO    16 float16 a block; then 16 uint8 a block, the zero points
+//   HALF_ZERO    16 float16 a block; then 16 uint8 a block, the zero points, which are codes
 //   HALF_PAIR    16 float16 scales and 16 float16 offsets a block
 //   FLOAT        16 float32 a block
-//   FLOAT_ZERO   16 float32 a block; then 16 uint8 a block, the zero points
+//   FLOAT_ZERO   16 float32 a block; then 16 uint8 a block, the zero points, which are codes
 //   EXPONENT     16 uint8 a block: 2^(e - 128), as ggml has it for doubled codes
 //   BYTE         16 float16 d; 16 int8 scales a block
 //   SIX_PAIR     16 float16 d, 16 float16 dmin; 16 uint8 scales a block; then 16 uint8 minima a block
