@@ -128,7 +128,7 @@ static void compute(void *argument, size_t index) {
         if (start == stop) continue;
         job->kernel->piece(&(Piece){
             .segment = s, .weights = job->tiles + s->bytes_before + start * s->size,
-            .end = job->tiles + w->bytes, .x = &job->x, .bias = job->bias ? job->bias + column : NULL,
+            .x = &job->x, .bias = job->bias ? job->bias + column : NULL,
             .y = job->y + first * w->columns + column, .stride = w->columns, .tiles = stop - start,
             .columns = s->columns - start * TILE, .first = first,
             .rows = least(job->panel * job->x.width, job->x.rows - first)});

@@ -27,12 +27,12 @@ enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // kinds of in
 // What kernels need of the sums of activations' codes, by the weights' form; a number a block, or two,
 // for its first and last 16, if weights have a scale for each 16.
 //   STARTS  no offsets: the sums of products begin with -middle * sum
-//   SUMS    zero points, or minima for each 16: sum, which float32 holds exactly
+//   SUMS    zero points, or minima for each 16: sum
 //   SCALED  offsets: the activations' scale * sum
 enum { STARTS, SUMS, SCALED };
 typedef union {
-    int32_t start;
-    float value;
+    int32_t whole;
+    float scaled;
 } Term;
 typedef struct {
     int kind, halves;     // halves: 1 or 2 numbers a block
@@ -98,11 +98,10 @@ typedef struct {
 
 // A piece of a product: `tiles` tiles of a segment, side by side, for some rows. `weights`, `bias`, which
 // may be NULL, and `y` begin at the first of these tiles, `y` also at row `first`, with which a group
-// begins; a row of `y` has `stride` numbers. The segment has `columns` columns from there on. Prefetches
-// stop at `end`, behind all weights.
+// begins; a row of `y` has `stride` numbers. The segment has `columns` columns from there on.
 typedef struct {
     const Segment *segment;
-    const uint8_t *weights, *end;
+    const uint8_t *weights;
     const Activations *x;
     const float *bias;
     float *y;

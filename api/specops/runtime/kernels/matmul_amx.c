@@ -12,9 +12,9 @@
 #define REGISTER 64  // a line
 #include "matmul_kernel.h"
 
-#define UNPACK(LOW, TWOS, ONES, TABLE)                                                    \
-    case PLANES_KEY(LOW, TWOS, ONES, TABLE):                                              \
-        unpack_unit((Planes){LOW, TWOS, ONES, TABLE}, work->table, unit, (uint8_t *)lines); \
+#define UNPACK(LOW, TWOS, ONES, TABLE, KIND)                                              \
+    case PLANES_KEY(LOW, TWOS, ONES, TABLE, KIND):                                        \
+        unpack_unit((Planes){LOW, TWOS, ONES, TABLE, KIND}, work->table, unit, (uint8_t *)lines); \
         break;
 
 // A matrix has ROWS rows, and a group of rows takes two. The totals of PANEL rows stay in the first cache.
@@ -111,7 +111,8 @@ typedef struct {
 typedef struct {
     const Piece *piece;
     Planes planes;
-    int key;  // of the planes
+    int key;   // of the planes
+    int kind;  // of the terms that blocks add
     Bytes table;
     int scales;  // form of the scales; without zero points, where unpacked codes are less by them
     int middle;  // what unpacked codes are less by, where there are no zero points
@@ -136,7 +137,7 @@ static void unpack(const Work *work, Strip *strip, int64_t b, Bytes *lines) {
         const uint8_t *unit = strip->weights;
         strip->weights += unit_bytes(planes);
         for (const uint8_t *line = unit; line < strip->weights; line += LINE)
-            prefetch(line, work->piece->end);
+            prefetch(line);
         switch (work->key) { EACH_PLANES(UNPACK) }
         for (int line = 0; line < UNIT / 4; line++) lines[line] -= less;
         COUNT_ONE(amx_unpacked);
@@ -151,15 +152,15 @@ static void add_waiting(Work *work) {
         const Header *header = &s->header;
         Floats *totals = s->totals + w->row;
         if (work->halves == 1) {
-            add_block(work->planes, LOWERED, w->count, work->scales, header, w->block, s->dots, w->s,
+            add_block(work->kind, LOWERED, w->count, work->scales, header, w->block, s->dots, w->s,
                       w->terms, totals);
             continue;
         }
         if (!w->block)
             for (int row = 0; row < w->count; row++) s->parts[row] = s->less[row] = (Floats){0};
-        add_sixteens(w->count, work->scales, header, w->block, s->dots, w->s, w->terms, s->parts, s->less);
+        add_sixteens(work->kind, w->count, header, w->block, s->dots, w->s, w->terms, s->parts, s->less);
         if (w->block == header->blocks - 1)
-            add_group(w->count, work->scales, header, s->parts, s->less, totals);
+            add_group(work->kind, w->count, header, s->parts, s->less, totals);
     }
     work->waiting.count = 0;
 }
@@ -248,15 +249,18 @@ static void panel(Work *work, int64_t tile, int64_t top, int64_t rows) {
 
 static void piece(const Piece *p) {
     const Form *f = &p->segment->form;
-    const int halves = halves_of(*f);
+    const int halves = halves_of(*f), kind = p->x->terms[p->segment->terms].kind;
     const int64_t size = p->x->block / halves, most = PANEL / p->x->width * p->x->width;
     Strip strips[2];
-    Work work = {.piece = p, .planes = {f->low, f->twos, f->ones, f->table != NO_TABLE}, .key = planes_key(f),
+    Work work = {.piece = p, .planes = {f->low, f->twos, f->ones, f->table != NO_TABLE, kind}, .key = planes_key(f, kind),
+                 .kind = kind,
                  .table = table_of(f->table, f->middle), .scales = f->scales, .halves = halves,
                  .middle = f->low == 8 ? LOWERED : f->table ? 0 : f->middle, .strips = strips,
                  .step = (int)(size % MOST_STEP == 0 ? MOST_STEP : size < UNIT ? size : UNIT)};
-    if (f->low == 4 && f->scales == HALF_ZERO) work.scales = HALF;
-    if (f->low == 4 && f->scales == FLOAT_ZERO) work.scales = FLOAT;
+    if (f->low == 4 && kind == SUMS) {  // zero points
+        work.scales = f->scales == HALF_ZERO ? HALF : FLOAT;
+        work.kind = STARTS;
+    }
     configure_for(work.step);
     for (int64_t tile = 0; tile < p->tiles; tile += work.tiles) {
         work.tiles = p->tiles - tile < 2 ? 1 : 2;

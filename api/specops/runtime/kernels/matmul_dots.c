@@ -168,27 +168,31 @@ INLINE void tangle(Sums *one, Sums *other) { (void)one, (void)other; }
 #endif
 
 // See matmul_groups.h.
-INLINE void multiply_block(const Planes p, const int count, Bytes table, const uint8_t *weights,
-                           const uint8_t *end, int64_t units, const int8_t *codes, const Term *starts,
-                           Ints *dots) {
+INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t units, Cursor *at,
+                           const Term *starts, Ints *dots) {
     enum { WORD = 4 * BYTES };
     const int halves = p.twos ? 2 : 1, steps = 4 / halves;
-    const int chains = CHAINS(count) > steps ? steps : CHAINS(count), paired = PAIRED ? count / 2 * 2 : 0;
+    const int chains = CHAINS(count * halves), paired = PAIRED ? count / 2 * 2 : 0;
     const int together = TOGETHER(count), planes = p.low + p.twos + p.ones;
+    const uint8_t *unit = NULL;
+    const int8_t *x = NULL;
+    ROLLED
     for (int start = 0; start < PARTS; start += together) {
-        const int8_t *x = codes;
+        x = at->codes;
+        UNROLLED
         for (int half = 0; half < halves; half++) {
             Sums sums[MOST][MOST_CHAINS][PARTS];
             for (int row = 0; row < count; row++)
                 for (int chain = 0; chain < chains; chain++)
                     for (int part = 0; part < together; part++)
                         sums[row][chain][part] =
-                            sums_from(chain ? 0 : starts[half * count + row].start);
-            for (int row = 0; row < paired; row += 2)
+                            sums_from(chain || p.kind != STARTS ? 0 : starts[half * count + row].whole);
+            for (int row = 0; p.kind == STARTS && row < paired; row += 2)
                 for (int part = 0; part < together; part++)
                     tangle(&sums[row][0][part], &sums[row + 1][0][part]);
-            for (int64_t number = 0; number < units; number++) {
-                const uint8_t *unit = weights + number * unit_bytes(p);
+            unit = at->weights;
+            ROLLED
+            for (int64_t number = 0; number < units; number++, unit += unit_bytes(p)) {
                 UNROLLED
                 for (int step = 0; step < steps; step++, x += 2 * count * WORD) {
                     const int nth = half * steps + step;
@@ -198,7 +202,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, const u
                         if (p.low == 8 && LOWERED) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
                     }
                     for (int line = nth; !start && line < planes; line += 4)
-                        prefetch(unit + line * LINE, end);
+                        prefetch(unit + line * LINE);
                     const int one = 2 * step % chains, other = (2 * step + 1) % chains;
                     for (int row = 0; row < paired; row += 2)
                         for (int part = 0; part < together; part++)
@@ -230,6 +234,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, const u
                 }
         }
     }
+    *at = (Cursor){unit, x};
 }
 
 #include "matmul_groups.h"

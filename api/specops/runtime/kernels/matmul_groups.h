@@ -1,46 +1,40 @@
 // Defines `piece` for a kernel: the loops over tiles, groups of rows and blocks. The kernel includes this
 // file behind its MOST, BYTES, LOWERED and
 //
-//   multiply_block(planes, count, table, weights, end, units, codes, starts, dots)
+//   multiply_block(planes, count, table, units, at, starts, dots)
 //
-// which computes a block's sums of products for `count` rows: `weights` are the block's codes, `units`
-// units of 32 of K; `codes` those of activations, `starts` [halves][count] what the sums begin with; `dots`
-// [halves][count] gets the sums. Planes and numbers of rows are constants, so that the compiler unrolls
-// the loops over rows; forms of scales are not, which would only make the code longer.
+// which computes a block's sums of products for `count` rows: `at` has the block's codes, `units` units of
+// 32 of K, and those of activations, and is moved behind them; `starts` [halves][count] is what the sums
+// begin with if terms are STARTS; `dots` [halves][count] gets the sums. Planes and numbers of rows are constants, so
+// that the compiler unrolls the loops over rows.
 
 #ifndef SPECOPS_MATMUL_GROUPS_H
 #define SPECOPS_MATMUL_GROUPS_H
 
 INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes table,
                  const uint8_t *weights, int64_t first, const float *bias, float *y, int columns) {
-    static const Term NO_STARTS[2 * MOST];
     const Activations *x = piece->x;
     const Form *form = &piece->segment->form;
-    const Terms *given = x->terms + piece->segment->terms;
-    const int halves = planes.twos ? 2 : 1;  // only such types have a scale for each 16
-    const int scales = form->scales, started = given->kind == STARTS;
-    const int64_t units = x->block / UNIT, codes_size = units * unit_bytes(planes);
-    const int8_t *codes = x->codes + first * x->pitch;
+    const int halves = planes.twos ? 2 : 1, scales = form->scales, lowered = planes.low == 8 ? LOWERED : 0;
+    const int64_t units = x->block / UNIT;
     const float *s = x->scales + first * x->blocks;
-    const Term *terms = given->at + first * x->blocks * halves;
+    const Term *terms = x->terms[piece->segment->terms].at + first * x->blocks * halves;
+    Cursor at = {weights, x->codes + first * x->pitch};
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t left = x->blocks; left > 0; left -= GROUP_BLOCKS) {
-        const Header header = header_at(form, weights, left < GROUP_BLOCKS ? left : GROUP_BLOCKS);
-        weights += header.lines * LINE;
+        const Header header = header_at(form, at.weights, left < GROUP_BLOCKS ? left : GROUP_BLOCKS);
+        at.weights += header.lines * LINE;
         Floats parts[MOST], less[MOST];
         for (int row = 0; halves == 2 && row < count; row++) parts[row] = less[row] = (Floats){0};
-        for (int64_t b = 0; b < header.blocks; b++) {
+        for (int64_t b = 0; b < header.blocks; b++, s += count, terms += halves * count) {
             Ints dots[2 * MOST];
-            prefetch_header(&header, b, piece->end);
-            multiply_block(planes, count, table, weights, piece->end, units, codes,
-                           started ? terms : NO_STARTS, dots);
-            if (halves == 2) add_sixteens(count, scales, &header, b, dots, s, terms, parts, less);
-            else add_block(planes, LOWERED, count, scales, &header, b, dots, s, terms, totals);
-            weights += codes_size, codes += x->block * BYTES * count;
-            s += count, terms += halves * count;
+            if (b < header.lines) prefetch(header.at + b * LINE);  // all at once they would wait
+            multiply_block(planes, count, table, halves == 2 ? 1 : units, &at, terms, dots);
+            if (halves == 2) add_sixteens(planes.kind, count, &header, b, dots, s, terms, parts, less);
+            else add_block(planes.kind, lowered, count, scales, &header, b, dots, s, terms, totals);
         }
-        if (halves == 2) add_group(count, scales, &header, parts, less, totals);
+        if (halves == 2) add_group(planes.kind, count, &header, parts, less, totals);
     }
     put_rows(piece->stride, count, totals, bias, y, columns);
 }
@@ -69,17 +63,17 @@ INLINE void piece_of(const Planes planes, const Piece *p) {
     }
 }
 
-#define PIECE(LOW, TWOS, ONES, TABLE)                                                     \
-    static __attribute__((noinline)) void piece_##LOW##TWOS##ONES##TABLE(const Piece *p) { \
-        piece_of((Planes){LOW, TWOS, ONES, TABLE}, p);                                    \
+#define PIECE(LOW, TWOS, ONES, TABLE, KIND)                                               \
+    static __attribute__((noinline)) void piece_##LOW##TWOS##ONES##TABLE##_##KIND(const Piece *p) { \
+        piece_of((Planes){LOW, TWOS, ONES, TABLE, KIND}, p);                              \
     }
 EACH_PLANES(PIECE)
 
-#define CASE(LOW, TWOS, ONES, TABLE)                                                      \
-    case PLANES_KEY(LOW, TWOS, ONES, TABLE): piece_##LOW##TWOS##ONES##TABLE(p); break;
+#define CASE(LOW, TWOS, ONES, TABLE, KIND)                                                \
+    case PLANES_KEY(LOW, TWOS, ONES, TABLE, KIND): piece_##LOW##TWOS##ONES##TABLE##_##KIND(p); break;
 
 static void piece(const Piece *p) {
-    switch (planes_key(&p->segment->form)) { EACH_PLANES(CASE) }
+    switch (planes_key(&p->segment->form, p->x->terms[p->segment->terms].kind)) { EACH_PLANES(CASE) }
 }
 
 #endif

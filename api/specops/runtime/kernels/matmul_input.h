@@ -103,16 +103,21 @@ static void activate_row(const Input *input, int64_t row, int64_t depth) {
     activate(input, row, depth, 0, depth, moments(input, row, depth), input->activated + row * depth);
 }
 
-INLINE int32_t sum_of(Ints lanes) {
-    int32_t sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
-    return sum;
+INLINE int32_t sum_of(Ints v) {
+    v += HALVES_SWAPPED(v);
+    v += FOURS_SWAPPED(v);
+    v += TWOS_SWAPPED(v);
+    return v[0] + v[1];
 }
 
+// A block's scale, and the sums of its codes: of all, and of the first 16.
+typedef struct {
+    float scale;
+    Ints all, first;
+} Rounded;
+
 // Rounds a block of `size` numbers, padded with zeros, to codes, four of them every `stride` bytes.
-// Returns the scale; `sums` get the sum of the codes of the first 16 and of all.
-INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
-                         int64_t stride, Ints *sums) {
+INLINE Rounded round_block(const float *x, int64_t size, int64_t block, int8_t *codes, int64_t stride) {
     float padded[MOST_BLOCK];
     if (size < block) {
         memcpy(padded, x, size * sizeof(float));
@@ -126,28 +131,28 @@ INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *co
         not_finite += load(x + k) * 0.0f;
     }
     const float highest = largest(most) + total(not_finite);
-    sums[0] = sums[1] = (Ints){0};
-    if (!(highest > TINY)) {
+    Rounded rounded = {highest / 127, {0}, {0}};
+    if (!(highest > TINY)) {  // the scale is 0 or NaN
         for (int64_t k = 0; k < block; k += 4, codes += stride) memset(codes, 0, 4);
-        return highest / 127;  // 0 or NaN
+        return rounded;
     }
     for (int64_t k = 0; k < block; k += LANES) {
-        int8_t rounded[LANES];
-        sums[1] += to_codes(rounded, load(x + k) * (127 / highest));
-        if (!k) sums[0] = sums[1];
+        int8_t sixteen[LANES];
+        rounded.all += to_codes(sixteen, load(x + k) * (127 / highest));
+        if (!k) rounded.first = rounded.all;
         for (int word = 0; word < LANES; word += 4, codes += stride)
-            memcpy(codes, rounded + word, 4);
+            memcpy(codes, sixteen + word, 4);
     }
-    return highest / 127;
+    return rounded;
 }
 
 // Writes the terms of a block of a row, in a group of `count` rows.
-INLINE void put_terms(const Terms *terms, Term *at, int count, float scale, const Ints *sums) {
-    const int32_t all = sum_of(sums[1]), first = terms->halves == 2 ? sum_of(sums[0]) : all;
+INLINE void put_terms(const Terms *terms, Term *at, int count, const Rounded *block) {
+    const int32_t all = sum_of(block->all), first = terms->halves == 2 ? sum_of(block->first) : all;
     for (int half = 0; half < terms->halves; half++) {
         const int32_t sum = half ? all - first : first;
-        if (terms->kind == STARTS) at[half * count].start = -terms->middle * sum;
-        else at[half * count].value = terms->kind == SUMS ? (float)sum : scale * (float)sum;
+        if (terms->kind == SCALED) at[half * count].scaled = block->scale * (float)sum;
+        else at[half * count].whole = terms->kind == SUMS ? sum : -terms->middle * sum;
     }
 }
 
@@ -169,13 +174,12 @@ static void quantize_row(const Input *input, const Activations *to, int64_t grou
             x = activated;
         }
         for (int64_t k = 0; k < size; k += block, number++) {
-            Ints sums[2];
-            const float scale = round_block(x + k, size - k < block ? size - k : block, block,
-                                            codes + (start + k) / 4 * stride, stride, sums);
-            scales[number * count] = scale;
+            const Rounded rounded = round_block(x + k, size - k < block ? size - k : block, block,
+                                                codes + (start + k) / 4 * stride, stride);
+            scales[number * count] = rounded.scale;
             for (const Terms *t = to->terms; t < to->terms + to->kinds; t++)
                 put_terms(t, t->at + (group * to->blocks + number * count) * t->halves + place, count,
-                          scale, sums);
+                          &rounded);
         }
     }
 }

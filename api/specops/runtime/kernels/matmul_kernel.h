@@ -15,24 +15,31 @@
 
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define UNROLLED _Pragma("GCC unroll 8")
+#define ROLLED _Pragma("GCC unroll 1")
 #endif
 
 // -- codes -----------------------------------------------------------------------------------------
 
-// The planes of a form, constants where a kernel's code depends on them; whether there is a table.
+// What a kernel's code depends on, as constants: the planes of a form, whether it has a table, and the kind
+// of its terms. Weights with a plane of twos have a scale for each 16 of K, and blocks of 32.
 typedef struct {
-    int low, twos, ones, table;
+    int low, twos, ones, table, kind;
 } Planes;
 
-// DO(LOW, TWOS, ONES, TABLE) for each combination of planes and tables that a type has, and a key of it.
+// DO(LOW, TWOS, ONES, TABLE, KIND) for each combination that a type has, and a key of it. Kinds as constants
+// save the kernels a tenth of the time of one token from the cache; forms of scales would save nothing more.
 #define EACH_PLANES(DO)                                                                   \
-    DO(4, 0, 0, 0) DO(4, 0, 0, 1) DO(4, 0, 1, 0) DO(4, 2, 0, 0) DO(8, 0, 0, 0) DO(0, 2, 0, 0) DO(0, 2, 1, 0)
-#define PLANES_KEY(LOW, TWOS, ONES, TABLE) ((LOW) << 4 | (TWOS) << 2 | (ONES) << 1 | (TABLE))
+    DO(4, 0, 0, 0, STARTS) DO(4, 0, 0, 0, SUMS) DO(4, 0, 0, 0, SCALED) DO(4, 0, 0, 1, STARTS) \
+    DO(4, 0, 1, 0, STARTS) DO(4, 0, 1, 0, SCALED) DO(8, 0, 0, 0, STARTS) DO(8, 0, 0, 0, SUMS) \
+    DO(4, 2, 0, 0, STARTS) DO(0, 2, 0, 0, SUMS) DO(0, 2, 1, 0, STARTS)
+#define PLANES_KEY(LOW, TWOS, ONES, TABLE, KIND) \
+    ((KIND) << 8 | (LOW) << 4 | (TWOS) << 2 | (ONES) << 1 | (TABLE))
 
-static inline int planes_key(const Form *f) {
-    return PLANES_KEY(f->low, f->twos, f->ones, f->table != NO_TABLE);
+static inline int planes_key(const Form *f, int kind) {
+    return PLANES_KEY(f->low, f->twos, f->ones, f->table != NO_TABLE, kind);
 }
 
 // A kernel defines REGISTER, the bytes of its registers, before it includes this file.
@@ -50,19 +57,22 @@ INLINE Bytes table_of(const int table, int lowered) {
     return spread;
 }
 
-INLINE Bytes look_up(Bytes table, Bytes codes) {
 #if defined(__aarch64__)
-    return vqtbl1q_u8(table, codes);
+INLINE Bytes look_up(Bytes table, Bytes codes) { return vqtbl1q_u8(table, codes); }
 #elif defined(__AVX512BW__) && REGISTER == 64
+INLINE Bytes look_up(Bytes table, Bytes codes) {
     return (Bytes)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
-#elif defined(__AVX2__) && REGISTER == 32
-    return (Bytes)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
-#else
-    Bytes found;
-    for (int i = 0; i < REGISTER; i++) found[i] = table[codes[i]];
-    return found;
-#endif
 }
+#elif defined(__AVX2__) && REGISTER == 32
+INLINE Bytes look_up(Bytes table, Bytes codes) {
+    return (Bytes)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
+}
+#else
+static __attribute__((noinline)) Bytes look_up(Bytes table, Bytes codes) {
+    for (int i = 0; i < REGISTER; i++) codes[i] = table[codes[i]];
+    return codes;
+}
+#endif
 
 // `count` bits of each byte, from bit `from` on, moved to bit `to`.
 INLINE Bytes moved(Bytes bytes, const int count, const int from, const int to) {
@@ -119,8 +129,12 @@ INLINE void unpack_unit(const Planes p, Bytes table, const uint8_t *unit, uint8_
 
 typedef uint8_t PointsAt __attribute__((vector_size(16), aligned(1), may_alias));
 
-INLINE Floats from_points(const uint8_t *from) {
-    return __builtin_convertvector(__builtin_convertvector(*(const PointsAt *)from, Ints), Floats);
+INLINE Ints points_at(const uint8_t *from) {
+    return __builtin_convertvector(*(const PointsAt *)from, Ints);
+}
+
+INLINE Floats unsigned_at(const uint8_t *from) {
+    return __builtin_convertvector(points_at(from), Floats);
 }
 
 INLINE Floats halves_at(const uint8_t *from) { return from_halves((const uint16_t *)from); }
@@ -129,12 +143,12 @@ INLINE Floats signed_at(const uint8_t *from) { return from_codes((const int8_t *
 
 // 2^(e - 128) of 16 exponents; the two smallest are denormal.
 INLINE Floats powers_at(const uint8_t *from) {
-    const Ints e = __builtin_convertvector(*(const PointsAt *)from, Ints);
+    const Ints e = points_at(from);
     const Words denormal = (Words)(e + 1) << 21, normal = (Words)(e - 1) << 23;
     return (Floats)choose_words(e < 2, denormal, normal);
 }
 
-// The header of a group of n blocks, and what its blocks add up to if weights have a scale for each 16.
+// The header of a group of blocks.
 typedef struct {
     const uint8_t *at;
     int64_t blocks, lines;
@@ -150,83 +164,64 @@ INLINE Header header_at(const Form *form, const uint8_t *at, int64_t blocks) {
 
 // Adds block `b` of a group to the totals. `dots` [count] are each row's sums of products, with the tile's
 // columns in lanes; `s` and `terms` [count] those of the activations.
-//
-// A loop for each kind of scales: in a single one the compiler keeps the sums of 8 rows in memory, and 8
-// tokens of the demo pair take 1.6 times as long.
-INLINE void add_block(const Planes p, const int lowered, const int count, const int form, const Header *h,
+INLINE void add_block(const int kind, const int lowered, const int count, const int form, const Header *h,
                       int64_t b, const Ints *dots, const float *s, const Term *terms, Floats *totals) {
     const uint8_t *const at = h->at, *const bytes = at + 16 * b;
-    Floats scale, offset = {0}, zero = {0};
-    int kind = STARTS;
-    switch (form) {
-        case HALF: scale = halves_at(at + 32 * b); break;
-        case HALF_ZERO:
-            kind = SUMS, scale = halves_at(at + 32 * b), zero = from_points(bytes + 32 * h->blocks);
-            break;
-        case FLOAT: scale = load((const float *)at + 16 * b); break;
-        case FLOAT_ZERO:
-            kind = SUMS, scale = load((const float *)at + 16 * b);
-            zero = from_points(bytes + 64 * h->blocks);
-            break;
-        case HALF_PAIR:
-            kind = SCALED, scale = halves_at(at + 64 * b), offset = halves_at(at + 64 * b + 32);
-            break;
-        case SIX_PAIR:
-            kind = SCALED, scale = h->d * from_points(bytes + 64);
-            offset = -(h->dmin * from_points(bytes + 64 + 16 * h->blocks));
-            break;
-        case BYTE: scale = h->d * signed_at(bytes + 32); break;
-        default: scale = powers_at(bytes);
-    }
-    // Types of weights with a table have a scale only; those with a plane of ones have no zero points.
-    if (!p.table && !p.ones && kind == SUMS) {
-        if (lowered && p.low == 8) zero -= (float)lowered;
-        for (int row = 0; row < count; row++) {
-            const Floats dot = __builtin_convertvector(dots[row], Floats) - zero * terms[row].value;
-            totals[row] = dot * (scale * s[row]) + totals[row];
-        }
-    } else if (!p.table && p.low == 4 && kind == SCALED) {
-        for (int row = 0; row < count; row++) {
-            const Floats dot = __builtin_convertvector(dots[row], Floats);
-            totals[row] = (dot * (scale * s[row]) + offset * terms[row].value) + totals[row];
-        }
+    Floats scale, offset = {0};
+    Ints zero = {0};
+    if (kind == SUMS) {
+        const int half = form == HALF_ZERO;
+        scale = half ? halves_at(at + 32 * b) : load((const float *)at + 16 * b);
+        zero = points_at(bytes + (half ? 32 : 64) * h->blocks) - lowered;
+    } else if (kind == SCALED && form == SIX_PAIR) {
+        scale = h->d * unsigned_at(bytes + 64);
+        offset = -(h->dmin * unsigned_at(bytes + 64 + 16 * h->blocks));
+    } else if (kind == SCALED) {
+        scale = halves_at(at + 64 * b), offset = halves_at(at + 64 * b + 32);
     } else {
-        for (int row = 0; row < count; row++) {
-            const Floats dot = __builtin_convertvector(dots[row], Floats);
-            totals[row] = dot * (scale * s[row]) + totals[row];
-        }
+        scale = form == HALF    ? halves_at(at + 32 * b)
+                : form == BYTE  ? h->d * signed_at(bytes + 32)
+                : form == FLOAT ? load((const float *)at + 16 * b)
+                                : powers_at(bytes);
+    }
+    for (int row = 0; row < count; row++) {
+        const Ints shifted = kind == SUMS ? dots[row] - zero * terms[row].whole : dots[row];
+        Floats dot = __builtin_convertvector(shifted, Floats);
+        dot *= scale * s[row];
+        if (kind == SCALED) dot += offset * terms[row].scaled;
+        totals[row] = dot + totals[row];
     }
 }
 
 // The same for weights with a scale for each 16: `dots` [2][count], added to the group's `parts`, and
-// their minima to `less`.
-INLINE void add_sixteens(const int count, const int form, const Header *h, int64_t b, const Ints *dots,
+// minima, whose terms are SUMS, to `less`.
+INLINE void add_sixteens(const int kind, const int count, const Header *h, int64_t b, const Ints *dots,
                          const float *s, const Term *terms, Floats *parts, Floats *less) {
     const uint8_t *bytes = h->at + 64 + 32 * b;
     Floats scales[2], minima[2];
     for (int half = 0; half < 2; half++, bytes += 16) {
         const PointsAt both = *(const PointsAt *)bytes;
         const PointsAt low = both & 15, high = both >> 4;
-        scales[half] = form == SIXTEEN ? signed_at(bytes) : from_points((const uint8_t *)&low);
-        minima[half] = from_points((const uint8_t *)&high);
+        scales[half] = kind == STARTS ? signed_at(bytes) : unsigned_at((const uint8_t *)&low);
+        minima[half] = unsigned_at((const uint8_t *)&high);
     }
     for (int row = 0; row < count; row++) {
         const Floats sum = __builtin_convertvector(dots[row], Floats) * scales[0] +
                            __builtin_convertvector(dots[count + row], Floats) * scales[1];
         parts[row] = sum * s[row] + parts[row];
     }
-    for (int row = 0; form == SIXTEEN_PAIR && row < count; row++) {
-        const Floats sum = minima[0] * terms[row].value + minima[1] * terms[count + row].value;
+    for (int row = 0; kind == SUMS && row < count; row++) {
+        const Floats sum = minima[0] * (float)terms[row].whole + minima[1] * (float)terms[count + row].whole;
         less[row] = sum * s[row] + less[row];
     }
 }
 
 // Adds a whole group of them to the totals.
-INLINE void add_group(const int count, const int form, const Header *h, const Floats *parts,
+INLINE void add_group(const int kind, const int count, const Header *h, const Floats *parts,
                       const Floats *less, Floats *totals) {
     for (int row = 0; row < count; row++) {
         const Floats part = parts[row] * h->d;
-        totals[row] = (form == SIXTEEN ? part : part - less[row] * h->dmin) + totals[row];
+        totals[row] = (kind == STARTS ? part : part - less[row] * h->dmin) + totals[row];
     }
 }
 
@@ -242,15 +237,14 @@ INLINE void put_rows(int64_t stride, const int count, const Floats *totals, cons
 // distance AHEAD, lines are in the first cache when they are needed, and activations have not yet
 // evicted them. TinyLlama's shape takes 0.84 of the time for 4 tokens, and 0.93 for 16, of what it took
 // with a quarter of the distance (2 cores, AMD EPYC).
-INLINE void prefetch(const uint8_t *weights, const uint8_t *end) {
-    const uint8_t *ahead = weights + AHEAD;
-    __builtin_prefetch(ahead < end ? ahead : weights);
-}
+// Behind the last tile lie the next product's weights, or a prefetch does nothing.
+INLINE void prefetch(const uint8_t *weights) { __builtin_prefetch(weights + AHEAD); }
 
-// Prefetches a part of the group's header with each of its blocks: all at once they would wait.
-INLINE void prefetch_header(const Header *h, int64_t b, const uint8_t *end) {
-    for (int64_t line = b; line < h->lines; line += h->blocks) prefetch(h->at + line * LINE, end);
-}
+// Where a kernel reads: codes of weights and of activations.
+typedef struct {
+    const uint8_t *weights;
+    const int8_t *codes;
+} Cursor;
 
 INLINE int32_t word_at(const int8_t *codes) {
     int32_t word;

@@ -70,28 +70,32 @@ INLINE Bytes with_signs(Bytes x, const Signed *of) {
 }
 
 // See matmul_groups.h.
-INLINE void multiply_block(const Planes p, const int count, Bytes table, const uint8_t *weights,
-                           const uint8_t *end, int64_t units, const int8_t *codes, const Term *starts,
-                           Ints *dots) {
+INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t units, Cursor *at,
+                           const Term *starts, Ints *dots) {
     const int large = p.low == 8 || p.table, bits = p.low + p.twos + p.ones;
     const int halves = p.twos ? 2 : 1, words = WORDS / halves, together = TOGETHER(count);
     // Words whose products a sum of 16 bits holds: a word adds at most 2 products of a number and 127.
     const int fit = large ? 1 : 32767 / (2 * ((1 << bits) - 1) * 127);
     const int each = fit >= words ? words : fit >= 4 ? 4 : 2;
+    const uint8_t *unit = NULL;
+    const int8_t *x = NULL;
+    ROLLED
     for (int start = 0; start < PARTS; start += together) {
-        const int8_t *x = codes;
+        x = at->codes;
+        UNROLLED
         for (int half = 0; half < halves; half++) {
             Sums sums[MOST][PARTS];
             for (int row = 0; row < count; row++)
                 for (int part = 0; part < together; part++)
-                    sums[row][part] = (Sums){0} + starts[half * count + row].start;
-            for (int64_t number = 0; number < units; number++) {
-                const uint8_t *unit = weights + number * unit_bytes(p);
+                    sums[row][part] = (Sums){0} + (p.kind == STARTS ? starts[half * count + row].whole : 0);
+            unit = at->weights;
+            ROLLED
+            for (int64_t number = 0; number < units; number++, unit += unit_bytes(p)) {
                 Shorts shorts[MOST][PARTS];
                 UNROLLED
                 for (int word = 0; word < words; word += 2, x += 8 * count) {
                     const int step = (half * words + word) / 2;
-                    for (int line = step; !start && line < bits; line += 4) prefetch(unit + line * LINE, end);
+                    for (int line = step; !start && line < bits; line += 4) prefetch(unit + line * LINE);
                     for (int part = 0; part < together; part++) {
                         Numbers n = numbers_of(p, table, unit + (start + part) * REGISTER, step);
                         if (large) {
@@ -123,6 +127,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, const u
                        (size_t)together * REGISTER);
         }
     }
+    *at = (Cursor){unit, x};
 }
 
 #include "matmul_groups.h"
