@@ -69,7 +69,10 @@ INLINE Bytes look_up(Bytes table, Bytes codes) {
 }
 #else
 static __attribute__((noinline)) Bytes look_up(Bytes table, Bytes codes) {
-    for (int i = 0; i < REGISTER; i++) codes[i] = table[codes[i]];
+    uint8_t numbers[REGISTER], each[REGISTER];
+    memcpy(numbers, &table, REGISTER), memcpy(each, &codes, REGISTER);
+    for (int i = 0; i < REGISTER; i++) each[i] = numbers[each[i]];
+    memcpy(&codes, each, REGISTER);
     return codes;
 }
 #endif
@@ -137,7 +140,12 @@ INLINE Floats unsigned_at(const uint8_t *from) {
     return __builtin_convertvector(points_at(from), Floats);
 }
 
-INLINE Floats halves_at(const uint8_t *from) { return from_halves((const uint16_t *)from); }
+#if defined(__F16C__) || defined(__AVX512F__) || defined(__aarch64__)
+INLINE
+#else
+static __attribute__((noinline))
+#endif
+Floats halves_at(const uint8_t *from) { return from_halves((const uint16_t *)from); }
 
 INLINE Floats signed_at(const uint8_t *from) { return from_codes((const int8_t *)from); }
 
