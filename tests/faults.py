@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from specops.config import Settings
-from specops.engine import postprocessor, request_state
+from specops.engine import request_state, scheduler
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.speculation.drafters.base import Chain
@@ -109,7 +109,7 @@ def faults(engine: Engine) -> Iterator[None]:
     drafters: Any = engine.scheduler.drafters
     before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
-        for module, name in ((postprocessor, "verify"), (request_state, "logprob")):
+        for module, name in ((scheduler, "verify"), (request_state, "logprob")):
             wrapped = _sampled(getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
         patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))

@@ -8,7 +8,7 @@ a wrong block, a stale number or a missing copy changes the text, as it does wit
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.config import Settings
+from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
+from specops.engine.slots import SlotManager
 from specops.request import (
     FinishReason,
     GenerationRequest,
@@ -281,6 +283,31 @@ def chains(*drafters: LookupDrafter | DraftModel) -> dict[str, Chain]:
         item.name: Chain((item,)) if isinstance(item, LookupDrafter) else Chain(model=item)
         for item in drafters
     }
+
+
+def make_planner(
+    cache: KvCache | None = None,
+    drafters: Mapping[str, Chain] | None = None,
+    controller: Controller | None = None,
+    *,
+    draft_costs: CostModel | None = None,
+    clock: Clock | None = None,
+    max_batched_tokens: int = 96,
+    max_inter_token_latency: float = float("inf"),
+) -> Planner:
+    """A planner of TinyLlama's passes."""
+    cache, costs = cache or SimulatedTarget().cache, tinyllama()
+    return Planner(
+        cache,
+        SlotManager(cache, drafters or {}),
+        drafters or {},
+        controller or Controller(costs, draft_costs, 8),
+        cost_model=costs,
+        draft_cost_model=draft_costs,
+        clock=clock or Clock(),
+        max_batched_tokens=max_batched_tokens,
+        max_inter_token_latency=max_inter_token_latency,
+    )
 
 
 def make_scheduler(

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from specops.config import Settings
-from specops.engine import postprocessor
+from specops.engine import scheduler
 from specops.engine.model_info import ModelState
 from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
@@ -368,7 +368,7 @@ async def test_a_request_that_fails_says_so(
     *,
     stream: bool,
 ) -> None:
-    verify, calls = postprocessor.verify, itertools.count()
+    verify, calls = scheduler.verify, itertools.count()
 
     def fail(*arguments: Any, **options: Any) -> Any:
         if next(calls):
@@ -376,7 +376,7 @@ async def test_a_request_that_fails_says_so(
         return verify(*arguments, **options)
 
     async with serving(tiny_settings) as here:
-        monkeypatch.setattr(postprocessor, "verify", fail)
+        monkeypatch.setattr(scheduler, "verify", fail)
         body = GENERATE | {"stream": stream, "temperature": 1, "drafter": "none"}
         response = await here.client.post("/generate", json=body)
         spans = await collector.get(4)
