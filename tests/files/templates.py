@@ -85,11 +85,8 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool, Sequence[str | Call]]
     "a system message": ([{"role": "system", "content": "Be terse."}, _ASK], False, ["Be terse."]),
     "tools": ([_ASK], True, []),
     "one call": ([_ASK, _calls(WEATHER), _SUNNY], True, [WEATHER, "sunny, 24"]),
-    "two calls": (
-        [_ASK, _calls(WEATHER, BOOK), _SUNNY, _BOOKED],
-        True,
-        [WEATHER, BOOK, "sunny, 24", "room 12"],
-    ),
+    "two calls": ([_ASK, _calls(WEATHER, BOOK), _SUNNY, _BOOKED], True,
+        [WEATHER, BOOK, "sunny, 24", "room 12"]),
     "an answer after results": (
         [
             _ASK,
@@ -101,41 +98,26 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool, Sequence[str | Call]]
         True,
         [WEATHER, "sunny, 24", "It is fine.", "Ok"],
     ),
-    "text beside a call": (
-        [_ASK, _calls(WEATHER, text="Let me look."), _SUNNY],
-        True,
-        ["Let me look.", WEATHER, "sunny, 24"],
-    ),
+    "text beside a call": ([_ASK, _calls(WEATHER, text="Let me look."), _SUNNY], True,
+        ["Let me look.", WEATHER, "sunny, 24"]),
     "thoughts before a call": (
-        [_ASK, _calls(WEATHER) | {"reasoning_content": "I should look."}, _SUNNY],
-        True,
-        [WEATHER, "sunny, 24"],
-    ),
+        [_ASK, _calls(WEATHER) | {"reasoning_content": "I should look."}, _SUNNY], True,
+        [WEATHER, "sunny, 24"]),
     "ids of another server": (
-        [_ASK, _calls(WEATHER, ids=_FOREIGN), _result("sunny, 24", ids=_FOREIGN)],
-        True,
-        [WEATHER, "sunny, 24"],
-    ),
+        [_ASK, _calls(WEATHER, ids=_FOREIGN), _result("sunny, 24", ids=_FOREIGN)], True,
+        [WEATHER, "sunny, 24"]),
     "Unicode": ([_ASK, _calls(WORDS), _result("grün ✓")], True, [WORDS, "grün ✓"]),
     "nested arguments": ([_ASK, _calls(NESTED), _result("booked")], True, [NESTED, "booked"]),
     "a result without a call": ([_ASK, _result("sunny, 24")], True, ["sunny, 24"]),
     "the user twice": ([_user("One."), _user("Two.")], False, ["One.", "Two."]),
-    "the developer's message": (
-        [{"role": "developer", "content": "Be terse."}, _ASK],
-        True,
-        ["Be terse."],
-    ),
+    "the developer's message": ([{"role": "developer", "content": "Be terse."}, _ASK], True,
+        ["Be terse."]),
     "an empty message": (
-        [_user(""), {"role": "assistant", "content": "Yes?"}, _user("Go on.")],
-        False,
-        ["Yes?", "Go on."],
-    ),
-    "calls and results, no tools": (
-        [_ASK, _calls(WEATHER, text=""), _SUNNY, _user("Then?")],
-        False,
-        [WEATHER, "sunny, 24", "Then?"],
-    ),
-}
+        [_user(""), {"role": "assistant", "content": "Yes?"}, _user("Go on.")], False,
+        ["Yes?", "Go on."]),
+    "calls and results, no tools": ([_ASK, _calls(WEATHER, text=""), _SUNNY, _user("Then?")], False,
+        [WEATHER, "sunny, 24", "Then?"]),
+}  # fmt: skip
 
 
 class Published(NamedTuple):

@@ -30,11 +30,35 @@ WEATHER = {
     },
 }
 SEARCH: dict[str, Any] = {"name": "search", "parameters": {"type": "object", "properties": {}}}
-CHAT_TOOLS = [{"type": "function", "function": item} for item in (WEATHER, SEARCH)]
-RESPONSES_TOOLS = [{"type": "function", **item} for item in (WEATHER, SEARCH)]
-MESSAGES_TOOLS = [
-    {"name": item["name"], "input_schema": item["parameters"]} for item in (WEATHER, SEARCH)
-]
+
+
+def tools_of(protocol: str, *functions: dict[str, Any]) -> list[Any]:
+    """Describe functions as a protocol has them."""
+    if protocol == "messages":
+        renamed = {"parameters": "input_schema"}
+        return [{renamed.get(key, key): value for key, value in item.items()} for item in functions]
+    if protocol == "responses":
+        return [{"type": "function", **item} for item in functions]
+    return [{"type": "function", "function": item} for item in functions]
+
+
+def tool_choice(protocol: str, how: str, name: str = "search") -> dict[str, Any]:
+    """The fields that let the model call `none` of the tools, have it call some (`required`) or
+    the one with the name (`named`), or allow only `one` call."""
+    if protocol == "messages":
+        kinds = {"none": "none", "required": "any", "named": "tool", "one": "auto"}
+        more = {"named": {"name": name}, "one": {"disable_parallel_tool_use": True}}
+        return {"tool_choice": {"type": kinds[how], **more.get(how, {})}}
+    if how == "one":
+        return {"parallel_tool_calls": False}
+    one = {"name": name}
+    named = {"type": "function", **({"function": one} if protocol == "chat" else one)}
+    return {"tool_choice": named if how == "named" else how}
+
+
+CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS = (
+    tools_of(protocol, WEATHER, SEARCH) for protocol in ("chat", "messages", "responses")
+)
 # Qwen's, in short: thoughts, tools and calls in its own forms.
 TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
 <|im_start|>{{ m.role }}

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 import specops
 from specops.config import Settings
 from specops.http.app import create_app
@@ -51,6 +53,10 @@ class Client:
 
 class Served:
     """A server on the loopback interface; the test says when it looks at its connections."""
+
+    port: int
+    task: asyncio.Task[None]  # the server's
+    client: httpx.AsyncClient  # where a test wants one
 
     def __init__(self, limits: Limits, service: FakeService) -> None:
         self.service = service
@@ -114,13 +120,13 @@ async def served(
     here = Served(limits, service or FakeService([ANSWER]))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here.port = listener.getsockname()[1]
-        task = asyncio.create_task(here.server.serve([listener]))
+        here.task = asyncio.create_task(here.server.serve([listener]))
         await until(lambda: here.server.started)
         yield here
         for client in here.clients:
             client.writer.close()
         here.server.should_exit = True
-        await task
+        await here.task
 
 
 def imported_by(module: str) -> set[str]:

@@ -128,10 +128,27 @@ async def test_chat_stream_has_openais_form() -> None:
     ]
 
 
-@both
-async def test_usage_comes_last_where_it_is_asked_for(path: str) -> None:
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+EIGHT: dict[str, Any] = {"messages": PARTS, "max_completion_tokens": 8, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {}),
+        (CHAT, {}),
+        # As vllm/benchmarks/lib/endpoint_request_func.py builds them with --ignore-eos and the
+        # sampling options, and guidellm/backends/openai.
+        (CHAT, EIGHT | {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}),
+        (COMPLETIONS, {"repetition_penalty": 1.0, "logprobs": None, "ignore_eos": True}),
+        (CHAT, EIGHT | {"stop": None}),
+    ],
+    ids=["text", "chat", "vllm, chat", "vllm, text", "guidellm, chat"],
+)
+async def test_usage_comes_last_where_it_is_asked_for(path: str, body: dict[str, Any]) -> None:
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
     async with api() as here:
-        response = await here.ask(path, stream=True, stream_options={"include_usage": True})
+        response = await here.ask(path, **body, **usage)
     *events, last = chunks(response)
     assert all(event["usage"] is None and event["choices"] for event in events)
     assert (last["choices"], last["timings"]) == ([], TIMINGS)
