@@ -171,7 +171,7 @@ TARGET = "target"  # the origin of a token that no drafter proposed
 class Logprob:
     """A token's probability by the target: a natural logarithm, before temperature and filters.
 
-    `top` are the likeliest tokens at its place, likeliest first.
+    `top` are the likeliest tokens in its position, likeliest first.
     """
 
     chosen: float

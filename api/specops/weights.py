@@ -29,10 +29,10 @@ class WeightsName(NamedTuple):
         """Return the parts of a name; None if no weights have this name."""
         if text == "fp32":
             return cls(32)
-        found = _NAME.fullmatch(text)
-        if found is None or (found[1] == "8" and found[3]):
+        match = _NAME.fullmatch(text)
+        if match is None or (match[1] == "8" and match[3]):
             return None
-        return cls(int(found[1]), int(found[2] or DEFAULT_BLOCK), bool(found[3]))
+        return cls(int(match[1]), int(match[2] or DEFAULT_BLOCK), bool(match[3]))
 
     @property
     def full(self) -> str:

@@ -216,12 +216,12 @@ class Planner:
             if not controller.asks(item, lookup.name):
                 continue
             begun, likelier = self._clock(), max((min_reach, *item.draft.accept_probs[:1]))
-            found = lookup.look_up(item.slot, item.text, most, likelier)
+            proposed = lookup.look_up(item.slot, item.text, most, likelier)
             if adaptive:
                 item.asked[lookup.name] = self._clock() - begun
             item.missed = item.missed or lookup.name
-            if found.tokens:  # a copy: the drafter may keep its own, and the engine notes on this
-                item.draft = found.cut(most)
+            if proposed.tokens:  # a copy: the drafter may keep its own, the engine notes on this
+                item.draft = proposed.cut(most)
                 item.draft.drafter = lookup.name
         _keep_allowed(item)
         item.max_draft = len(item.draft.tokens)

@@ -80,10 +80,10 @@ class SlotManager:
             otherwise it waits.
         """
         keep = {span.slot for span in batch.spans}
-        found = self._make_room(state, length, keep=keep)
-        if not found and not keep:
+        fits = self._make_room(state, length, keep=keep)
+        if not fits and not keep:
             self._preempt(state)
-        return found
+        return fits
 
     def share_prefix(self, state: RequestState) -> int:
         """Take over what other requests have computed of the request's beginning.

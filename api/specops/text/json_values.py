@@ -43,8 +43,8 @@ def check_parts(text: bytes | bytearray) -> None:
         return  # those within strings included
     outside = _outside_strings(text)
     for what, kinds, most in _KINDS:
-        if (found := _count(outside, kinds)) > most:
-            raise TooManyParts(f"{found} {what}: this server accepts at most {most}")
+        if (count := _count(outside, kinds)) > most:
+            raise TooManyParts(f"{count} {what}: this server accepts at most {most}")
 
 
 def _count(letters: Bytes, kinds: bytes) -> int:

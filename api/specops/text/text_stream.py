@@ -54,9 +54,9 @@ class TextStream:
             pieces, self._held = self._held, []
             return pieces
         text = "".join(piece.text for piece in self._held)
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stopped = min(found)
+        stops = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if stops:
+            at, self.stopped = min(stops)
             pieces, self._held = _cut(self._held, at), []
             return pieces
         shown = len(text) - self._possible_stop(text)

@@ -26,11 +26,11 @@ class AnswerFormat:
             template and not answer and template.begins_thinking(conversation.template_options)
         )
         tags = (*(self._calls.tags if self._calls else ()), *(self._thinking or ()))
-        found = {tag: tokenizer.token(tag) for tag in tags}
+        known = {tag: tokenizer.token(tag) for tag in tags}
         # A decoded text leaves special tokens out.
         self._special = {
             tag: token
-            for tag, token in found.items()
+            for tag, token in known.items()
             if token is not None and not tokenizer.decode([token])
         }
         self._tags = {token: tag for tag, token in self._special.items()}

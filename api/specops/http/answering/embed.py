@@ -74,10 +74,10 @@ async def embed(
     )
     generation = enqueue(ctx, [request], shown)
     (answer,) = await generation.finished()
-    found = answer.last.embeddings if answer.last else None
-    if found is None:
+    rows = answer.last.embeddings if answer.last else None
+    if rows is None:
         raise AssertionError("a finished request for embeddings has them")
-    return generation, found, sum(map(len, encoded))
+    return generation, rows, sum(map(len, encoded))
 
 
 def vectors_answer(

@@ -75,7 +75,7 @@ def split_lookahead(pattern: str) -> list[str] | None:
     """
     if not pattern.startswith("^") and "(?=" not in pattern and "(?!" not in pattern:
         return [pattern]
-    rest, found = pattern.removeprefix("^"), []
+    rest, parts = pattern.removeprefix("^"), []
     anchored = pattern.startswith("^")
     while (group := _GROUP.match(rest)) is not None:
         end = _closing(rest, rest.index("("))
@@ -88,16 +88,16 @@ def split_lookahead(pattern: str) -> list[str] | None:
             if refused is None:
                 return None
             part = refused
-        found.append(part)
+        parts.append(part)
         anchored, rest = True, rest[end + 1 :]
-    if re.search(r"\(\?(?:[=!]|<[=!])", rest) or (found and _alternatives(rest)):
+    if re.search(r"\(\?(?:[=!]|<[=!])", rest) or (parts and _alternatives(rest)):
         return None
-    found.append(("^" + rest if anchored else rest) if rest != "" else "^")
-    return found
+    parts.append(("^" + rest if anchored else rest) if rest != "" else "^")
+    return parts
 
 
 def _closing(text: str, opening: int) -> int | None:
-    """Return the place of the parenthesis that closes the one at `opening`."""
+    """Return the index of the parenthesis that closes the one at `opening`."""
     depths = _operators(text[opening:])
     return next((opening + at for at, sign, depth in depths if sign == ")" and not depth), None)
 
@@ -108,7 +108,7 @@ def _alternatives(text: str) -> bool:
 
 
 def _operators(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield place and depth of each parenthesis and `|`; a group's own are one level higher."""
+    """Yield index and depth of each parenthesis and `|`; a group's own are one level higher."""
     depth, in_class = 0, False
     for token in re.finditer(r"\\.|.", text, re.DOTALL):
         sign = token[0]

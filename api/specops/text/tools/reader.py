@@ -45,9 +45,9 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """New text of the block number `place`. The first delta of a call has no text."""
+    """New text of a block, which has this number. The first delta of a call has no text."""
 
-    place: int
+    block: int
     text: str
 
 
@@ -129,12 +129,12 @@ class AnswerReader:
         shown = len(self._deltas)
         if any(text.startswith(self.blocks[-1].text) for text in self._earlier):
             last = len(self.blocks) - 1
-            held = (at for at, delta in enumerate(self._deltas) if delta.place == last)
+            held = (at for at, delta in enumerate(self._deltas) if delta.block == last)
             shown = next(held, shown)
         for delta in self._deltas[:shown]:
-            begins = self.blocks[delta.place].kind == "call" and not delta.text
-            if merged and merged[-1].place == delta.place and not begins and merged[-1].text:
-                merged[-1] = Delta(delta.place, merged[-1].text + delta.text)
+            begins = self.blocks[delta.block].kind == "call" and not delta.text
+            if merged and merged[-1].block == delta.block and not begins and merged[-1].text:
+                merged[-1] = Delta(delta.block, merged[-1].text + delta.text)
             else:
                 merged.append(delta)
         del self._deltas[:shown]
@@ -163,7 +163,7 @@ class AnswerReader:
         """The call that is being read is whole: drop it if it repeats an earlier one."""
         if self._earlier and self.blocks[-1].text in self._earlier:
             self.blocks.pop()
-            self._deltas = [delta for delta in self._deltas if delta.place < len(self.blocks)]
+            self._deltas = [delta for delta in self._deltas if delta.block < len(self.blocks)]
             self.repeated = True
         self._earlier = []
 
