@@ -57,22 +57,15 @@ POD = {"limit": 2 * GIB, "anon": GIB}
 # The process's cgroups, their files, and what is read.
 READINGS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "no limit: the process's memory and the machine's": ("0::/", {}, PROCESS),
-    "v2: a limit makes the cgroup the source": (
-        "0::/",
-        v2("", 4 * GIB, GIB),
-        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V2},
-    ),
-    "v2: no more swap than the machine has": (
-        "0::/", v2("", 4 * GIB, 12 * GIB), {"swap_limit": 2 * GIB, "swap_cap": 12 * GIB}
-    ),
+    "v2: a limit makes the cgroup the source": ("0::/", v2("", 4 * GIB, GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V2}),
+    "v2: no more swap than the machine has": ("0::/", v2("", 4 * GIB, 12 * GIB),
+        {"swap_limit": 2 * GIB, "swap_cap": 12 * GIB}),
     "v2: no limit of swap": ("0::/", v2("", 4 * GIB, "max"), {"swap_limit": 2 * GIB}),
     "v2: a limit that limits nothing": ("0::/", v2("", 64 * GIB, "max"), PROCESS),
     "v2: none": ("0::/", v2("", "max", "max"), PROCESS),
-    "v2: a parent's": (
-        "0::/pod/api",
-        {**v2("pod/", 2 * GIB, 0), **v2("pod/api/", "max", "max")},
-        {"limit": 2 * GIB, "swap_limit": 0, **V2},
-    ),
+    "v2: a parent's": ("0::/pod/api", {**v2("pod/", 2 * GIB, 0), **v2("pod/api/", "max", "max")},
+        {"limit": 2 * GIB, "swap_limit": 0, **V2}),
     # The kernel kills by the parent's limit as soon as both containers together reach it.
     "v2: all that shares the lowest limit is held": (
         "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 3 * GIB, "max")}, POD
@@ -81,18 +74,13 @@ READINGS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 2 * GIB, "max")}, POD
     ),
     "v2: the process's own is lower": (
-        "0::/pod/api",
-        {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", GIB, "max")},
-        {"limit": GIB, **HELD},
-    ),
-    "v2: a path outside of the container is the mount": (
-        "0::/../../docker/abc", v2("", GIB, 0), {"limit": GIB}
-    ),
+        "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", GIB, "max")},
+        {"limit": GIB, **HELD}),
+    "v2: a path outside of the container is the mount": ("0::/../../docker/abc", v2("", GIB, 0),
+        {"limit": GIB}),
     "v1: the swap limit is memory and swap less memory": (
-        "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/",
-        v1("/docker/abc", 4 * GIB, 5 * GIB),
-        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V1},
-    ),
+        "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/", v1("/docker/abc", 4 * GIB, 5 * GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V1}),
     "v1: all that shares the lowest limit is held": (
         "5:memory:/pod/api",
         {
