@@ -85,9 +85,9 @@ class Text:
 
     def logits(self, states: Sequence[int], last: Sequence[int]) -> Floats:
         """Logits [n, V] after the states [n], whose last tokens are [n]."""
-        places = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        offsets = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         seeds = np.array([_mixed(state) for state in states], np.uint64)
-        noise = seeds[:, None] + places
+        noise = seeds[:, None] + offsets
         noise = (noise ^ (noise >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         logits = (noise >> np.uint64(40)).astype(np.float32) * np.float32(4 / (1 << 24))
         for row, (seed, token) in enumerate(zip(seeds.tolist(), last, strict=True)):
@@ -99,19 +99,19 @@ class Text:
         self, tokens: Iterable[int], most: int, sampling: SamplingParams = GREEDY
     ) -> list[int]:
         """The next `most` tokens, greedy or with a seed: as plain decoding must choose."""
-        state, place, token = 0, -1, 0
-        for place, token in enumerate(tokens):
-            state = self.grow(state, place, self.key(state, token))
+        state, position, token = 0, -1, 0
+        for position, token in enumerate(tokens):
+            state = self.grow(state, position, self.key(state, token))
         found: list[int] = []
         rng = np.random.default_rng(0)
         while len(found) < most:
             logits = self.logits([state], [token])
             token = verify(
-                logits, (), None, sampling=sampling, rng=rng, position=place + 1
+                logits, (), None, sampling=sampling, rng=rng, position=position + 1
             ).next_token
             found.append(token)
-            place += 1
-            state = self.grow(state, place, self.key(state, token))
+            position += 1
+            state = self.grow(state, position, self.key(state, token))
         return found
 
 
@@ -186,9 +186,9 @@ class SimulatedTarget:
             if not low <= span.start <= high - len(span.tokens):
                 raise ValueError(f"slot {span.slot}: {span.start} on is not within {low} to {high}")
             found = self._span(span.slot, span.start, span.tokens)
-            wanted = len(found) - span.num_logits
-            states += found[wanted:]
-            last += span.tokens[wanted:]
+            first = len(found) - span.num_logits
+            states += found[first:]
+            last += span.tokens[first:]
         self.passes.append(batch)
         self._states = states if batch.hidden else []
         seconds = self._costs.cost(batch.num_tokens, batch.attention_work)
@@ -270,8 +270,8 @@ def make_request(
     )
 
 
-def make_sequence(request: GenerationRequest) -> RequestState:
-    """The sequence of a request."""
+def make_state(request: GenerationRequest) -> RequestState:
+    """The state of a request."""
     return RequestState(
         request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars()
     )

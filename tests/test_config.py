@@ -123,7 +123,7 @@ def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
         Settings.from_env({"SPECOPS_METRICS_KEY": "two words"})
 
 
-def test_keys_have_the_names_before_their_first_colon_or_that_of_their_place() -> None:
+def test_keys_are_named_before_their_first_colon_or_by_their_number() -> None:
     assert client_keys("") == []
     assert client_keys("a, alice:b ,c") == [("key-1", "a"), ("alice", "b"), ("key-3", "c")]
     assert client_keys("alice:a:b,alice:c") == [("alice", "a:b"), ("alice", "c")]

@@ -162,18 +162,18 @@ def rows() -> list[str]:
     for client in CLIENTS:
         cells = []
         for names in groups:
-            told = []
+            missing = []
             for name in names:
                 if name in client.lacks:
                     why = client.lacks[name].why
                     if why not in reasons:
                         reasons.append(why)
-                    told.append(f"no {name} ({reasons.index(why) + 1})")
+                    missing.append(f"no {name} ({reasons.index(why) + 1})")
             error = client.too_long.rpartition(".")[2]
             works = (
                 "yes" if names != ("too_long",) else error if error == ANSWERED else f"`{error}`"
             )
-            cells.append(", ".join(told) or works)
+            cells.append(", ".join(missing) or works)
         version = pinned[client.kind, client.package]
         where = "PyPI" if client.kind == "python" else "npm"
         lines.append(

@@ -24,7 +24,7 @@ from tests.simulated_target import (
     make_planner,
     make_request,
     make_scheduler,
-    make_sequence,
+    make_state,
     serve,
     tinyllama,
 )
@@ -73,7 +73,7 @@ class CrampedModel(ScriptedModel):
 
 
 def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object) -> RequestState:
-    state = make_sequence(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
+    state = make_state(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
     state.tokens.append(5)
     state.num_computed = 20
     return state
@@ -218,7 +218,7 @@ def test_forced_tokens_leave_room_to_prompts_that_wait(prompt_tokens: int, most:
     """Eight answers whose grammar forces far more than a pass takes."""
     grammar = Grammar(GrammarKind.CHOICE, '["one answer, and no other that could be given"]')
     fields = {"sampling": SamplingParams(grammar=grammar), "drafter": "silent", "output": 60}
-    states = [make_sequence(make_request(20, k_draft=2, **fields)) for _ in range(8)]
+    states = [make_state(make_request(20, k_draft=2, **fields)) for _ in range(8)]
     for state in states:
         state.num_computed = 19
     found = propose(

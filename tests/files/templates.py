@@ -64,17 +64,17 @@ def _user(text: str) -> dict[str, Any]:
 def _calls(*calls: Call, text: str | None = None, ids: str = "callnumb{}") -> dict[str, Any]:
     written = [
         {
-            "id": ids.format(place),
+            "id": ids.format(index),
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
         }
-        for place, (name, arguments) in enumerate(calls)
+        for index, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": text, "tool_calls": written}
 
 
-def _result(text: str, place: int = 0, ids: str = "callnumb{}") -> dict[str, Any]:
-    return {"role": "tool", "content": text, "tool_call_id": ids.format(place)}
+def _result(text: str, index: int = 0, ids: str = "callnumb{}") -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": ids.format(index)}
 
 
 _ASK, _SUNNY, _BOOKED = _user("What now, please?"), _result("sunny, 24"), _result("room 12", 1)
@@ -183,14 +183,10 @@ def _way(published: Published, conversation: Conversation, needed: Sequence[str 
 def _transformers(
     source: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
-    told = [tool.for_template() for tool in tools] or None
+    described = [tool.for_template() for tool in tools] or None
     try:
         (text,), _ = render_jinja_template(
-            [messages],
-            tools=told,
-            chat_template=source,
-            add_generation_prompt=True,
-            **TOKENS,
+            [messages], tools=described, chat_template=source, add_generation_prompt=True, **TOKENS
         )
     except Exception:  # templates fail in every way that Python does
         return None
@@ -239,7 +235,7 @@ def _answers() -> Iterator[tuple[str, ChatTemplate, list[Call], str]]:
             continue
         several = [[WEATHER, BOOK], [NESTED, WEATHER]] if template.traits.several_calls else []
         for calls in ([WEATHER], [BOOK], [NESTED], [WORDS], *several):
-            results = [_result("ok", place) for place in range(len(calls))]  # some need them
+            results = [_result("ok", index) for index in range(len(calls))]  # some need them
             body = {"model": "m", "messages": [_ASK, _calls(*calls), *results], "tools": TOOLS}
             conversation = ChatRequest(**body).conversation()
             try:

@@ -13,11 +13,10 @@ from anthropic import AsyncAnthropic
 from ollama import AsyncClient as AsyncOllama
 from openai import AsyncOpenAI
 
-from specops.config import Settings
-from specops.http.app import create_app
 from specops.request import FinishReason, GenerationRequest, Output
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import FakeService, output
+from tests.http.openai_api import api
 
 ASK = "And the weather?"
 WEATHER = {
@@ -117,14 +116,11 @@ class Clients(Official):
 async def clients(
     template: str = TEMPLATE, key: str = "key", **settings: Any
 ) -> AsyncIterator[Clients]:
-    service = FakeService()
-    service.loaded.chat_template = ChatTemplate(template, {})
-    app = create_app(Settings(**settings), service)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        both = Official.of(http, key)
-        ollama = AsyncOllama("http://test", transport=transport)
-        yield Clients(both.openai, both.anthropic, service, http, ollama)
+    async with api(FakeService(), **settings) as here:
+        here.service.loaded.chat_template = ChatTemplate(template, {})
+        both = Official.of(here.client, key)
+        ollama = AsyncOllama("http://test", transport=httpx.ASGITransport(here.app))
+        yield Clients(both.openai, both.anthropic, here.service, here.client, ollama)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from specops.http.server import make_server
 from specops.metrics.series import CLOSINGS
 from specops.request import FinishReason
 from tests.fakes import FakeHandle, FakeService, output
+from tests.waiting import until
 
 LIMITS = Limits(connections=4)
 BODY = b'{"prompt": "abc"}'
@@ -90,12 +91,6 @@ class Served:
         name = "specops_connections_closed_total"
         counts = {why: registry.get_sample_value(name, {"reason": why}) for why in CLOSINGS}
         return {why: count for why, count in counts.items() if count}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def stream(client: Client, service: FakeService) -> FakeHandle:

@@ -12,7 +12,8 @@ from specops.http.connection import Limits
 from specops.http.middleware import MAX_BODY_BYTES, MOST_LARGE_BODIES
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService, output
-from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream, until
+from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.anyio
         (WHOLE + HEAD, "slow_headers"),  # in a later request
     ],
 )
-async def test_half_a_request_is_answered_408_and_takes_no_place(sent: bytes, reason: str) -> None:
+async def test_half_a_request_is_answered_408_and_never_submitted(sent: bytes, reason: str) -> None:
     async with served() as here:
         client = await here.connect()
         await client.send(sent)
@@ -259,7 +260,7 @@ async def test_an_answer_that_comes_before_the_end_of_a_body_is_not_lost() -> No
         assert not here.closed()
 
 
-async def test_one_connection_too_many_is_told_so() -> None:
+async def test_one_connection_too_many_is_refused() -> None:
     async with served(Limits(connections=2)) as here:
         clients = [await here.connect() for _ in range(3)]
         clients[2].writer.write(WHOLE)
@@ -297,7 +298,7 @@ async def test_an_idle_connection_is_closed_and_counted() -> None:
         WHOLE[:-5] + BODY[-5:] + b"nonsense\r\n\r\n",  # in a later request
     ],
 )
-async def test_what_is_no_http_is_400(sent: bytes) -> None:
+async def test_anything_but_http_is_400(sent: bytes) -> None:
     async with served() as here:
         client = await here.connect()
         client.writer.write(sent)

@@ -162,7 +162,7 @@ async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
         assert (await here.ask(COMPLETIONS, guided_regex="a")).status_code == 200
 
 
-async def test_all_pieces_of_a_long_text_are_told_in_parts_that_hold_nobody() -> None:
+async def test_pieces_of_a_long_text_are_sent_in_parts_that_hold_nobody_up() -> None:
     body = {"content": "ab" * 100_000, "with_pieces": True}
     async with api() as here:
         _, *parts = await AsgiClient(here.app, "/tokenize").send_json(body).rest()

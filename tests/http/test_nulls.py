@@ -76,7 +76,7 @@ ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 
 
 def nulls(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the places of all nulls; the items of a list share one place."""
+    """Yield the paths of all nulls; the items of a list share one."""
     if value is None:
         yield path
     elif isinstance(value, dict):
@@ -99,7 +99,7 @@ def sent(answer: httpx.Response) -> list[Any]:
 
 
 def found(answer: httpx.Response) -> set[str]:
-    return {place for value in sent(answer) for place in nulls(value)}
+    return {path for value in sent(answer) for path in nulls(value)}
 
 
 @pytest.mark.parametrize("what", ASKED)

@@ -46,7 +46,7 @@ ASK: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_an_answer_that_was_begun_goes_on_where_it_ends(protocol: str) -> None:
+async def test_a_begun_answer_is_continued_where_it_ends(protocol: str) -> None:
     begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "The sum is"}]
     field = "input" if protocol == "responses" else "messages"
     async with clients(f"{TEMPLATE}{{% if add_generation_prompt %}}<think>{{% endif %}}") as here:
@@ -179,7 +179,7 @@ async def test_messages_stream_has_anthropics_events() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_stop_sequence_is_told(stream: bool) -> None:
+async def test_the_stop_sequence_is_reported(stream: bool) -> None:
     async with clients() as here:
         here.script([output("a"), replace(output(finish=FinishReason.STOP), stop="END")])
         body = ASK[MESSAGES] | {"stop_sequences": ["END"]}

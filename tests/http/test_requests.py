@@ -142,8 +142,8 @@ async def test_every_way_to_choose_tokens_reaches_the_engine(
         assert (await here.ask(path, **fields, **more, stream=True)).status_code == 200
     request = here.request
     sampling = request.sampling
-    wanted = expected or fields
-    assert {name: getattr(sampling, name) for name in wanted} == wanted
+    expected = expected or fields
+    assert {name: getattr(sampling, name) for name in expected} == expected
     assert (request.stop_token_ids, request.stop) == ((7,), ("\n\n", "END"))
     assert (request.ignore_eos, request.stream) == (True, True)
 
@@ -413,7 +413,7 @@ async def test_an_error_is_about_the_type_that_was_meant(
         assert problem(await here.ask(path, **fields), 400)["message"] == message
 
 
-async def test_the_message_has_every_wrong_field_and_its_place() -> None:
+async def test_the_message_names_every_wrong_field_by_its_path() -> None:
     messages = [USER, {"role": "user", "content": [{"type": 5}]}]
     async with api() as here:
         error = problem(await here.generate(top_p=7, seed="x"), 422)

@@ -66,7 +66,7 @@ def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(
     assert process.poll() is None
 
 
-def test_who_waits_too_long_is_told_so(folder: Path) -> None:
+def test_a_request_that_waits_too_long_gets_504(folder: Path) -> None:
     with serving(folder, SPECOPS_SLOTS="1", SPECOPS_REQUEST_TIMEOUT="1") as (port, _):
         ends = asyncio.run(crowd(port, 6, max_tokens=900, drafter="none"))
         statuses = {end.outcome for end in ends}

@@ -127,8 +127,8 @@ async def test_metrics_are_prometheus_text() -> None:
         for shape in ("ramp", "ramp", "made up"):
             await here.client.get("/health", headers={"x-load-test": shape})
         response = await here.client.get("/metrics")
-        wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
-        openmetrics = await here.client.get("/metrics", headers=wanted)
+        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+        openmetrics = await here.client.get("/metrics", headers=accept)
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "specops_avg_jump NaN" in response.text
     assert 'specops_load_test_requests_total{shape="ramp"} 2.0' in response.text

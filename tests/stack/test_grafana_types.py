@@ -67,7 +67,7 @@ def example(kind: str) -> Panel:
     return copy.deepcopy(panels[0])
 
 
-# A kind of panel, a place in it, and what stands there. `override` is a property of an override.
+# A kind of panel, a path in it, and what stands there. `override` is a property of an override.
 CHANGES: dict[str, tuple[str, str, Any]] = {
     "an unknown option": ("stat", "options.colourMode", "value"),
     "a value that no option has": ("stat", "options.graphMode", "areas"),
@@ -90,16 +90,16 @@ CHANGES: dict[str, tuple[str, str, Any]] = {
 }  # fmt: skip
 
 
-def spoiled(panel: Panel, place: str, value: Any) -> Panel:
-    """The panel with another value at a place."""
-    if place == "override":
+def spoiled(panel: Panel, path: str, value: Any) -> Panel:
+    """The panel with another value at a path."""
+    if path == "override":
         properties = [dict(zip(("id", "value"), value, strict=True))]
         matcher = {"id": "byName", "options": "p95"}
         panel["fieldConfig"]["overrides"].append({"matcher": matcher, "properties": properties})
         return panel
-    *path, last = place.split(".")
+    *names, last = path.split(".")
     at: Any = panel
-    for name in path:
+    for name in names:
         at = at[int(name) if name.isdigit() else name]
     at[last] = value
     return panel
@@ -107,10 +107,10 @@ def spoiled(panel: Panel, place: str, value: Any) -> Panel:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_grafana_does_not_know_is_found(change: str) -> None:
-    kind, place, value = CHANGES[change]
+    kind, path, value = CHANGES[change]
     panel = example(kind)
     assert faults(panel) == []
-    assert len(faults(spoiled(panel, place, value))) == 1
+    assert len(faults(spoiled(panel, path, value))) == 1
 
 
 def test_an_annotation_or_a_dashboard_with_an_unknown_property_is_found() -> None:

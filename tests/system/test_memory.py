@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 from dataclasses import asdict
 
 import pytest
 
-from bench.memory.cgroup import CgroupError, cgroup
 from specops.system.memory import (
     Pressure,
     ProcessMemory,
@@ -19,7 +17,7 @@ from specops.system.memory import (
     read_memory,
     read_pressure,
 )
-from tests.system.machine import GIB, Machine
+from tests.system.machine import GIB, Machine, limited
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -123,7 +121,7 @@ def test_a_kernel_without_swap_accounting_holds_none(machine: Machine) -> None:
         (None, None, 2 * GIB, "all that this machine has"),
     ],
 )
-def test_it_is_said_which_limit_of_swap_holds(
+def test_the_note_says_which_limit_of_swap_applies(
     machine: Machine, limit: int | None, swap: int | None, machine_has: int, note: str
 ) -> None:
     total = f"MemTotal: 8388608 kB\nSwapTotal: {machine_has // KIB} kB\n"
@@ -196,26 +194,18 @@ def test_a_real_cap_is_read_from_inside_it() -> None:
         "from specops.system.memory import *; r = read_memory(); print(r.limit, r.source, r.anon)"
     )
     command = [sys.executable, "-c", code]
-    try:
-        with cgroup(f"specops-test-{os.getpid()}", memory=512 * MIB) as group:
-            done = subprocess.run(
-                group.enclosed(command), capture_output=True, text=True, check=True
-            )
-            limit, *source, anon = done.stdout.split()
-            assert int(limit) == 512 * MIB
-            assert source == ["cgroup", f"v{group.version}"]
-            assert 0 < int(anon) < 512 * MIB
-            assert group.oom_kills() == 0
-    except CgroupError as error:
-        pytest.skip(str(error))
+    with limited(memory=512 * MIB) as group:
+        done = subprocess.run(group.enclosed(command), capture_output=True, text=True, check=True)
+        limit, *source, anon = done.stdout.split()
+        assert int(limit) == 512 * MIB
+        assert source == ["cgroup", f"v{group.version}"]
+        assert 0 < int(anon) < 512 * MIB
+        assert group.oom_kills() == 0
 
 
 def test_a_process_above_a_real_cap_is_killed_and_counted() -> None:
-    try:
-        with cgroup(f"specops-test-{os.getpid()}", memory=64 * MIB) as group:
-            command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
-            done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
-            assert done.returncode == -9
-            assert group.oom_kills() == 1
-    except CgroupError as error:
-        pytest.skip(str(error))
+    with limited(memory=64 * MIB) as group:
+        command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
+        done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
+        assert done.returncode == -9
+        assert group.oom_kills() == 1

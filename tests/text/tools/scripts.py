@@ -19,7 +19,7 @@ TOOLS = (
             "type": "object",
             "properties": {
                 "city": {"type": "string"},
-                **{f"{kind}{place}": {"type": kind} for kind in _KINDS for place in range(3)},
+                **{f"{kind}{index}": {"type": kind} for kind in _KINDS for index in range(3)},
             },
         },
     ),
@@ -148,9 +148,9 @@ def scripts(form: ToolFormat) -> list[Script]:
         simple = {"string": text, "number": rng.random, "boolean": lambda: True}
         return simple[kind]() if kind in simple else None
 
-    def argument(place: int) -> tuple[str, Any]:
+    def argument(index: int) -> tuple[str, Any]:
         kind = rng.choice(_KINDS)
-        return f"{kind}{place}", value(kind)
+        return f"{kind}{index}", value(kind)
 
     found = []
     for number in range(COUNT):
@@ -159,7 +159,7 @@ def scripts(form: ToolFormat) -> list[Script]:
             tool = rng.choice(TOOLS)
             # Without JSON only the schema tells a text of digits from a number.
             most = 3 if form.style != "tagged" or tool.parameters else 0
-            arguments = dict(argument(place) for place in range(rng.randint(0, most)))
+            arguments = dict(argument(index) for index in range(rng.randint(0, most)))
             call = (tool.name, arguments)
             if call not in calls:  # a repeated one would end the answer
                 calls.append(call)
