@@ -167,7 +167,7 @@ def test_there_are_few_settings_and_each_has_a_case_here() -> None:
 
 BITS = ("fp32", "int8", "int4", "int2", "INT4")
 BLOCKS = ("", "-16", "-32", "-64", "-128", "-256", "-512", "-0")
-METHODS = ("", "-rtn", "-search", "-zp", "-hqq")
+METHODS = ("", "-rtn", "-mixed", "-mixed-rtn", "-rtn-mixed", "-search", "-zp", "-hqq")
 
 
 def test_the_converter_knows_exactly_the_weights_that_settings_take() -> None:

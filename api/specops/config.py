@@ -86,7 +86,8 @@ def _weights(text: str) -> str:
     if text and WeightsName.parse(text) is None:
         raise ConfigError(
             "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with "
-            f"-rtn after it to round each weight to the nearest; not {text!r}"
+            "-mixed after it to leave the most sensitive weights in 8 bits, then -rtn to round "
+            f"each weight to the nearest; not {text!r}"
         )
     return text
 
