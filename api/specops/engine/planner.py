@@ -90,8 +90,11 @@ class Planner:
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
-        prompts = [item for item in self._slots if item.num_uncomputed_tokens and not item.finish]
-        waiting, begun = 0, self._clock()
+        waiting, begun, prompts = 0, self._clock(), list[RequestState]()
+        if len(decoding) < len(self._slots):
+            prompts = [
+                item for item in self._slots if item.num_uncomputed_tokens and not item.finish
+            ]
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self.usual_chunk)
@@ -101,12 +104,10 @@ class Planner:
         step.draft_seconds = self._clock() - begun
         for item in scheduled:
             batch.add(item.slot, item.start, item.tokens, item.num_logits)
-        step.decoding = len(scheduled)
+        step.decoding, decoded = len(scheduled), batch.num_tokens
         if prompts:
             self._add_prompts(step, batch, scheduled, prompts, started)
-        step.prompt_tokens = batch.num_tokens - sum(
-            len(item.tokens) for item in scheduled[: step.decoding]
-        )
+        step.prompt_tokens = batch.num_tokens - decoded
         step.kind = _kind(step, batch)
         return batch, scheduled
 
@@ -143,7 +144,9 @@ class Planner:
                 state.speculation,
                 state.num_computed,
                 request.adaptive,
+                tokens=[state.tokens[-1]],
                 state=state,
+                num_logits=1,
             )
             chain = self._drafters.get(request.drafter)
             if chain is not None and request.k_draft:
@@ -157,11 +160,11 @@ class Planner:
             self._choose_lengths(scheduled, prompt_tokens)
             scheduled = [item for item in scheduled if not item.state.finish]
         for item in scheduled:
-            state, drafted = item.state, item.draft.tokens
-            item.tokens = [state.tokens[-1], *item.forced, *drafted]
-            # A forced token's choice needs no logits, but its probability does.
-            everything = state.request.logprobs is not None
-            item.num_logits = len(item.tokens) if everything else 1 + len(drafted)
+            if item.forced or item.draft.tokens:
+                item.tokens = [*item.tokens, *item.forced, *item.draft.tokens]
+                # A forced token's choice needs no logits, but its probability does.
+                everything = item.state.request.logprobs is not None
+                item.num_logits += len(item.draft.tokens) + everything * len(item.forced)
         return scheduled
 
     def _prefill_draft_model(self, decoding: list[RequestState]) -> None:

@@ -258,13 +258,14 @@ class Scheduler:
                 draws its tokens.
         """
         state, draft, forced = item.state, item.draft, item.forced
-        drafted, before = len(draft.tokens), len(logits) - 1 - len(draft.tokens)
-        if likeliest is not None and not state.adjusts:
-            verdict = compare(likeliest[row + before : row + len(logits)], draft.tokens)
+        drafted, adjusts = len(draft.tokens), state.adjusts
+        before = item.num_logits - 1 - drafted
+        if likeliest is not None and not adjusts:
+            verdict = compare(likeliest[row + before : row + item.num_logits], draft.tokens)
         else:
             start = self._clock()
             adjusted = state.adjusted(logits[before:], draft.tokens, forced)
-            if state.adjusts:
+            if adjusts:
                 begun, start = start, self._clock()
                 self.controller.adjusted(state.speculation, drafted + 1, start - begun)
             verdict = _verify(item, adjusted)

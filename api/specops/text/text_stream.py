@@ -34,7 +34,10 @@ class TextStream:
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be sent now."""
-        self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
+        piece = Piece(token, self._detokenizer.push(token), origin, logprob)
+        if not self._stop and not self._held and not self._detokenizer.incomplete:
+            return [piece]
+        self._held.append(piece)
         return self._release()
 
     def flush(self) -> list[Piece]:
