@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from specops.engine.planner import Scheduled
 from specops.engine.request_state import RequestState
-from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
 from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel

@@ -12,8 +12,8 @@ import yaml
 from gateway import run as gateway
 from specops.config import Settings
 from specops.http.connection import Limits
-from specops.http.middleware import MAX_BODY_BYTES
 from specops.http.protocols import PROTOCOLS
+from specops.http.request_body import MAX_BODY_BYTES
 from tests.stack.support import ROOT, read_yaml, succeed, tool
 
 CONFIG: dict[str, Any] = read_yaml("gateway/envoy.yaml")

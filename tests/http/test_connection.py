@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.connection import Limits
-from specops.http.middleware import MAX_BODY_BYTES, MOST_LARGE_BODIES
+from specops.http.middleware import MOST_LARGE_BODIES
+from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService, output
 from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream

@@ -11,8 +11,8 @@ from anthropic.types import ContentBlockParam
 from openai.types.responses import ResponseInputItemParam
 
 from specops.http.answering.recent_items import RecentItems
-from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.protocols.openai.responses import ResponsesRequest
+from specops.http.request_body import LARGE_BODY_BYTES
 from tests.http.chat_clients import RESPONSES_TOOLS, clients
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 

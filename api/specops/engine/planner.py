@@ -12,9 +12,9 @@ the cost model, less a margin that follows from its errors in the latest such pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from specops.engine.request_state import RequestState
-from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import Draft, Step, StepKind
 from specops.runtime.batch import Batch
@@ -22,7 +22,13 @@ from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Chain, DraftModel
+from specops.speculation.drafters.base import (
+    LEAST_REACH,
+    NO_DRAFT,
+    Chain,
+    DraftModel,
+    DraftRequest,
+)
 
 # Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that wants the
 # logits of all its tokens takes no more than that.
@@ -39,6 +45,29 @@ _MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts a
 _LONG = 0.5  # share of the aim from which on a pass tells something about long passes
 _LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
 _LEAST_TOKENS = 8  # the kernels compute about so many at once
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduled(DraftRequest):
+    """What the next pass computes of a request, and what that brought; see `DraftRequest`, too.
+
+    Attributes:
+        state: the request.
+        num_logits: number of its last tokens in the pass that need logits.
+        forced: tokens that the grammar leaves no choice about; they come before the draft.
+        missed: name of the drafter that was asked and had nothing.
+        declined: name of the drafter whose draft tokens did not seem to pay.
+        is_prompt: a piece of a prompt; otherwise the request decodes.
+        ends_prompt: the prompt ends with this piece, whose last token brings the answer's first.
+    """
+
+    state: RequestState
+    num_logits: int = 0
+    forced: tuple[int, ...] = ()
+    missed: str | None = None
+    declined: str | None = None
+    is_prompt: bool = False
+    ends_prompt: bool = False
 
 
 class Planner:

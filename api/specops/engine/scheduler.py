@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from specops.engine.planner import Planner
+from specops.engine.planner import Planner, Scheduled
 from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
 from specops.engine.request_state import RequestState
-from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
 from specops.runtime.batch import Batch
