@@ -80,9 +80,9 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write JSON, at most some levels deeper than `DEEPEST`."""
+    """Write JSON, at most some levels deeper than `DEEPEST`; arrays of numbers are lists."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # a number of more than 64 bits, or half a surrogate pair
         return json.dumps(value).encode()
 
