@@ -204,9 +204,7 @@ class Settings:
         _CACHE_DIR, Path, "folder for downloaded and converted models (Docker: a volume if empty)"
     )
     drafter: str = _knob(
-        "",
-        _drafter,
-        "default source of draft tokens; empty: the best one available",
+        "", _drafter, "default source of draft tokens; empty: the best one available"
     )
     sampling: str = _knob(
         "",

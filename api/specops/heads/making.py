@@ -68,11 +68,7 @@ def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
-        choice.target,
-        choice.target_quant,
-        name=choice.name,
-        cache_dir=alone.cache_dir,
-        report=tell,
+        choice.target, choice.target_quant, name=choice.name, cache_dir=alone.cache_dir, report=tell
     )
     engine = Engine.load(alone)
     size = engine.scheduler.target.hidden_size
@@ -108,12 +104,7 @@ def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell
     weights = {name: state[name].numpy() for name in state if name.endswith(".weight")}
     weights["table"] = network.table.detach().numpy()
     head = HeadFolder(
-        path,
-        choice.name,
-        engine.info.vocab_size,
-        size,
-        tuple(tokens),
-        calibrate(network, unseen),
+        path, choice.name, engine.info.vocab_size, size, tuple(tokens), calibrate(network, unseen)
     )
     write_head(head, weights)
     tell("measuring it on conversations that it was not trained on")

@@ -142,10 +142,7 @@ class Connection(H11Protocol):
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
     def call_alone(
-        self,
-        call: Callable[_Arguments, None],
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
+        self, call: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> None:
         """Call a function; if it fails, drop this connection and nothing else."""
         try:

@@ -19,13 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
 from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, STATES, Series
-from specops.request import (
-    Draft,
-    FinishReason,
-    GenerationRequest,
-    GenerationStats,
-    Step,
-)
+from specops.request import Draft, FinishReason, GenerationRequest, GenerationStats, Step
 from specops.system.failures import Failures
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.

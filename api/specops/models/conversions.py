@@ -48,14 +48,7 @@ Convert = Callable[[Path, str, int], None]
 
 
 def converted(
-    root: Path,
-    path: Path,
-    parts: Parts,
-    quant: str,
-    *,
-    name: str,
-    convert: Convert,
-    report: Report,
+    root: Path, path: Path, parts: Parts, quant: str, *, name: str, convert: Convert, report: Report
 ) -> Path:
     """Return the folder of a checkpoint's conversion; make it if need be.
 

@@ -28,10 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    build_hf_headers,
-    hf_raise_for_status,
-)
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX

@@ -236,11 +236,7 @@ def _to_json(
 ) -> str:
     """`tojson` as in `transformers`: Jinja's own filter escapes characters of HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

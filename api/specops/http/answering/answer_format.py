@@ -76,8 +76,5 @@ class AnswerFormat:
         callable_ = asked.callable
         tools = [tool for tool in asked.tools if callable_ is None or tool.name in callable_]
         return writer.grammar(
-            tools,
-            required=asked.required,
-            parallel=asked.parallel,
-            text_grammar=text_grammar,
+            tools, required=asked.required, parallel=asked.parallel, text_grammar=text_grammar
         )

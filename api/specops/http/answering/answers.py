@@ -21,14 +21,7 @@ from specops.http.answering.ignored import ignored_header
 from specops.http.errors import ApiError, internal_error, too_late, unavailable
 from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
 from specops.http.state import Context
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    GenerationStats,
-    Logprob,
-    Output,
-    Piece,
-)
+from specops.request import FinishReason, GenerationRequest, GenerationStats, Logprob, Output, Piece
 from specops.serving.request_handle import RequestHandle
 from specops.text.json_values import dumps, loads
 from specops.text.tools.reader import AnswerReader, Block, Delta

@@ -14,12 +14,7 @@ from collections.abc import Iterator, Sequence
 # By the library.
 ENFORCED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri"})
 # Wider formats, each with one of its subsets that is enforced.
-NARROWED_FORMATS = {
-    "idn-email": "email",
-    "idn-hostname": "hostname",
-    "iri": "uri",
-    "url": "uri",
-}
+NARROWED_FORMATS = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri", "url": "uri"}
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"

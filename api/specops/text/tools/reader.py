@@ -15,14 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from specops.text.json_values import loads
 from specops.text.tools.arguments import argument_schema, as_json, types_of
-from specops.text.tools.formats import (
-    GENERIC,
-    TOOL_NAME,
-    VARIES,
-    Tool,
-    ToolFormat,
-    parts,
-)
+from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFormat, parts
 
 # Keys with which a call may begin, besides those of its format.
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
