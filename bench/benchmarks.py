@@ -91,15 +91,15 @@ BENCHMARKS = {
     ),
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
     "peers": Benchmark(
-        lambda o, plan: peers.run(plan), peers.FULL, peers.QUICK,
-        "single passes against llama.cpp and OpenVINO, which it installs first",
+        lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
+        "single passes on GGUF files against llama.cpp and OpenVINO, which it installs first",
     ),
     "quality": Benchmark(
         lambda o, plan: quality.run(o.model, plan, o.cache), quality.FULL, quality.QUICK,
         "what each kind of weights costs, in quality and in time, beside peers",
     ),
     "serving": Benchmark(
-        lambda o, plan: at_once.run(plan), at_once.FULL, at_once.QUICK,
+        lambda o, plan: at_once.run(plan, o.cache), at_once.FULL, at_once.QUICK,
         "whole requests at once against the same",
     ),
     "scale": Benchmark(
@@ -133,5 +133,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps: where models with random weights are kept (default: %(default)s)",
+        help="scheduling, caps, peers, serving, quality: where what they make and install is kept "
+        "(default: %(default)s)",
     )  # fmt: skip

@@ -70,11 +70,17 @@ def configured(default: str = DEMO) -> BenchModel:
 def tinyllama(cache: Path = CACHE) -> BenchModel:
     """TinyLlama-1.1B's architecture in int4, without a draft model."""
     target = shape(TINYLLAMA, _INT4, cache)
-    settings = replace(
+    return BenchModel(
+        "tinyllama-shape", "TinyLlama-1.1B shape, random weights", plain(target, target.parent)
+    )
+
+
+def plain(target: Path, cache_dir: Path) -> Settings:
+    """The settings of a model in the weights that it has, without a draft model."""
+    return replace(
         _settings(), target=str(target), draft=NO_DRAFTER, quant="", draft_quant="",
-        context=_CONTEXT, cache_dir=target.parent,
+        context=_CONTEXT, cache_dir=cache_dir,
     )  # fmt: skip
-    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
 
 
 def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
@@ -98,7 +104,6 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
         progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
         if name in _WRITERS:
             _WRITERS[name](checkpoint)
-            shutil.copy(_tokenizer(home), checkpoint / "tokenizer.json")
         else:
             REPOSITORIES[name].write(checkpoint, None)
         command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
@@ -125,6 +130,7 @@ def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:
         path, hidden=2048, layers=22, heads=32, kv_heads=4, ffn=5632, vocab=TINYLLAMA_VOCAB,
         context=2048, dtype=dtype,
     )  # fmt: skip
+    _write_tokenizer(path)
 
 
 def _llama_160m_checkpoint(path: Path) -> None:
@@ -132,23 +138,19 @@ def _llama_160m_checkpoint(path: Path) -> None:
         path, hidden=768, layers=12, heads=12, kv_heads=12, ffn=3072, vocab=TINYLLAMA_VOCAB,
         context=2048, seed=1, dtype="bfloat16",
     )  # fmt: skip
+    _write_tokenizer(path)
 
 
 _WRITERS = {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
 
 
-def _tokenizer(home: Path) -> Path:
+def _write_tokenizer(checkpoint: Path) -> None:
     """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
-    path = home / "tokenizer.json"
-    if not path.is_file():
-        progress(f"training a tokenizer of {TINYLLAMA_VOCAB} entries")
-        home.mkdir(parents=True, exist_ok=True)
-        tokenizer = ByteLevelBPETokenizer()
-        tokenizer.train_from_iterator(
-            (document.text for document in load_corpus().library),
-            vocab_size=TINYLLAMA_VOCAB,
-            special_tokens=["<|endoftext|>"],
-            show_progress=False,
-        )
-        tokenizer.save(str(path))
-    return path
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        (document.text for document in load_corpus().library),
+        vocab_size=TINYLLAMA_VOCAB,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    tokenizer.save(str(checkpoint / "tokenizer.json"))

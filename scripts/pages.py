@@ -1,9 +1,9 @@
-"""Writes the tables of docs/api.md and docs/models.md: `python -m scripts.pages [--check]`.
+"""Writes tables of docs/api.md, models.md and gguf.md: `python -m scripts.pages [--check]`.
 
 The fields of requests come from the API's own description (`/openapi.json`), presets from
-api/specops/presets.toml. What a preset takes of memory is computed from the published
-configurations, with which the tests make models of the same shapes. `--check` writes nothing and
-fails if a page has fallen behind.
+api/specops/presets.toml, architectures of GGUF files from the converter. What a preset takes of
+memory is computed from the published configurations, with which the tests make models of the same
+shapes. `--check` writes nothing and fails if a page has fallen behind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from scripts.settings import replaced
 from specops.config import Settings
 from specops.http.app import create_app
+from specops.models.convert.gguf.architectures import _ARCHITECTURES
 from specops.models.head_folder import is_head
 from specops.models.hub import HubModel
 from specops.presets import Preset, presets
@@ -27,6 +28,7 @@ from tests.models_e2e.repositories import REPOSITORIES, Config
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "docs" / "api.md"
 MODELS = ROOT / "docs" / "models.md"
+GGUF = ROOT / "docs" / "gguf.md"
 Schema = dict[str, Any]
 
 # -- the fields of requests ------------------------------------------------------------------------
@@ -227,12 +229,49 @@ def models_page() -> str:
     return replaced(MODELS.read_text("utf-8"), "models", model_rows())
 
 
+# -- architectures of GGUF files -------------------------------------------------------------------
+
+# Models that people know by another name than their architecture's.
+NAMED = {
+    "llama": "Llama, Mistral, TinyLlama, SmolLM",
+    "mistral3": "Ministral 3",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen2vl": "Qwen2-VL, Qwen2.5-VL: text only",
+    "ernie4_5": "ERNIE 4.5",
+    "smollm3": "SmolLM3",
+    "qwen3vl": "Qwen3-VL: text only",
+    "starcoder2": "StarCoder2",
+    "gemma3": "Gemma 3",
+    "olmo2": "OLMo 2, OLMo 3",
+    "exaone4": "EXAONE 4",
+    "glm4": "GLM-4",
+    "cohere2": "Command R7B, Command A",
+    "phi2": "Phi-2",
+    "phi3": "Phi-3, Phi-3.5, Phi-4",
+    "gpt2": "GPT-2",
+}
+
+
+def architecture_rows() -> list[str]:
+    """The table of architectures; a file with a window may be of another class."""
+    lines = ["| architecture | read as transformers' | such as |", "|---|---|---|"]
+    for name, row in _ARCHITECTURES.items():
+        classes = ", ".join(f"`{item}`" for item in (row.transformers, row.windowed) if item)
+        lines.append(f"| `{name}` | {classes} | {NAMED.get(name, name.capitalize())} |")
+    return lines
+
+
+def gguf_page() -> str:
+    """docs/gguf.md with the architectures that the converter has."""
+    return replaced(GGUF.read_text("utf-8"), "architectures", architecture_rows())
+
+
 def main() -> int:
-    """Write or check both pages; the exit status is 1 if `--check` finds a difference."""
+    """Write or check the pages; the exit status is 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    texts = {API: api_page(), MODELS: models_page()}
+    texts = {API: api_page(), MODELS: models_page(), GGUF: gguf_page()}
     stale = [path for path, text in texts.items() if path.read_text("utf-8") != text]
     for path in stale:
         if check:

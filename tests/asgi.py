@@ -70,3 +70,8 @@ class AsgiClient:
         start = await self.next_message()
         body = await self.next_message()
         return start["status"], json.loads(body["body"])
+
+    async def rest(self) -> list[Message]:
+        """The messages that were not read yet, until the application is done."""
+        await self.done
+        return [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]

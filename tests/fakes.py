@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -131,6 +132,42 @@ class FakeTokenizer:
 
     def shown_bytes(self, token: int) -> bytes:
         return bytes([token])
+
+
+class Waiting(FakeTokenizer):
+    """A tokenizer, a chat template and a compiler of grammars that work when the test lets them."""
+
+    calls = thinking = None
+    left_out: tuple[object, ...] = ()
+
+    def __init__(self) -> None:
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def _wait(self) -> None:
+        self.begun.set()
+        assert self.may.wait(60)
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        self._wait()
+        return super().encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        self._wait()
+        return super().decode(tokens)
+
+    def render(self, *_: object) -> str:
+        self._wait()
+        return "a"
+
+    def begins_thinking(self, *_: object) -> bool:
+        return False
+
+    def compiled(self, _: object) -> None:
+        """Nothing is compiled yet."""
+
+    def matcher(self, _: object) -> Waiting:
+        self._wait()
+        return self
 
 
 class FakeEngine:

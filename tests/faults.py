@@ -19,14 +19,14 @@ from unittest.mock import patch
 import numpy as np
 
 from specops.config import Settings
-from specops.engine import postprocessor, request_state
+from specops.engine import request_state, scheduler
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.speculation.drafters.base import Chain
 from specops.text.text_stream import TextStream
 from tests.leavers import alone, heldout, kinds
 
-PLACES = 48  # requests at a time
+AT_ONCE = 48  # requests at a time
 DRAFTER = ("begin", "look_up", "num_uncomputed", "prefill", "propose", "release")
 ALL = (*DRAFTER, "next_token", "verify", "logprob", "push", "flush")
 _ids = count()
@@ -84,9 +84,9 @@ class _FaultyDrafter:
         return call
 
 
-def _fail_at(place: str, *named: str) -> None:
-    if f"fault {place}" in named:
-        raise FaultError(place)
+def _fail_at(where: str, *named: str) -> None:
+    if f"fault {where}" in named:
+        raise FaultError(where)
 
 
 def _sampled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def faults(engine: Engine) -> Iterator[None]:
     drafters: Any = engine.scheduler.drafters
     before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
-        for module, name in ((postprocessor, "verify"), (request_state, "logprob")):
+        for module, name in ((scheduler, "verify"), (request_state, "logprob")):
             wrapped = _sampled(getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
         patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))
@@ -121,25 +121,25 @@ def faults(engine: Engine) -> Iterator[None]:
     drafters.update(before)
 
 
-def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
-    """Return the request, changed so that it fails at a place, if it gets there."""
-    if place in DRAFTER:
-        model = place in ("num_uncomputed", "prefill", "propose")
-        drafter = "draft" if model else "suffix" if place == "look_up" else request.drafter
-        return replace(request, client=f"fault {place}", drafter=drafter, k_draft=4, adaptive=False)
-    if place in ("push", "flush"):
-        return replace(request, stop=(f"fault {place}",))
-    if place == "logprob":
+def faulty(request: GenerationRequest, where: str) -> GenerationRequest:
+    """Return the request, changed so that it fails in this function, if it gets there."""
+    if where in DRAFTER:
+        model = where in ("num_uncomputed", "prefill", "propose")
+        drafter = "draft" if model else "suffix" if where == "look_up" else request.drafter
+        return replace(request, client=f"fault {where}", drafter=drafter, k_draft=4, adaptive=False)
+    if where in ("push", "flush"):
+        return replace(request, stop=(f"fault {where}",))
+    if where == "logprob":
         return replace(request, logprobs=_Most(2))
     # Where all requests of a pass are greedy, their draft tokens are compared without `verify`.
-    sampling = _Sampling(temperature=1.0, seed=1) if place == "verify" else _Sampling()
-    object.__setattr__(sampling, "where", place)
+    sampling = _Sampling(temperature=1.0, seed=1) if where == "verify" else _Sampling()
+    object.__setattr__(sampling, "where", where)
     return replace(request, sampling=sampling)
 
 
 @dataclass
 class Tally:
-    """How the requests ended: the right ones, and the faulty ones by their place."""
+    """How the requests ended: the right ones, and the faulty ones by the function that failed."""
 
     right: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -157,21 +157,21 @@ def play(
     """
     rng = np.random.default_rng(seed)
     expected = [alone(engine, request) for request in requests]
-    places = [""] * honest + [ALL[index % len(ALL)] for index in range(wrong)]
-    rng.shuffle(places)
-    coming = iter(places)
+    faults_at = [""] * honest + [ALL[index % len(ALL)] for index in range(wrong)]
+    rng.shuffle(faults_at)
+    coming = iter(faults_at)
     scheduler, tally = engine.scheduler, Tally()
     here: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
     more = True
     with faults(engine):
         while more or here:
-            while more and len(here) < PLACES:
-                place = next(coming, None)
-                if more := place is not None:
+            while more and len(here) < AT_ONCE:
+                where = next(coming, None)
+                if more := where is not None:
                     which = int(rng.integers(len(requests)))
                     request = replace(requests[which], request_id=f"fault {next(_ids)}")
-                    scheduler.add(faulty(request, place) if place else request)
-                    here[request.request_id] = (place, expected[which], [])
+                    scheduler.add(faulty(request, where) if where else request)
+                    here[request.request_id] = (where, expected[which], [])
             for output in scheduler.step().outputs:
                 _take(tally, here, output)
     assert not scheduler.busy
@@ -182,18 +182,18 @@ def play(
 def _take(
     tally: Tally, here: dict[str, tuple[str, tuple[int, ...], list[int]]], output: Output
 ) -> None:
-    place, expected, got = here[output.request_id]
+    where, expected, got = here[output.request_id]
     got += [piece.token for piece in output.pieces]
-    sampled_otherwise = place in ("next_token", "verify")
-    assert sampled_otherwise or tuple(got) == expected[: len(got)], place
+    sampled_otherwise = where in ("next_token", "verify")
+    assert sampled_otherwise or tuple(got) == expected[: len(got)], where
     if output.finish is None:
         return
     del here[output.request_id]
     if output.finish is FinishReason.ERROR:
-        assert output.error == place
-        tally.failed[place] += 1
-    elif place:
-        tally.escaped[place] += 1
+        assert output.error == where
+        tally.failed[where] += 1
+    elif where:
+        tally.escaped[where] += 1
     else:
         assert tuple(got) == expected
         tally.right += 1

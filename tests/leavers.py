@@ -140,9 +140,9 @@ def play(
 
 
 def _phase(engine: Engine, name: str) -> str:
-    for sequence in engine.scheduler.running:
-        if sequence.request.request_id == name:
-            return "prefilling" if sequence.num_uncomputed_tokens else "decoding"
+    for state in engine.scheduler.running:
+        if state.request.request_id == name:
+            return "prefilling" if state.num_uncomputed_tokens else "decoding"
     return "waiting"
 
 
@@ -173,10 +173,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=0, help="0: what memory allows")
     options = parser.parse_args()
     settings = Settings(
-        model="demo",
-        slots=options.slots,
-        kv_tokens=options.kv_tokens,
-        max_inter_token_latency=0.05,
+        model="demo", slots=options.slots, kv_tokens=options.kv_tokens, max_inter_token_latency=0.05
     )
     engine = Engine.load(settings)
     prompts = heldout(settings)

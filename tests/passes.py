@@ -62,8 +62,8 @@ class Passes:
         for slot, new in tokens.items():
             held = self._tokens[slot]
             assert self.cache.reserve(slot, len(held) + len(new))
-            wanted = len(new) if num_logits is None else num_logits
-            batch.add(slot, len(held), list(new), wanted)
+            rows = len(new) if num_logits is None else num_logits
+            batch.add(slot, len(held), list(new), rows)
         logits = self.runner.forward(batch).copy()
         found, start = {}, 0
         for span in batch.spans:

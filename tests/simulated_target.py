@@ -8,7 +8,7 @@ a wrong block, a stale number or a missing copy changes the text, as it does wit
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.config import Settings
+from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
+from specops.engine.slots import SlotManager
 from specops.request import (
     FinishReason,
     GenerationRequest,
@@ -83,9 +85,9 @@ class Text:
 
     def logits(self, states: Sequence[int], last: Sequence[int]) -> Floats:
         """Logits [n, V] after the states [n], whose last tokens are [n]."""
-        places = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        offsets = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         seeds = np.array([_mixed(state) for state in states], np.uint64)
-        noise = seeds[:, None] + places
+        noise = seeds[:, None] + offsets
         noise = (noise ^ (noise >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         logits = (noise >> np.uint64(40)).astype(np.float32) * np.float32(4 / (1 << 24))
         for row, (seed, token) in enumerate(zip(seeds.tolist(), last, strict=True)):
@@ -97,19 +99,19 @@ class Text:
         self, tokens: Iterable[int], most: int, sampling: SamplingParams = GREEDY
     ) -> list[int]:
         """The next `most` tokens, greedy or with a seed: as plain decoding must choose."""
-        state, place, token = 0, -1, 0
-        for place, token in enumerate(tokens):
-            state = self.grow(state, place, self.key(state, token))
+        state, position, token = 0, -1, 0
+        for position, token in enumerate(tokens):
+            state = self.grow(state, position, self.key(state, token))
         found: list[int] = []
         rng = np.random.default_rng(0)
         while len(found) < most:
             logits = self.logits([state], [token])
             token = verify(
-                logits, (), None, sampling=sampling, rng=rng, position=place + 1
+                logits, (), None, sampling=sampling, rng=rng, position=position + 1
             ).next_token
             found.append(token)
-            place += 1
-            state = self.grow(state, place, self.key(state, token))
+            position += 1
+            state = self.grow(state, position, self.key(state, token))
         return found
 
 
@@ -184,9 +186,9 @@ class SimulatedTarget:
             if not low <= span.start <= high - len(span.tokens):
                 raise ValueError(f"slot {span.slot}: {span.start} on is not within {low} to {high}")
             found = self._span(span.slot, span.start, span.tokens)
-            wanted = len(found) - span.num_logits
-            states += found[wanted:]
-            last += span.tokens[wanted:]
+            first = len(found) - span.num_logits
+            states += found[first:]
+            last += span.tokens[first:]
         self.passes.append(batch)
         self._states = states if batch.hidden else []
         seconds = self._costs.cost(batch.num_tokens, batch.attention_work)
@@ -268,8 +270,8 @@ def make_request(
     )
 
 
-def make_sequence(request: GenerationRequest) -> RequestState:
-    """The sequence of a request."""
+def make_state(request: GenerationRequest) -> RequestState:
+    """The state of a request."""
     return RequestState(
         request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars()
     )
@@ -281,6 +283,31 @@ def chains(*drafters: LookupDrafter | DraftModel) -> dict[str, Chain]:
         item.name: Chain((item,)) if isinstance(item, LookupDrafter) else Chain(model=item)
         for item in drafters
     }
+
+
+def make_planner(
+    cache: KvCache | None = None,
+    drafters: Mapping[str, Chain] | None = None,
+    controller: Controller | None = None,
+    *,
+    draft_costs: CostModel | None = None,
+    clock: Clock | None = None,
+    max_batched_tokens: int = 96,
+    max_inter_token_latency: float = float("inf"),
+) -> Planner:
+    """A planner of TinyLlama's passes."""
+    cache, costs = cache or SimulatedTarget().cache, tinyllama()
+    return Planner(
+        cache,
+        SlotManager(cache, drafters or {}),
+        drafters or {},
+        controller or Controller(costs, draft_costs, 8),
+        cost_model=costs,
+        draft_cost_model=draft_costs,
+        clock=clock or Clock(),
+        max_batched_tokens=max_batched_tokens,
+        max_inter_token_latency=max_inter_token_latency,
+    )
 
 
 def make_scheduler(

@@ -123,7 +123,7 @@ def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
         Settings.from_env({"SPECOPS_METRICS_KEY": "two words"})
 
 
-def test_keys_have_the_names_before_their_first_colon_or_that_of_their_place() -> None:
+def test_keys_are_named_before_their_first_colon_or_by_their_number() -> None:
     assert client_keys("") == []
     assert client_keys("a, alice:b ,c") == [("key-1", "a"), ("alice", "b"), ("key-3", "c")]
     assert client_keys("alice:a:b,alice:c") == [("alice", "a:b"), ("alice", "c")]
@@ -167,7 +167,7 @@ def test_there_are_few_settings_and_each_has_a_case_here() -> None:
 
 BITS = ("fp32", "int8", "int4", "int2", "INT4")
 BLOCKS = ("", "-16", "-32", "-64", "-128", "-256", "-512", "-0")
-METHODS = ("", "-rtn", "-search", "-zp", "-hqq")
+METHODS = ("", "-rtn", "-mixed", "-mixed-rtn", "-rtn-mixed", "-search", "-zp", "-hqq")
 
 
 def test_the_converter_knows_exactly_the_weights_that_settings_take() -> None:

@@ -129,7 +129,7 @@ def test_a_gguf_says_it_in_its_metadata(tmp_path: Path) -> None:
         return SamplingDefaults.of_model(tmp_path / name)[0]
 
     every = {"temp": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}
-    assert exported("told", **every) == SamplingDefaults(0.7, 40, 0.95, 0.05, 1.1)
+    assert exported("every", **every) == SamplingDefaults(0.7, 40, 0.95, 0.05, 1.1)
     assert exported("wrong", temp="warm", top_k=-1, top_p=0.9) == SamplingDefaults(top_p=0.9)
     assert exported("silent") == SamplingDefaults()
     assert not (tmp_path / "silent" / "generation_config.json").exists()

@@ -88,5 +88,5 @@ def test_a_newcomer_reads_it_in_half_an_hour() -> None:
         "`Scheduler.step` in no file",
     ],
 )
-def test_what_is_not_there_is_found(text: str) -> None:
+def test_a_missing_name_is_reported(text: str) -> None:
     assert len(unknown(text)) == 1

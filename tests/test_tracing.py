@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import itertools
 import logging
@@ -14,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest as Export,
@@ -22,9 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from specops.config import Settings
-from specops.engine import postprocessor
+from specops.engine import scheduler
 from specops.engine.model_info import ModelState
-from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
 from specops.request import DRAFTERS, FinishReason, GenerationRequest, Step
 from specops.serving.async_engine import AsyncEngine
@@ -32,7 +29,10 @@ from specops.serving.request_handle import RequestHandle
 from specops.text.chat_template import ChatTemplate
 from specops.tracing import tracing_from_env
 from tests.asgi import AsgiClient
+from tests.http.openai_api import Api
 from tests.loopback import Handler, free_port, listening
+from tests.serving.service import sample
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 WORD = "xylophone"
@@ -74,9 +74,7 @@ class Collector:
 
     async def get(self, count: int) -> list[Span]:
         """Wait for so many spans, and see that there are no more."""
-        async with asyncio.timeout(30):
-            while len(self.spans) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.spans) >= count)
         assert len(self.spans) == count, [span.name for span in self.spans]
         return self.spans
 
@@ -113,34 +111,20 @@ def attributes(holder: Any) -> dict[str, Any]:
     return {item.key: plain(item.value) for item in holder.attributes}
 
 
-class Served:
-    """The application with a real engine."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.metrics = Metrics()
-        self.service = AsyncEngine(settings, self.metrics)
-        self.app = create_app(settings, self.service, self.metrics)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
-
-    def spans(self, result: str) -> float:
-        name = "specops_trace_spans_total"
-        value = self.metrics.registry.get_sample_value(name, {"result": result})
-        assert value is not None
-        return value
-
-
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[Served]:
-    """The application between its start and its end, as the server has it."""
-    made = Served(settings)
+async def serving(settings: Settings) -> AsyncIterator[Api]:
+    """The application with a real engine, between its start and its end, as the server has it."""
+    metrics = Metrics()
+    made = Api(AsyncEngine(settings, metrics), settings, metrics)
     async with made.app.router.lifespan_context(made.app), made.client:
-        async with asyncio.timeout(60):
-            while made.service.state is not ModelState.READY:
-                assert made.service.state is not ModelState.FAILED, made.service.error
-                await asyncio.sleep(0.01)
+        await until(lambda: made.service.state in (ModelState.READY, ModelState.FAILED), 60)
+        assert made.service.state is ModelState.READY, made.service.error
         made.service.engine.chat_template = ChatTemplate(TEMPLATE, {})
         yield made
+
+
+def counted_spans(here: Api, result: str) -> float:
+    return sample(here.metrics, "trace_spans_total", result=result)
 
 
 def tree(spans: list[Span]) -> tuple[Span, dict[str, Span]]:
@@ -165,7 +149,7 @@ KNOWN = {
 }
 
 
-def says_nothing(here: Served, collector: Collector) -> None:
+def says_nothing(here: Api, collector: Collector) -> None:
     """Spans have no text but names that the service itself has: no word of prompts and answers."""
     model = here.service.info.name if here.service.info else ""
     for span in collector.spans:
@@ -237,7 +221,7 @@ async def test_latencies_are_linked_to_their_traces(
 ) -> None:
     """Those that are not sampled to their requests: nobody could find their traces."""
 
-    async def linked(here: Served, **headers: str) -> set[str]:
+    async def linked(here: Api, **headers: str) -> set[str]:
         """The exemplars on the page after a request."""
         response = await here.client.post("/generate", json=GENERATE, headers=headers)
         assert response.status_code == 200
@@ -362,13 +346,9 @@ async def test_a_request_that_passed_its_deadline_in_the_queue_only_waited(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_request_that_fails_says_so(
-    tiny_settings: Settings,
-    collector: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    stream: bool,
+    tiny_settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch, *, stream: bool
 ) -> None:
-    verify, calls = postprocessor.verify, itertools.count()
+    verify, calls = scheduler.verify, itertools.count()
 
     def fail(*arguments: Any, **options: Any) -> Any:
         if next(calls):
@@ -376,7 +356,7 @@ async def test_a_request_that_fails_says_so(
         return verify(*arguments, **options)
 
     async with serving(tiny_settings) as here:
-        monkeypatch.setattr(postprocessor, "verify", fail)
+        monkeypatch.setattr(scheduler, "verify", fail)
         body = GENERATE | {"stream": stream, "temperature": 1, "drafter": "none"}
         response = await here.client.post("/generate", json=body)
         spans = await collector.get(4)
@@ -401,7 +381,7 @@ async def test_other_endpoints_and_requests_that_are_not_sampled_have_no_span(
         await here.client.post("/generate", json=GENERATE)
         parent, _ = tree(await collector.get(4))
     assert not parent.parent_span_id
-    assert here.spans("sent") == 4
+    assert counted_spans(here, "sent") == 4
 
 
 async def test_the_sdks_own_variables_hold(
@@ -450,13 +430,11 @@ async def test_a_collector_that_fails_costs_requests_nothing_and_is_logged_once(
         for number in range(1, 6):
             response = await here.client.post("/generate", json=GENERATE)
             assert response.status_code == 200
-            async with asyncio.timeout(30):
-                while here.spans("failed") < 4 * number:
-                    await asyncio.sleep(0.01)
+            await until(lambda number=number: counted_spans(here, "failed") >= 4 * number)
         collector.status = 200
         await here.client.post("/generate", json=GENERATE)
         await collector.get(4)
-    assert (here.spans("failed"), here.spans("sent")) == (20, 4)
+    assert (counted_spans(here, "failed"), counted_spans(here, "sent")) == (20, 4)
     assert len([line for line in left_out(caplog) if "code: 400" in line]) == 1
 
 
@@ -472,10 +450,10 @@ async def test_without_a_collector_nothing_waits_and_the_queue_is_bounded(
             response = await here.client.post("/generate", json=GENERATE)
             assert response.status_code == 200
         # A batch that is full goes out at once: some of the later spans may have had its place.
-        assert 16 - 10 >= here.spans("dropped") >= 0
+        assert 16 - 10 >= counted_spans(here, "dropped") >= 0
         stopping = time.monotonic()
     assert time.monotonic() - stopping < 15  # the SDK's own patience is 30 s
-    assert here.spans("sent") == 0
+    assert counted_spans(here, "sent") == 0
 
 
 OFF = [
@@ -494,7 +472,7 @@ def test_it_is_off_unless_it_is_asked_for(
     assert not left_out(caplog)
 
 
-def test_what_stands_in_its_way_is_said_and_the_service_starts(
+def test_what_prevents_traces_is_logged_and_the_service_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ = {ENDPOINT: "http://user:secret@127.0.0.1:1"}

@@ -1,7 +1,8 @@
-"""Waiting for other processes."""
+"""Waiting for other processes and tasks."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,13 @@ def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> Non
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:g} s without success: {what}")
         time.sleep(POLL_SECONDS)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Let other tasks run until `condition` holds; fail after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def answers(url: str, status: int = 200) -> bool:

@@ -32,30 +32,23 @@ class ConfigError(ValueError):
     """A setting has a wrong value; the message names the variable and the values that it takes."""
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _number(
+    low: float, high: float, kind: Callable[[str], float] = int, called: str = "a whole number"
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            raise ConfigError(f"takes a whole number, not {text!r}") from None
-        if not low <= value <= high:
-            raise ConfigError(f"takes a whole number from {low} to {high}, not {value}")
+            raise ConfigError(f"takes {called}, not {text!r}") from None
+        if not low <= value <= high:  # also refuses NaN
+            raise ConfigError(f"takes {called} from {low} to {high}, not {text}")
         return value
 
     return parse
 
 
 def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ConfigError(f"takes seconds, not {text!r}") from None
-        if not low <= value <= high:  # also refuses NaN
-            raise ConfigError(f"takes {low:g} to {high:g} seconds, not {text}")
-        return value
-
-    return parse
+    return _number(low, high, float, "seconds")
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -86,7 +79,8 @@ def _weights(text: str) -> str:
     if text and WeightsName.parse(text) is None:
         raise ConfigError(
             "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with "
-            f"-rtn after it to round each weight to the nearest; not {text!r}"
+            "-mixed after it to leave the most sensitive weights in 8 bits, then -rtn to round "
+            f"each weight to the nearest; not {text!r}"
         )
     return text
 
@@ -210,9 +204,7 @@ class Settings:
         _CACHE_DIR, Path, "folder for downloaded and converted models (Docker: a volume if empty)"
     )
     drafter: str = _knob(
-        "",
-        _drafter,
-        "default source of draft tokens; empty: the best one available",
+        "", _drafter, "default source of draft tokens; empty: the best one available"
     )
     sampling: str = _knob(
         "",
@@ -226,18 +218,18 @@ class Settings:
         "system message of conversations that have none; empty: the preset's or the model's; "
         "`none`: the chat template's own, if it has one; `empty`: one without a text, in its place",
     )
-    max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
+    max_k_draft: int = _knob(8, _number(0, 16), "most draft tokens of a request per step")
     slots: int = _knob(
         0,
-        _integer(0, 64),
+        _number(0, 64),
         "most requests that run at the same time; 0: 8. With a small KV cache it may be fewer",
     )
     context: int = _knob(
-        0, _integer(0, 1 << 20), "tokens per request; 0: all that the model or the memory allows"
+        0, _number(0, 1 << 20), "tokens per request; 0: all that the model or the memory allows"
     )
     kv_tokens: int = _knob(
         0,
-        _integer(0, 1 << 24),
+        _number(0, 1 << 24),
         "tokens of the KV cache, all requests together; 0: all that memory allows",
     )
     kv_dtype: str = _knob(
@@ -245,7 +237,7 @@ class Settings:
     )
     max_batched_tokens: int = _knob(
         96,
-        _integer(16, 4096),
+        _number(16, 4096),
         "most tokens of a forward pass, for all requests, with prompts and draft tokens",
     )
     max_inter_token_latency: float = _knob(
@@ -264,10 +256,10 @@ class Settings:
         "which request gets a free slot: the oldest, or one of the client with the least use",
     )
     threads: int = _knob(
-        0, _integer(0, 256), "compute threads; 0: one per core, within the CPU quota"
+        0, _number(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )
-    queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
-    max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "most tokens of one answer")
+    queue_size: int = _knob(32, _number(0, 100_000), "requests that may wait for a slot")
+    max_new_tokens: int = _knob(1024, _number(1, 1 << 20), "most tokens of one answer")
     request_timeout: float = _knob(
         300.0, _seconds(1, 86_400), "deadline of one request in seconds, with its wait for a slot"
     )
@@ -275,7 +267,7 @@ class Settings:
         25.0, _seconds(0, 3600), "seconds that running requests have to finish after SIGTERM"
     )
     host: str = _knob("127.0.0.1", str, "address the API listens on")
-    port: int = _knob(8000, _integer(1, 65_535), "port the API listens on")
+    port: int = _knob(8000, _number(1, 65_535), "port the API listens on")
     api_keys: str = _knob(
         "",
         _keys,

@@ -171,7 +171,7 @@ TARGET = "target"  # the origin of a token that no drafter proposed
 class Logprob:
     """A token's probability by the target: a natural logarithm, before temperature and filters.
 
-    `top` are the likeliest tokens at its place, likeliest first.
+    `top` are the likeliest tokens in its position, likeliest first.
     """
 
     chosen: float
@@ -289,9 +289,12 @@ class GenerationStats:
         return (self.generated_tokens - 1) / self.decode_seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
-    """What one step brought one request. The last output has `finish` and `stats`."""
+    """What one step brought one request. The last output has `finish` and `stats`.
+
+    Nobody changes one; a frozen one would take four times as long to make.
+    """
 
     request_id: str
     pieces: tuple[Piece, ...] = ()

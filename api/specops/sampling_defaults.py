@@ -108,14 +108,14 @@ class SamplingDefaults(NamedTuple):
         """
         file = folder / GENERATION_CONFIG
         try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             return cls(), {file.name: str(error)}
-        if not isinstance(found, Mapping):
+        if not isinstance(config, Mapping):
             return cls(), {file.name: "no object"}
-        given = {name: found[name] for name in cls._fields if found.get(name) is not None}
-        usable = {name: value for name, value in given.items() if _usable(name, value)}
-        return cls(**usable), {name: value for name, value in given.items() if name not in usable}
+        advised = {name: config[name] for name in cls._fields if config.get(name) is not None}
+        usable = {name: value for name, value in advised.items() if _usable(name, value)}
+        return cls(**usable), {name: value for name, value in advised.items() if name not in usable}
 
 
 def _usable(name: str, value: Any) -> bool:

@@ -178,9 +178,7 @@ class Tracing:
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415
-        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
-            TraceContextTextMapPropagator,
-        )
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
         self._server, self._within = SpanKind.SERVER, set_span_in_context
         self._provider = provider
@@ -261,15 +259,10 @@ def tracing_from_env(
 def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> TracerProvider:
     """The SDK with an exporter that counts; its own variables set all else."""
     most_waiting = int(environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or _MOST_WAITING)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-        OTLPSpanExporter,
-    )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import (  # noqa: PLC0415
-        BatchSpanProcessor,
-        SpanExportResult,
-    )
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult  # noqa: PLC0415
 
     class Exporter(OTLPSpanExporter):
         """Counts what it sends."""

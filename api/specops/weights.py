@@ -7,21 +7,24 @@ from typing import NamedTuple
 
 BLOCKS = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK = 128
+MIXED = "-mixed"  # in the name of 4-bit weights of which the most sensitive have 8 bits
 DATA_FREE = "-rtn"  # ends the name of 4-bit weights that are rounded to the nearest
-_NAME = re.compile(rf"int([48])(?:-({'|'.join(map(str, BLOCKS))}))?({DATA_FREE})?")
+_NAME = re.compile(rf"int([48])(?:-({'|'.join(map(str, BLOCKS))}))?({MIXED})?({DATA_FREE})?")
 
 
 class WeightsName(NamedTuple):
-    """The parts of a name: `fp32`, `int8`, `int4`, with a block as in `int8-32`, `int4-128-rtn`.
+    """The parts of a name: `fp32`, `int8`, `int4`, with a block as in `int8-32`, `int4-128-mixed`.
 
     Attributes:
         bits: of a weight: 32, 8 or 4.
         block: number of weights with one scale; without meaning for 32 bits.
+        mixed: of the layers' 4-bit weights the most sensitive have 8 bits.
         data_free: weights are rounded each to the nearest, without calibration.
     """
 
     bits: int
     block: int = DEFAULT_BLOCK
+    mixed: bool = False
     data_free: bool = False
 
     @classmethod
@@ -29,14 +32,16 @@ class WeightsName(NamedTuple):
         """Return the parts of a name; None if no weights have this name."""
         if text == "fp32":
             return cls(32)
-        found = _NAME.fullmatch(text)
-        if found is None or (found[1] == "8" and found[3]):
+        match = _NAME.fullmatch(text)
+        if match is None or (match[1] == "8" and (match[3] or match[4])):
             return None
-        return cls(int(found[1]), int(found[2] or DEFAULT_BLOCK), bool(found[3]))
+        block = int(match[2] or DEFAULT_BLOCK)
+        return cls(int(match[1]), block, bool(match[3]), bool(match[4]))
 
     @property
     def full(self) -> str:
         """The name with its block."""
         if self.bits == 32:
             return "fp32"
-        return f"int{self.bits}-{self.block}{DATA_FREE if self.data_free else ''}"
+        ending = (MIXED if self.mixed else "") + (DATA_FREE if self.data_free else "")
+        return f"int{self.bits}-{self.block}{ending}"

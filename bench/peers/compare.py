@@ -1,4 +1,4 @@
-"""Single passes against llama.cpp and OpenVINO: the same shape and the same passes in one run.
+"""Single passes against llama.cpp and OpenVINO: the same files and the same passes in one run.
 
 All sides run at once and take turns, case by case: one computes while the others are idle. Ratios
 are taken round by round, so that a change of the machine meets every side. Several starts are
@@ -10,30 +10,43 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.memory.page_cache import evict
-from bench.models import TINYLLAMA_VOCAB, tinyllama
-from bench.peers.environment import install
-from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
+from bench.models import TINYLLAMA_VOCAB
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, Lineup, lineups
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
 from bench.tools.quiet import Case, Turns
-from bench.tools.report import Outcome, Summary, Table, Target, progress
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from bench.tools.worker import Worker, WorkerError
 from specops.config import Settings
 
-OURS = "specops"
 THREADS = 2  # of each side
+PEERS = (LLAMA_CPP, OPENVINO)
 _PAST = 200
 _ROWS = 8
 _CAPACITY = 640  # tokens per row: the longest case and some room
 _AGREEMENT = 0.5  # least correlation of logits: the same model with other rounding
 _AGREEMENT_TOKENS = 40
+_ONE, _EIGHT, _PREFILL = "1 token", "8 tokens", "prompt of 512"
+# Least speed over a peer's, by weights and pass, and the most time per byte of a file over Q4_0's.
+_TARGETS = {
+    (INT4, _ONE, LLAMA_CPP): 1.2,
+    (INT4, _PREFILL, OPENVINO): 0.9,
+    ("Q4_K_M", _ONE, LLAMA_CPP): 1.55,
+    ("Q4_K_M", _EIGHT, LLAMA_CPP): 2.41,
+    ("Q4_K_M", _PREFILL, LLAMA_CPP): 2.06,
+}
+_PER_BYTE = {"Q4_K_M": 1.05, "Q5_K_M": 1.05, "IQ4_XS": 1.08}
+
+Sides = Mapping[str, str]
+"""The names of the processes that are compared, by engine; the first is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +61,30 @@ class Plan:
     passes: int
 
 
-FULL = Plan(loads=2, rounds=9, passes=3)
-QUICK = Plan(loads=1, rounds=2, passes=3)
+FULL = Plan(loads=2, rounds=6, passes=3)
+QUICK = Plan(loads=1, rounds=1, passes=1)
 
 
-def decoding(
-    title: str, passes: int, *, rows: int = 1, tokens: int = 1, target: float | None = None
-) -> Case:
+def decoding(title: str, passes: int, *, rows: int = 1, tokens: int = 1) -> Case:
     """Passes of `tokens` tokens in each of `rows` rows."""
     asked = {"rows": rows, "tokens": tokens, "past": _PAST, "passes": passes}
-    return Case(title, lambda worker: worker.ask("measure", **asked), target)
+    return Case(title, lambda worker: worker.ask("measure", **asked))
 
 
-def prefill(title: str, tokens: int, vocab: int, target: float | None = None) -> Case:
+def prefill(title: str, tokens: int, vocab: int) -> Case:
     """A prompt of `tokens` tokens."""
     ids = prompt(tokens, vocab)
-    against = (OPENVINO,) if target else ()
-    return Case(title, lambda worker: worker.ask("prefill", tokens=ids), target, against, True)
+    return Case(title, lambda worker: worker.ask("prefill", tokens=ids), seldom=True)
 
 
 def cases(passes: int, vocab: int) -> list[Case]:
-    """All kinds of passes, with their targets."""
+    """All kinds of passes."""
     return [
-        decoding("1 token", passes, target=1.2),
-        decoding("2 tokens", passes, tokens=2),
-        decoding("3 tokens", passes, tokens=3, target=1.3),
+        decoding(_ONE, passes),
         decoding("4 tokens", passes, tokens=4),
-        decoding("8 tokens", passes, tokens=8),
-        decoding("4 rows x 1 token", passes, rows=4, target=1.0),
-        decoding("8 rows x 1 token", passes, rows=8, target=0.9),
-        prefill("prefill 512", 512, vocab, target=0.9),
+        decoding(_EIGHT, passes, tokens=8),
+        decoding("8 rows x 1 token", passes, rows=8),
+        prefill(_PREFILL, 512, vocab),
     ]
 
 
@@ -110,20 +117,79 @@ class Measured:
     """What was measured.
 
     Attributes:
-        runs_on: in words, what each side runs on.
-        agreement: how far each side agrees with ours.
+        sides: by kind of weights, who is compared.
+        runs_on: in words, what each process runs on.
+        agreement: by kind of weights and peer, how far it agrees with ours.
     """
 
-    plan: Plan
+    plan: Any
+    sides: Mapping[str, Sides]
     turns: Turns = field(default_factory=Turns)
     runs_on: dict[str, str] = field(default_factory=dict)
     agreement: dict[str, float] = field(default_factory=dict)
 
     @property
-    def versions(self) -> str:
-        """A note on what each side ran on."""
-        sides = "; ".join(f"{name}: {version}" for name, version in self.runs_on.items())
-        return f"{sides}; {THREADS} threads each, everything else by default"
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any comparison with peers needs."""
+        versions = "; ".join(dict.fromkeys(self.runs_on.values()))
+        return (
+            "over a peer: how many times as fast, round by round with quartiles",
+            f"{versions}; {THREADS} threads each; {OURS} and {LLAMA_CPP} read the same GGUF, for "
+            f"{INT4} {LLAMA_CPP} has Q4_0; {OPENVINO} has int4 symmetric in groups of 128, head "
+            "and embedding int8",
+            self.turns.note,
+        )
+
+    def agreeing(self, digits: int = 2) -> str:
+        """How far peers agree with us, in words."""
+        return ", ".join(f"{name} {value:.{digits}f}" for name, value in self.agreement.items())
+
+    def table(
+        self,
+        title: str,
+        columns: tuple[str, str],
+        figures: Mapping[str, Callable[[float], float]],
+        notes: Sequence[str],
+    ) -> tuple[Table, list[dict[str, Any]]]:
+        """A row for each kind of weights and case, and the same for programs.
+
+        `columns` names the cases and the unit, `figures` has for each case the conversion of
+        milliseconds to that unit.
+        """
+        rows, record = [], []
+        for weights, sides in self.sides.items():
+            for case, figure in figures.items():
+                times = {engine: self.turns.ms[case][name] for engine, name in sides.items()}
+                found = {
+                    engine: Summary.of([figure(ms) for ms in times[engine]]) for engine in times
+                }
+                over = {
+                    peer: Summary.of(ratios(times[peer], times[OURS]))
+                    for peer in PEERS
+                    if peer in times
+                }
+                cells = [found[one].spread(1) if one in found else "" for one in (OURS, *PEERS)]
+                cells += [over[peer].spread() if peer in over else "" for peer in PEERS]
+                rows.append((weights, case, *cells))
+                record.append(
+                    {"weights": weights, "case": case}
+                    | {"figures": {one: asdict(item) for one, item in found.items()}}
+                    | {"over": {peer: asdict(item) for peer, item in over.items()}}
+                )
+        case, unit = columns
+        heads = [f"{engine}, {unit}" for engine in (OURS, *PEERS)]
+        heads += [f"over {peer}" for peer in PEERS]
+        return Table(title, ("weights", case, *heads), rows, (*notes, *self.notes)), record
+
+    def targets(self, least: Mapping[tuple[str, str, str], float]) -> list[Target]:
+        """Judge by the least speed over a peer, by weights, case and peer."""
+        found = []
+        for (weights, case, peer), line in least.items():
+            sides, ms = self.sides.get(weights, {}), self.turns.ms.get(case, {})
+            if peer in sides and ms:
+                over = Summary.of(ratios(ms[sides[peer]], ms[sides[OURS]])).median
+                found.append(Target(f"{weights}, {case}: times as fast as {peer}", line, over))
+        return found
 
 
 @contextlib.contextmanager
@@ -138,38 +204,45 @@ def loaded(
 
 def from_disk(processes: Iterable[SideProcess]) -> None:
     """Have sides that start next read their weights from the disk."""
-    for side in processes:
-        if side.weights is not None:
-            evict(side.weights)
+    for folder in {side.weights for side in processes if side.weights is not None}:
+        evict(folder)
 
 
-def peers(python: Path, **modules: str) -> dict[str, SideProcess]:
-    """The peers' processes with the models that are made for them."""
-    files = peer_models(python)
+def peers(
+    python: Path, lineup: Lineup, *, openvino: str = "openvino_worker"
+) -> dict[str, SideProcess]:
+    """The processes of a lineup's peers."""
+    modules = {LLAMA_CPP: "llama_worker", OPENVINO: openvino}
     return {
-        LLAMA_CPP: SideProcess.peer(python, modules["llama"], files[LLAMA_CPP]),
-        OPENVINO: SideProcess.peer(python, modules["openvino"], files[OPENVINO]),
+        lineup.sides[peer]: SideProcess.peer(python, modules[peer], file)
+        for peer, file in lineup.files.items()
     }
 
 
-def run(plan: Plan) -> Outcome:
-    """Measure TinyLlama's shape on all sides."""
-    others = peers(install(), llama="llama_worker", openvino="openvino_worker")
-    model = tinyllama()
+def run(plan: Plan, cache: Path) -> Outcome:
+    """Measure all kinds of weights on all sides."""
+    python, entered = lineups(cache)
+    processes = {}
+    for lineup in entered:
+        processes[lineup.sides[OURS]] = SideProcess.ours(lineup.model.settings)
+        processes |= peers(python, lineup)
+    sides = {lineup.weights: lineup.sides for lineup in entered}
     asked = cases(plan.passes, TINYLLAMA_VOCAB)
-    sides = {OURS: SideProcess.ours(model.settings), **others}
-    return outcome(model.title, asked, measure(sides, asked, plan, TINYLLAMA_VOCAB))
+    nbytes = {one.weights: one.files[LLAMA_CPP].stat().st_size for one in entered}
+    return outcome(nbytes, measure(processes, sides, asked, plan, TINYLLAMA_VOCAB))
 
 
 def measure(
     processes: Mapping[str, SideProcess],
+    sides: Mapping[str, Sides],
     asked: Sequence[Case],
     plan: Plan,
     vocab: int,
+    *,
     turns: Turns | None = None,
 ) -> Measured:
-    """Time every case on every side; the first side is ours."""
-    measured = Measured(plan, turns or Turns())
+    """Time every case in every process; `sides` says which are compared with each other."""
+    measured = Measured(plan, sides, turns or Turns())
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
         from_disk(processes.values())
@@ -183,42 +256,40 @@ def measure(
 
 
 def _agree(workers: Mapping[str, Worker], measured: Measured, vocab: int) -> None:
-    """Check that all sides compute the same, as far as their weights allow."""
+    """Check that sides compute the same, as far as their weights allow."""
     tokens = prompt(_AGREEMENT_TOKENS, vocab)
     logits = {name: worker.ask("logits", tokens=tokens) for name, worker in workers.items()}
-    for name, theirs in logits.items():
-        measured.agreement[name] = agreement = float(np.corrcoef(logits[OURS], theirs)[0, 1])
-        if not agreement >= _AGREEMENT:
-            raise WorkerError(f"{name} computes something else: logits agree by {agreement:.2f}")
+    for weights, compared in measured.sides.items():
+        ours, *others = compared.values()
+        for name in others:
+            agreement = float(np.corrcoef(logits[ours], logits[name])[0, 1])
+            measured.agreement[f"{weights} and {name}"] = agreement
+            if not agreement >= _AGREEMENT:
+                raise WorkerError(
+                    f"{name} computes something else than {ours}: logits agree by {agreement:.2f}"
+                )
 
 
-def outcome(title: str, asked: Sequence[Case], measured: Measured) -> Outcome:
-    """A row per case: milliseconds of every side, and ours against the fastest peer."""
-    names, plan, turns = list(measured.runs_on), measured.plan, measured.turns
-    rows, record, targets = [], [], []
-    for case in asked:
-        rival, ratio = turns.rival(case.title, case.against)
-        ms = turns.ms[case.title]
-        times = (Summary.of(ms[name]).spread(1) for name in names)
-        rows.append((case.title, *times, ratio.spread(), rival))
-        record.append({"title": case.title, "rival": rival, "ratio": asdict(ratio)})
-        if case.target:
-            what = f"{case.title}: times as fast as {rival}"
-            targets.append(Target(what, case.target, ratio.median))
-    agreeing = ", ".join(
-        f"{name} {value:.3f}" for name, value in measured.agreement.items() if name != OURS
-    )
+def outcome(nbytes: Mapping[str, int], measured: Measured) -> Outcome:
+    """A row per kind of weights and pass; `nbytes` are the sizes of the files that we read."""
+    plan, turns = measured.plan, measured.turns
+    sizes = ", ".join(f"{weights} {size / 1e6:,.0f}" for weights, size in nbytes.items())
     notes = (
-        "ratio: how many times as fast as the faster peer, round by round with quartiles; a pass "
-        f"has {_PAST} tokens of keys and values behind it, a prefill none",
-        measured.versions,
-        f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
-        f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
-        f"{plan.loads} starts from the disk x {plan.rounds} rounds, prefill in every third; "
-        f"correlation with {OURS}'s logits: {agreeing}; {turns.note}",
+        f"TinyLlama-1.1B's shape, random weights, quantized by {LLAMA_CPP}'s own quantizer, and a "
+        f"real chat model; MB of {LLAMA_CPP}'s files: {sizes}",
+        f"a pass has {_PAST} tokens of keys and values behind it, a prompt none; {plan.loads} "
+        f"starts from the disk x {plan.rounds} rounds, prompts in every third",
+        f"correlation of logits: {measured.agreeing()}",
     )
-    columns = ("pass", *(f"{name}, ms" for name in names), "ratio", "against")
-    table = Table(f"Against its peers: {title}", columns, rows, notes)
+    same = dict.fromkeys(turns.ms, lambda ms: ms)
+    table, record = measured.table("Against its peers", ("pass", "ms"), same, notes)
+    targets = measured.targets(_TARGETS)
+    ms = turns.ms[_ONE]
+    for weights, most in _PER_BYTE.items():
+        ours, plainest = (ms[measured.sides[one][OURS]] for one in (weights, "Q4_0"))
+        ratio = Summary.of(ratios(ours, plainest)).median * nbytes["Q4_0"] / nbytes[weights]
+        what = f"{weights}, {_ONE}: time per byte of the file, over Q4_0's"
+        targets.append(Target(what, most, ratio, at_most=True))
     result = {"threads": THREADS, "past_tokens": _PAST, "runs_on": measured.runs_on}
     result |= {"agreement": measured.agreement, "turns": asdict(turns), "cases": record}
-    return Outcome(result, [table], targets=targets)
+    return Outcome(result | {"file_bytes": nbytes}, [table], targets=targets)

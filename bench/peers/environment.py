@@ -12,9 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.models import CACHE
 from bench.tools.report import progress
 
-HOME = Path(__file__).resolve().parents[2] / ".cache" / "peers"
+HOME = CACHE / "environment"
 PINNED = (
     "gguf==0.19.0",
     "llama-cpp-python==0.3.36",

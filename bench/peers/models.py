@@ -1,4 +1,9 @@
-"""The peers' model files: the same random checkpoint, in the form that each peer's users run."""
+"""What is compared: one random checkpoint in the kinds of weights that people run, and a real file.
+
+Every GGUF is what llama.cpp's own quantizer writes, and llama.cpp and we read the same file.
+OpenVINO has one model of the checkpoint: NNCF's int4. It is compared with our own int4, and with
+every GGUF of the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +13,102 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.models import CACHE, BuildError, tinyllama_checkpoint, weights_digest
-from bench.peers.environment import PINNED
+import gguf
+
+from bench.models import BenchModel, BuildError, plain, tinyllama, tinyllama_checkpoint
+from bench.models import weights_digest as digest_of_weights
+from bench.peers.environment import PINNED, install
 from bench.tools.report import progress
+from specops.presets import chat_model
+from tests.models.convert.gguf.files import write_gguf
 
 _ROOT = Path(__file__).resolve().parents[2]
-LLAMA_CPP, OPENVINO = "llama.cpp", "OpenVINO"
-_WRITERS = {LLAMA_CPP: ("llama_model", "q4_0.gguf"), OPENVINO: ("openvino_model", "int4.xml")}
+OURS, LLAMA_CPP, OPENVINO = "specops", "llama.cpp", "OpenVINO"
+TYPES = ("Q4_0", "Q4_K_M", "IQ4_XS", "Q5_K_M")
+INT4 = "int4-128"  # our own export: OpenVINO's counterpart
 _TINYLLAMA = partial(tinyllama_checkpoint, dtype="float16")
+_SOURCES = ("llama_model", "models", "openvino_model")  # the modules that decide about the files
+
+
+class Lineup(NamedTuple):
+    """One kind of weights: our model, and the file of each peer."""
+
+    weights: str
+    model: BenchModel
+    files: dict[str, Path]
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """The name of each engine's process. Lineups share a peer's process for the same file."""
+        others = {peer: f"{peer} {file.stem}" for peer, file in self.files.items()}
+        return {OURS: f"{OURS} {self.weights}", **others}
+
+
+def lineups(cache: Path) -> tuple[Path, list[Lineup]]:
+    """The peers' interpreter and everything that is compared, made and converted where it is not.
+
+    Raises:
+        InstallError, BuildError: the peers, or a model of theirs, cannot be had.
+    """
+    python = install(cache / "environment")
+    files = peer_models(python, cache=cache)
+    openvino = {OPENVINO: files[OPENVINO]}
+    found = [Lineup(INT4, tinyllama(cache), {LLAMA_CPP: files["Q4_0"], **openvino})]
+    for kind in TYPES:
+        model = BenchModel(kind, kind, plain(files[kind], files[kind].parent))
+        found.append(Lineup(kind, model, {LLAMA_CPP: files[kind], **openvino}))
+    if (real := chat_model()).is_file():
+        model = BenchModel(real.stem, real.stem, plain(real, files["Q4_0"].parent))
+        found.append(Lineup(real.stem, model, {LLAMA_CPP: real}))
+    for lineup in found:
+        progress(f"preparing {lineup.weights}")
+        lineup.model.folder()
+    return python, found
 
 
 def peer_models(
-    python: Path, write_checkpoint: Callable[[Path], object] = _TINYLLAMA, cache: Path = CACHE
+    python: Path, write_checkpoint: Callable[[Path], object] = _TINYLLAMA, *, cache: Path
 ) -> dict[str, Path]:
-    """Each peer's model file, made at the first call (a few minutes, 5 GB of disk for a while).
+    """A GGUF of every type in `TYPES` and OpenVINO's model, by type and by `OPENVINO`.
 
+    They are made at the first call, which takes some minutes, and 7 GB of disk for a while.
     `write_checkpoint` writes the Llama checkpoint in float16.
     """
     # Changes with the weights, with the code that writes the files and with the peers' versions.
-    digest = hashlib.sha256("\n".join((weights_digest(), *PINNED)).encode())
-    for writer, _ in _WRITERS.values():
-        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
+    digest = hashlib.sha256("\n".join((digest_of_weights(), *PINNED)).encode())
+    for source in _SOURCES:
+        digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
     home = cache / f"peers-{digest.hexdigest()[:12]}"
-    files = {peer: home / file for peer, (_, file) in _WRITERS.items()}
+    files = {kind: home / f"{kind}.gguf" for kind in TYPES} | {OPENVINO: home / "int4.xml"}
     if home.is_dir():
         return files
     for outdated in cache.glob("peers-*"):
         shutil.rmtree(outdated)
     part = home.with_suffix(".part")
-    checkpoint = part / "checkpoint"
+    checkpoint, whole = part / "checkpoint", part / "float16.gguf"
     progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
     part.mkdir(parents=True)
     write_checkpoint(checkpoint)
-    for peer, (writer, file) in _WRITERS.items():
-        progress(f"making {peer}'s model of it")
-        run_module(python, writer, checkpoint, part / file)
+    progress(f"having llama.cpp quantize it: {', '.join(TYPES)}")
+    write_gguf(checkpoint, whole, lambda name: gguf.GGMLQuantizationType.F16)
+    run_module(python, "llama_model", whole, part, *TYPES)
+    whole.unlink()
+    progress("having NNCF quantize it")
+    run_module(python, "openvino_model", checkpoint, part / files[OPENVINO].name)
     shutil.rmtree(checkpoint)
     part.rename(home)
     return files
 
 
-def run_module(python: Path, module: str, *files: Path) -> None:
+def run_module(python: Path, module: str, *arguments: Path | str) -> None:
     """Run a module of this package in an environment.
 
     Raises:
         BuildError: it failed; the message has its last output.
     """
-    command = [str(python), "-m", f"bench.peers.{module}", *map(str, files)]
+    command = [str(python), "-m", f"bench.peers.{module}", *map(str, arguments)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{command[2]} failed: {done.stderr.strip()[-500:]}")

@@ -26,7 +26,6 @@ from tokenizers import Tokenizer
 
 from bench.models import configured
 from bench.peers.compare import (
-    OURS,
     THREADS,
     Measured,
     Plan,
@@ -37,7 +36,7 @@ from bench.peers.compare import (
     prefill,
 )
 from bench.peers.environment import install
-from bench.peers.models import LLAMA_CPP, run_module
+from bench.peers.models import LLAMA_CPP, OURS, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
 from bench.tools.report import Chart, Outcome, Series, Summary, Table, progress, ratios
 from specops.config import ConfigError
@@ -101,14 +100,15 @@ def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
     home = cache / f"quality-{model.resolve().stem}"
     home.mkdir(parents=True, exist_ok=True)
     checkpoint = stand_in(model, home / "checkpoint") if file else model
-    sides = _sides(checkpoint, file, home)
+    sides = _sides(checkpoint, file, home, install(cache / "environment"))
     reference = SideProcess((sys.executable, "-m", "bench.peers.reference_worker"), str(checkpoint))
     with TemporaryDirectory(dir=home) as scratch:
         count = len(_PROMPTS) if plan is FULL else 2
         found = _scored(reference, sides, checkpoint, count, Path(scratch))
     vocab = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     cases = [decoding(_DECODE, plan.passes), prefill(_PREFILL, 512, vocab)]
-    return outcome(model.stem, found, measure(sides, cases, plan, vocab))
+    compared = {model.stem: {name: name for name in sides}}
+    return outcome(model.stem, found, measure(sides, compared, cases, plan, vocab))
 
 
 def stand_in(file: Path, folder: Path) -> Path:
@@ -138,7 +138,7 @@ def _numbers(rows: GgufRows) -> NDArray[np.float32]:
     return gguf.dequantize(rows.blocks(), gguf.GGMLQuantizationType(rows.kind))
 
 
-def _sides(checkpoint: Path, file: Path | None, home: Path) -> dict[str, SideProcess]:
+def _sides(checkpoint: Path, file: Path | None, home: Path, python: Path) -> dict[str, SideProcess]:
     """Every kind of weights, ready to be started; the others are compared with the first."""
     base = configured().settings
 
@@ -148,7 +148,6 @@ def _sides(checkpoint: Path, file: Path | None, home: Path) -> dict[str, SidePro
 
     found = {OURS: of(file, "") if file else of(checkpoint, "int8-32")}
     found |= {f"{OURS} {quant}": of(checkpoint, quant) for quant in WEIGHTS}
-    python = install()
     if file:
         found[LLAMA_CPP] = SideProcess.peer(python, "llama_worker", file)
     nncf = _nncf(python, checkpoint, home)

@@ -99,8 +99,8 @@ def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
     for title, turns in found.items():
         rows = []
         for case in plan.cases():
-            _, speedup = turns.rival(case.title)
             times = turns.ms[case.title]
+            speedup = Summary.of(ratios(times[OTHER], times[OURS]))
             share = Summary.of(ratios(times[OURS], times[OTHER]))
             both = (Summary.of(times[side]).spread() for side in (OTHER, OURS))
             rows.append((case.title, *both, share.spread(), speedup.spread()))

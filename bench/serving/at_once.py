@@ -13,7 +13,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,22 @@ from typing import Any
 import numpy as np
 
 from bench.memory.page_cache import evict
-from bench.models import TINYLLAMA_VOCAB, BenchModel, tinyllama
+from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.peers import compare
-from bench.peers.compare import OURS, THREADS, SideProcess
-from bench.peers.environment import install
-from bench.peers.models import LLAMA_CPP, OPENVINO
+from bench.peers.compare import THREADS, SideProcess, Sides
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, lineups
 from bench.serving.load import Answer, Ask, burst, once, span
 from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
-from bench.tools.report import Outcome, Summary, Table, Target, progress
+from bench.tools.report import Outcome, Summary, progress
 from bench.tools.worker import Worker, WorkerError
 from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
-_TARGET = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
+_TARGETS = {  # least tokens over a peer's, by weights and clients
+    (INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5,
+}  # fmt: skip
 _LIKELIEST = 5  # first tokens of an answer: the API tells no more
 _AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
@@ -49,12 +50,12 @@ class Plan:
 
     starts: int
     rounds: int
-    clients: tuple[int, ...] = (1, 2, 4, 8)
+    clients: tuple[int, ...] = (1, 4, 8)
     output: int = OUTPUT
 
 
-FULL = Plan(starts=2, rounds=3)
-QUICK = Plan(starts=1, rounds=1, clients=(1, 2), output=8)
+FULL = Plan(starts=1, rounds=3)
+QUICK = Plan(starts=1, rounds=1, clients=(2,), output=8)
 
 
 class HttpSide:
@@ -121,8 +122,7 @@ Side = HttpSide | PeerSide
 class Measured(compare.Measured):
     """What was measured; `agreement` is the share of first tokens."""
 
-    plan: Plan
-    # By number of clients: the event loop's share of our process's CPU time.
+    # By number of clients: the event loop's share of our processes' CPU time.
     http: dict[str, list[float]] = field(default_factory=dict)
     _asked: Counter[tuple[int, int]] = field(default_factory=Counter)  # by clients and process
 
@@ -138,53 +138,60 @@ class Measured(compare.Measured):
         return [seconds]
 
 
-def run(plan: Plan) -> Outcome:
-    """Measure TinyLlama's shape on all sides."""
-    others = compare.peers(install(), llama="llama_worker", openvino="genai_worker")
-    model = tinyllama()
-    return outcome(model.title, measure(model, others, plan, TINYLLAMA_VOCAB))
+def run(plan: Plan, cache: Path) -> Outcome:
+    """Measure all kinds of weights on all sides."""
+    python, entered = lineups(cache)
+    processes: dict[str, SideProcess] = {}
+    for lineup in entered:
+        processes |= compare.peers(python, lineup, openvino="genai_worker")
+    models = {lineup.sides[OURS]: lineup.model for lineup in entered}
+    sides = {lineup.weights: lineup.sides for lineup in entered}
+    return outcome(measure(models, processes, sides, plan, TINYLLAMA_VOCAB))
 
 
 def measure(
-    model: BenchModel,
+    models: Mapping[str, BenchModel],
     processes: Mapping[str, SideProcess],
+    sides: Mapping[str, Sides],
     plan: Plan,
     vocab: int,
+    *,
     turns: Turns | None = None,
 ) -> Measured:
-    """Time every number of clients on every side."""
-    measured = Measured(plan, turns or Turns())
-    spelled = Tokenizer.load(Path(model.settings.target)).spelling
+    """Time every number of clients on our models' servers and in the peers' processes."""
+    measured = Measured(plan, sides, turns or Turns())
     cases = [
         Case(str(clients), lambda side, clients=clients: measured.ask(clients, vocab, side))
         for clients in plan.clients
     ]
     for start in range(plan.starts):
         progress(f"starting all sides, {start + 1} of {plan.starts}")
-        evict(model.settings.cache_dir)
+        for folder in {model.settings.cache_dir for model in models.values()}:
+            evict(folder)
         compare.from_disk(processes.values())
-        with _started(model, processes, measured) as sides:
-            _agree(sides, measured, vocab, lambda token: spelled(token)[0])
-            measured.turns.measure(sides, cases, plan.rounds)
+        with _started(models, processes, measured) as running:
+            _agree(running, models, measured, vocab)
+            measured.turns.measure(running, cases, plan.rounds)
     return measured
 
 
 @contextlib.contextmanager
 def _started(
-    model: BenchModel, processes: Mapping[str, SideProcess], measured: Measured
+    models: Mapping[str, BenchModel], processes: Mapping[str, SideProcess], measured: Measured
 ) -> Iterator[dict[str, Side]]:
     rows = max(*measured.plan.clients, _AGREEMENT_PROMPTS)
-    sizes = {"context": _CAPACITY, "kv_tokens": rows * _CAPACITY}
-    settings = replace(model.settings, slots=rows, threads=THREADS, **sizes)
+    sizes = {"slots": rows, "context": _CAPACITY, "kv_tokens": rows * _CAPACITY}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving(environment(settings)))
-        sides: dict[str, Side] = {OURS: HttpSide(server)}
-        measured.runs_on[OURS] = f"specops serve, {sys.version.split()[0]}"
+        running: dict[str, Side] = {}
+        for name, model in models.items():
+            settings = replace(model.settings, threads=THREADS, **sizes)
+            running[name] = HttpSide(stack.enter_context(serving(environment(settings))))
+            measured.runs_on[name] = f"specops serve, {sys.version.split()[0]}"
         for name, process in processes.items():
             opened = compare.loaded(name, process, rows, _CAPACITY)
             worker, measured.runs_on[name] = stack.enter_context(opened)
-            sides[name] = PeerSide(worker)
-        yield sides
+            running[name] = PeerSide(worker)
+        yield running
 
 
 def _prompts(count: int, vocab: int, seed: int) -> Prompts:
@@ -194,53 +201,49 @@ def _prompts(count: int, vocab: int, seed: int) -> Prompts:
 
 
 def _agree(
-    sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: Callable[[int], str]
+    running: Mapping[str, Side], models: Mapping[str, BenchModel], measured: Measured, vocab: int
 ) -> None:
     """Warm all sides up, and check that they continue prompts alike.
 
-    Their weights are rounded differently, and the most likely tokens of a random model have nearly
-    the same probability, so they do not always agree; but by chance it would be one in thousands.
+    Where weights are rounded differently, and as the most likely tokens of a random model have
+    nearly the same probability, they do not always agree; but by chance it would be one in
+    thousands.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
-    firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in sides.items()}
-    for name in sides.keys() - {OURS}:
-        pairs = zip(firsts[OURS], firsts[name], strict=True)
-        alike = sum(spelled(token) in likeliest for likeliest, token in pairs)
-        measured.agreement[name] = share = alike / len(prompts)
-        if share < _AGREEMENT:
-            raise WorkerError(f"{name} computes something else: {share:.0%} of first tokens agree")
+    firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in running.items()}
+    for weights, compared in measured.sides.items():
+        ours, *others = compared.values()
+        spelled = Tokenizer.load(models[ours].folder().path).spelling
+        for name in others:
+            pairs = zip(firsts[ours], firsts[name], strict=True)
+            alike = sum(spelled(token)[0] in likeliest for likeliest, token in pairs)
+            measured.agreement[f"{weights} and {name}"] = share = alike / len(prompts)
+            if share < _AGREEMENT:
+                raise WorkerError(f"{name} computes something else: {share:.0%} of tokens agree")
 
 
-def outcome(title: str, measured: Measured) -> Outcome:
-    """A row per number of clients: tokens per second of every side, and ours over the best peer."""
-    names, plan, turns = list(measured.runs_on), measured.plan, measured.turns
-    rows, cases, targets = [], [], []
-    for clients, ms in turns.ms.items():
-        rival, ratio = turns.rival(clients)
-        tokens = 1000 * int(clients) * plan.output
-        rates = {name: Summary.of([tokens / took for took in ms[name]]) for name in names}
-        rows.append((clients, *(rate.spread(1) for rate in rates.values()), ratio.spread(), rival))
-        spreads = {name: asdict(rate) for name, rate in rates.items()}
-        case = {"clients": clients, "http_share": measured.http[clients], "rival": rival}
-        cases.append(case | {"tokens_per_second": spreads, "ratio": asdict(ratio)})
-        what = f"{clients} clients: times the tokens of {rival}"
-        targets.append(Target(what, _TARGET.get(int(clients), 1.5), ratio.median))
-    agreeing = ", ".join(f"{name} {share:.0%}" for name, share in measured.agreement.items())
+def outcome(measured: Measured) -> Outcome:
+    """A row per kind of weights and number of clients: tokens per second, and ours over theirs."""
+    plan, turns = measured.plan, measured.turns
     http = measured.http.items()
     shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
     notes = (
         f"prompts of {PROMPT} tokens, outputs of {plan.output}, all sent at once; tok/s: "
         "generated tokens of all clients over the time from the first sending to the last token, "
-        "prompts' passes included; ratio: over the faster peer, round by round with quartiles",
+        "prompts' passes included",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
-        measured.versions,
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
         f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are continued with "
-        f"one of {OURS}'s five most likely tokens: {agreeing}; {turns.note}",
+        f"one of {OURS}'s five most likely tokens: {measured.agreeing()}",
     )
-    columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
-    table = Table(f"Requests at once, against its peers: {title}", columns, rows, notes)
-    result = {"prompt": PROMPT, "threads": THREADS, "plan": asdict(plan)}
-    result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
-    return Outcome(result | {"turns": asdict(turns)}, [table], targets=targets)
+    rates = {
+        clients: lambda ms, clients=clients: 1000 * int(clients) * plan.output / ms
+        for clients in turns.ms
+    }
+    title = "Requests at once, against its peers"
+    table, record = measured.table(title, ("clients", "tok/s"), rates, notes)
+    result = {"prompt": PROMPT, "threads": THREADS, "plan": asdict(plan), "cases": record}
+    result |= {"runs_on": measured.runs_on, "agreement": measured.agreement}
+    result |= {"turns": asdict(turns), "http_share": measured.http}
+    return Outcome(result, [table], targets=measured.targets(_TARGETS))

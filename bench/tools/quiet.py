@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.tools.report import Summary, ratios, rotated
+from bench.tools.report import Summary, rotated
 
 _WINDOW_SECONDS = 0.03
 _QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
@@ -108,15 +108,13 @@ class Case:
 
     Attributes:
         ask: makes a side do it and returns the seconds of each pass; their median counts.
-        target: how many times as fast as the fastest other side ours should be.
-        against: the other sides that count for this; empty: all of them.
+        target: how many times as fast as the other side ours should be.
         seldom: it takes long, so only every third round has it.
     """
 
     title: str
     ask: Callable[[Any], Sequence[float]]
     target: float | None = None
-    against: Sequence[str] = ()
     seldom: bool = False
 
 
@@ -178,13 +176,6 @@ class Turns:
                 return found
             self.disturbed += 1
         raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
-
-    def rival(self, title: str, against: Sequence[str] = ()) -> tuple[str, Summary]:
-        """The fastest other side in a case, and how many times as fast ours is, by round."""
-        ours, *others = self.ms[title]
-        times = self.ms[title]
-        rival = min(against or others, key=lambda name: Summary.of(times[name]).median)
-        return rival, Summary.of(ratios(times[rival], times[ours]))
 
     @property
     def note(self) -> str:

@@ -81,7 +81,7 @@ def test_the_model_reads_all_that_was_said(
     assert len(re.findall(r"12 tokens · .* tokens/s", shown.err)) == 2
 
 
-def test_commands_change_what_the_model_is_told(
+def test_commands_change_the_conversation(
     engine: Engine, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(engine, "one", "/new", "/system Rhyme.", "two", "/new", "/system", "three", "/what")

@@ -174,7 +174,7 @@ def test_wrong_value_is_named_and_exits_with_2(
     assert shown.out == ""
 
 
-def test_model_that_is_not_there_is_said(
+def test_a_missing_model_is_named(
     environment: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del environment
@@ -190,7 +190,9 @@ def about(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("environment")
-def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_model_and_machine(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["info", "--context", "100", "--kv-dtype", "int8"]) == 0
     lines = about(capsys)
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
@@ -214,10 +216,7 @@ def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[
 
 
 def test_export_writes_a_folder_that_generates(
-    environment: dict[str, str],
-    tiny_pair: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str], tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del environment
     source = shutil.copytree(

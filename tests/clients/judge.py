@@ -11,9 +11,9 @@ from tests.clients.forms import ANSWER, FORMS, TEXTS
 from tests.clients.table import ANSWERED, Client
 
 
-def problem(client: Client, feature: str, told: dict[str, Any]) -> str | None:
+def problem(client: Client, feature: str, outcome: dict[str, Any]) -> str | None:
     """Return what is wrong with a feature's outcome; None if nothing is."""
-    error, lack = told.get("error"), client.lacks.get(feature)
+    error, lack = outcome.get("error"), client.lacks.get(feature)
     if lack is not None:
         if error is None:
             return f"it works, and table.py says that it does not: {lack.why}"
@@ -25,7 +25,7 @@ def problem(client: Client, feature: str, told: dict[str, Any]) -> str | None:
         return None if fits else f"not {client.too_long} ({client.says!r}): {_said(error)}"
     if error is not None:
         return _said(error)
-    return _unexpected(feature, told["result"])
+    return _unexpected(feature, outcome["result"])
 
 
 def _said(error: dict[str, Any]) -> str:

@@ -52,8 +52,8 @@ class Driver:
             clock.cancel()
         if not line:
             return {"error": {"names": [], "message": "the driver's process ended; see its log"}}
-        told: dict[str, Any] = json.loads(line)
-        return told
+        outcome: dict[str, Any] = json.loads(line)
+        return outcome
 
 
 @contextmanager

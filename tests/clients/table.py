@@ -52,11 +52,11 @@ class Client:
         name: the package, and what of it is used.
         kind: `python` or `npm`, where it comes from.
         driver: the module in `drivers`, or the name in `npm/drivers.mjs`.
-        model: how it names the model.
         protocol: the endpoints that it talks to.
         too_long: the class of the error for a conversation that does not fit, or `ANSWERED`: the
             oldest messages are left out.
         says: what the message of that error says.
+        model: how it names the model.
         lacks: the cells that are red.
     """
 
@@ -64,9 +64,9 @@ class Client:
     kind: str
     driver: str
     protocol: str
-    model: str = "smollm2"
     too_long: str = ANSWERED
     says: str = ""
+    model: str = "smollm2"
     lacks: Mapping[str, Lack] = field(default_factory=dict)
 
     @property
@@ -92,148 +92,44 @@ STRICT_RECORDS = {
 }
 ZOD_SETS = {"sets": Lack("zod: a set cannot be written as a schema", "Set cannot be represented")}
 
+_WINDOW, _RETRY = "litellm.ContextWindowExceededError", "instructor.InstructorRetryException"
+_BAD, _CALL = "BadRequestError", "AI_APICallError"
 CLIENTS = (
-    Client(
-        "openai",
-        "python",
-        "openai_chat",
-        CHAT,
-        too_long="openai.BadRequestError",
-        says=FITS,
-    ),
-    Client(
-        "openai (responses)",
-        "python",
-        "openai_responses",
-        RESPONSES,
-        too_long="openai.BadRequestError",
-        says=FITS,
-    ),
-    Client(
-        "anthropic",
-        "python",
-        "anthropic_messages",
-        MESSAGES,
-        too_long="anthropic.BadRequestError",
-        says=ANTHROPIC_FITS,
-        lacks=NO_EMBEDDINGS,
-    ),
-    Client("ollama", "python", "ollama_chat", OLLAMA, "smollm2:latest"),
-    Client(
-        "litellm (openai/)",
-        "python",
-        "litellm_completion",
-        CHAT,
-        "openai/smollm2",
-        too_long="litellm.ContextWindowExceededError",
-        says=FITS,
-    ),
-    Client(
-        "litellm (anthropic/)",
-        "python",
-        "litellm_completion",
-        MESSAGES,
-        "anthropic/smollm2",
-        too_long="litellm.ContextWindowExceededError",
-        says=ANTHROPIC_FITS,
-        lacks=NO_EMBEDDINGS,
-    ),
-    Client("litellm (ollama_chat/)", "python", "litellm_completion", OLLAMA, "ollama_chat/smollm2"),
-    Client(
-        "langchain-openai",
-        "python",
-        "langchain_openai_",
-        CHAT,
-        too_long="langchain_core.ContextOverflowError",
-        says=FITS,
-    ),
+    Client("openai", "python", "openai_chat", CHAT, f"openai.{_BAD}", FITS),
+    Client("openai (responses)", "python", "openai_responses", RESPONSES, f"openai.{_BAD}", FITS),
+    Client("anthropic", "python", "anthropic_messages", MESSAGES, f"anthropic.{_BAD}",
+           ANTHROPIC_FITS, lacks=NO_EMBEDDINGS),
+    Client("ollama", "python", "ollama_chat", OLLAMA, model="smollm2:latest"),
+    Client("litellm (openai/)", "python", "litellm_completion", CHAT, _WINDOW, FITS,
+           "openai/smollm2"),
+    Client("litellm (anthropic/)", "python", "litellm_completion", MESSAGES, _WINDOW,
+           ANTHROPIC_FITS, "anthropic/smollm2", NO_EMBEDDINGS),
+    Client("litellm (ollama_chat/)", "python", "litellm_completion", OLLAMA,
+           model="ollama_chat/smollm2"),
+    Client("langchain-openai", "python", "langchain_openai_", CHAT,
+           "langchain_core.ContextOverflowError", FITS),
     Client("langchain-ollama", "python", "langchain_ollama_", OLLAMA),
-    Client(
-        "instructor (openai)",
-        "python",
-        "instructor_",
-        CHAT,
-        "openai",
-        too_long="instructor.InstructorRetryException",
-        says=FITS,
-        lacks=INSTRUCTOR,
-    ),
-    Client(
-        "instructor (anthropic)",
-        "python",
-        "instructor_",
-        MESSAGES,
-        "anthropic",
-        too_long="instructor.InstructorRetryException",
-        says=ANTHROPIC_FITS,
-        lacks=INSTRUCTOR,
-    ),
-    Client(
-        "pydantic-ai",
-        "python",
-        "pydantic_ai_",
-        CHAT,
-        too_long="pydantic_ai.ModelHTTPError",
-        says=FITS,
-    ),
-    Client(
-        "dspy",
-        "python",
-        "dspy_predict",
-        CHAT,
-        "openai/smollm2",
-        too_long="dspy.ContextWindowExceededError",
-    ),
-    Client(
-        "openai",
-        "npm",
-        "openai_chat",
-        CHAT,
-        too_long="BadRequestError",
-        says=FITS,
-        lacks=STRICT_RECORDS | ZOD_SETS,
-    ),
-    Client(
-        "openai (responses)",
-        "npm",
-        "openai_responses",
-        RESPONSES,
-        too_long="BadRequestError",
-        says=FITS,
-        lacks=STRICT_RECORDS | ZOD_SETS,
-    ),
-    Client(
-        "@anthropic-ai/sdk",
-        "npm",
-        "anthropic_messages",
-        MESSAGES,
-        too_long="BadRequestError",
-        says=ANTHROPIC_FITS,
-        lacks=NO_EMBEDDINGS | ZOD_SETS,
-    ),
-    Client(
-        "@ai-sdk/openai-compatible",
-        "npm",
-        "ai_openai_compatible",
-        CHAT,
-        too_long="AI_APICallError",
-        says=FITS,
-        lacks=ZOD_SETS,
-    ),
-    Client(
-        "@ai-sdk/anthropic",
-        "npm",
-        "ai_anthropic",
-        MESSAGES,
-        too_long="AI_APICallError",
-        says=ANTHROPIC_FITS,
-        lacks=NO_EMBEDDINGS | ZOD_SETS,
-    ),
-    Client("ollama", "npm", "ollama_chat", OLLAMA, "smollm2:latest", lacks=ZOD_SETS),
-)
+    Client("instructor (openai)", "python", "instructor_", CHAT, _RETRY, FITS, "openai",
+           INSTRUCTOR),
+    Client("instructor (anthropic)", "python", "instructor_", MESSAGES, _RETRY, ANTHROPIC_FITS,
+           "anthropic", INSTRUCTOR),
+    Client("pydantic-ai", "python", "pydantic_ai_", CHAT, "pydantic_ai.ModelHTTPError", FITS),
+    Client("dspy", "python", "dspy_predict", CHAT, "dspy.ContextWindowExceededError",
+           model="openai/smollm2"),
+    Client("openai", "npm", "openai_chat", CHAT, _BAD, FITS, lacks=STRICT_RECORDS | ZOD_SETS),
+    Client("openai (responses)", "npm", "openai_responses", RESPONSES, _BAD, FITS,
+           lacks=STRICT_RECORDS | ZOD_SETS),
+    Client("@anthropic-ai/sdk", "npm", "anthropic_messages", MESSAGES, _BAD, ANTHROPIC_FITS,
+           lacks=NO_EMBEDDINGS | ZOD_SETS),
+    Client("@ai-sdk/openai-compatible", "npm", "ai_openai_compatible", CHAT, _CALL, FITS,
+           lacks=ZOD_SETS),
+    Client("@ai-sdk/anthropic", "npm", "ai_anthropic", MESSAGES, _CALL, ANTHROPIC_FITS,
+           lacks=NO_EMBEDDINGS | ZOD_SETS),
+    Client("ollama", "npm", "ollama_chat", OLLAMA, model="smollm2:latest", lacks=ZOD_SETS),
+)  # fmt: skip
 PAGES = (
-    Client("open-webui (Ollama)", "page", "webui", OLLAMA, "smollm2:latest"),
-    Client("open-webui (OpenAI)", "page", "webui", CHAT, "smollm2"),
+    Client("open-webui (Ollama)", "page", "webui", OLLAMA, model="smollm2:latest"),
+    Client("open-webui (OpenAI)", "page", "webui", CHAT),
 )
 
 
@@ -266,18 +162,18 @@ def rows() -> list[str]:
     for client in CLIENTS:
         cells = []
         for names in groups:
-            told = []
+            missing = []
             for name in names:
                 if name in client.lacks:
                     why = client.lacks[name].why
                     if why not in reasons:
                         reasons.append(why)
-                    told.append(f"no {name} ({reasons.index(why) + 1})")
+                    missing.append(f"no {name} ({reasons.index(why) + 1})")
             error = client.too_long.rpartition(".")[2]
             works = (
                 "yes" if names != ("too_long",) else error if error == ANSWERED else f"`{error}`"
             )
-            cells.append(", ".join(told) or works)
+            cells.append(", ".join(missing) or works)
         version = pinned[client.kind, client.package]
         where = "PyPI" if client.kind == "python" else "npm"
         lines.append(

@@ -39,9 +39,9 @@ def test_a_driver_has_a_function_for_each_feature_that_its_client_has(client: Cl
     tree = ast.parse((HERE / "drivers" / f"{client.driver}.py").read_text())
     functions = {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}
     lacking = {name for name, lack in client.lacks.items() if not lack.error}
-    wanted = {"structured" if name in FORMS else name for name in FEATURES} - lacking
-    assert wanted <= functions
-    assert wanted <= METHODS
+    required = {"structured" if name in FORMS else name for name in FEATURES} - lacking
+    assert required <= functions
+    assert required <= METHODS
 
 
 def test_a_lack_names_a_feature_and_its_reason() -> None:

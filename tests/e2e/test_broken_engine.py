@@ -46,11 +46,8 @@ def engine() -> Iterator[str]:
             process.wait(60)
 
 
-def test_the_reason_is_said_and_the_native_stack_serves(tmp_path: Path) -> None:
-    with (
-        engine() as address,
-        native_stack(tmp_path, "ARGS=", DOCKER_HOST=address) as stack,
-    ):
+def test_the_reason_is_printed_and_the_native_stack_serves(tmp_path: Path) -> None:
+    with engine() as address, native_stack(tmp_path, "ARGS=", DOCKER_HOST=address) as stack:
         first = stack.output.read_text().splitlines()[0]
         assert first.startswith(
             "Running natively, without Grafana: the Docker Engine cannot start a container with a "

@@ -144,12 +144,12 @@ def kept(cache: Path) -> dict[str, bytes]:
     lock stays where its owner was killed, until somebody needs it again.
     """
     return {
-        re.sub("[0-9a-f]{16}", "KEY", "/".join(place.parts)): b""
-        if {*place.parts} & VARYING
+        re.sub("[0-9a-f]{16}", "KEY", "/".join(path.parts)): b""
+        if {*path.parts} & VARYING
         else file.read_bytes()
         for file in sorted(cache.rglob("*"))
         if file.is_file() and not (file.suffix == ".lock" and not file.stat().st_size)
-        for place in (file.relative_to(cache),)
+        for path in (file.relative_to(cache),)
     }
 
 

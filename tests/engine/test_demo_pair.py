@@ -17,6 +17,7 @@ from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
 from tests.conftest import THREADS
 from tests.generating import run
+from tests.step_costs import Stopwatch, steps
 from training.corpus import read_prompts
 
 SETTINGS = Settings(model="demo", threads=THREADS)
@@ -123,6 +124,15 @@ def test_sampled_tokens_are_distributed_as_without_drafts(
     table = table[:, table.sum(axis=0) > 0]
     assert table.shape[1] > 3
     assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_the_part_of_a_step_outside_of_onnx_runtime_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m tests.step_costs` prints it."""
+    session = Stopwatch(engine.scheduler.target._session)
+    monkeypatch.setattr(engine.scheduler.target, "_session", session)
+    assert all(0 < outside < whole for whole, outside in steps(engine, session, 2))
 
 
 @pytest.mark.reference

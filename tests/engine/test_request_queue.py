@@ -18,7 +18,7 @@ from tests.simulated_target import (
     SimulatedTarget,
     make_request,
     make_scheduler,
-    make_sequence,
+    make_state,
     serve,
 )
 
@@ -31,7 +31,7 @@ requests = st.tuples(st.integers(1, 50), st.integers(1, 50))
 
 def waiting(client: str, prompt: int, **fields: object) -> RequestState:
     arrival = float(next(_arrivals))
-    return make_sequence(make_request((1,) * prompt, 50, client=client, arrival=arrival, **fields))
+    return make_state(make_request((1,) * prompt, 50, client=client, arrival=arrival, **fields))
 
 
 def cost(prompt: int, output: int) -> float:

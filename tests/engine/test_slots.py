@@ -14,7 +14,7 @@ from tests.simulated_target import (
     expected,
     make_request,
     make_scheduler,
-    make_sequence,
+    make_state,
     serve,
 )
 from tests.speculation.drafters.scripted import Scripted
@@ -33,8 +33,7 @@ def made(
 
 def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[RequestState]:
     sequences = [
-        make_sequence(make_request(length, 200, drafter="scripted", k_draft=2))
-        for length in lengths
+        make_state(make_request(length, 200, drafter="scripted", k_draft=2)) for length in lengths
     ]
     for sequence in sequences:
         waiting.add(sequence)
@@ -151,7 +150,7 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     waiting = FirstComeFirstServed()
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
-        waiting.add(make_sequence(make_request(40, drafter=drafter, k_draft=k_draft)))
+        waiting.add(make_state(make_request(40, drafter=drafter, k_draft=k_draft)))
     running.admit(waiting)
     assert [sequence.slot for sequence in running] == [0, 1, 2, 3]
     assert {name: drafter.begun for name, drafter in drafters.items()} == {

@@ -44,26 +44,23 @@ _FILL_IN = f"{NOT_READ}fill-in tokens are found by their texts"
 _NO_EXPERTS = f"{NOT_READ}files with experts are refused"
 _OTHERS = f"{NOT_READ}other architectures'"
 _EMBEDDERS = f"{NOT_READ}embedding models' tokenizers are refused"
+
+
+def _alike(form: str, names: str, without: str, here: str) -> dict[str, tuple[str, str]]:
+    """The same line for several keys: `form` with each of the names in place of its `*`."""
+    return dict.fromkeys([form.replace("*", name) for name in names.split()], (without, here))
+
+
 # By key: what llama.cpp does without it, and what is done here.
 KEYS: dict[str, tuple[str, str]] = {
     "general.architecture": (_NEEDED, _TAKEN),
     "general.name": ("none", f"{NOT_READ}a model is named after its file"),
     "general.file_type": ("the type of most weights", "taken, for the name of the weights"),
-    **dict.fromkeys(
-        [f"general.sampling.{name}" for name in ("temp", "top_k", "top_p", "min_p")],
-        ("llama.cpp's own", "taken as a default of requests"),
-    ),
-    "general.sampling.penalty_repeat": ("llama.cpp's own", "taken as a default of requests"),
-    **dict.fromkeys(
-        [
-            f"general.sampling.{name}"
-            for name in (
-                *("sequence", "xtc_probability", "xtc_threshold", "penalty_last_n"),
-                *("mirostat", "mirostat_tau", "mirostat_eta"),
-            )
-        ],
-        ("llama.cpp's own", f"{NOT_READ}the service has no such sampling"),
-    ),
+    **_alike("general.sampling.*", "temp top_k top_p min_p penalty_repeat",
+             "llama.cpp's own", "taken as a default of requests"),
+    **_alike("general.sampling.*", "sequence xtc_probability xtc_threshold penalty_last_n "
+             "mirostat mirostat_tau mirostat_eta",
+             "llama.cpp's own", f"{NOT_READ}the service has no such sampling"),
     "split.count": ("one file", "must agree with the names of the shards"),
     "split.no": ("0", "must agree with the names of the shards"),
     "split.tensors.count": ("not checked", "must agree with the tensors"),
@@ -80,10 +77,8 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.attention.causal": ("true", f"{_REFUSED}true"),
     "{arch}.attention.scale": ("1 / √`key_length`", "taken for `granite`; else refused unless 0"),
     "{arch}.attention.temperature_scale": ("0 (`mistral3`)", "taken for `mistral3`, with YaRN"),
-    "{arch}.logit_scale": (
-        f"{_NEEDED} (`granite`, `cohere2`)",
-        "taken for `granite` and `cohere2`; else refused unless 1",
-    ),
+    "{arch}.logit_scale": (f"{_NEEDED} (`granite`, `cohere2`)",
+        "taken for `granite` and `cohere2`; else refused unless 1"),
     "{arch}.residual_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.embedding_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.final_logit_softcapping": ("none", f"{_REFUSED}0"),
@@ -99,68 +94,36 @@ KEYS: dict[str, tuple[str, str]] = {
         "taken for `gemma3`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as Mistral's, for `llama` "
         "and `starcoder2`, where llama.cpp has none; else refused",
     ),
-    "{arch}.attention.sliding_window_pattern": (
-        "6 (`gemma3`), 4 (others)",
-        f"{_TAKEN}, a list of layers too",
-    ),
+    "{arch}.attention.sliding_window_pattern": ("6 (`gemma3`), 4 (others)",
+        f"{_TAKEN}, a list of layers too"),
     "{arch}.rope.freq_base": ("10,000", _TAKEN),
-    "{arch}.rope.freq_base_swa": (
-        "10,000 (`gemma3`), `freq_base` (others)",
-        "taken for `gemma3`; else refused unless the same",
-    ),
-    "{arch}.rope.dimension_count": (
-        "`key_length`",
-        "taken for `phi2`, `phi3` and `glm4`; else refused unless that",
-    ),
-    "{arch}.rope.dimension_sections": (
-        "none",
-        "`glm4` and `ernie4_5`: refused unless 0; else for images, which are not taken",
-    ),
-    "{arch}.rope.scaling.type": (
-        "linear",
-        "none, linear, yarn, longrope; refused if it is another",
-    ),
+    "{arch}.rope.freq_base_swa": ("10,000 (`gemma3`), `freq_base` (others)",
+        "taken for `gemma3`; else refused unless the same"),
+    "{arch}.rope.dimension_count": ("`key_length`",
+        "taken for `phi2`, `phi3` and `glm4`; else refused unless that"),
+    "{arch}.rope.dimension_sections": ("none",
+        "`glm4` and `ernie4_5`: refused unless 0; else for images, which are not taken"),
+    "{arch}.rope.scaling.type": ("linear",
+        "none, linear, yarn, longrope; refused if it is another"),
     "{arch}.rope.scaling.factor": ("`rope.scale_linear`", _TAKEN),
     "{arch}.rope.scale_linear": ("1", _TAKEN),
     "{arch}.rope.scaling.attn_factor": ("1", "taken for longrope; else refused unless 1"),
-    "{arch}.rope.scaling.original_context_length": (
-        "`context_length`",
-        "taken for longrope, which needs it, and for yarn",
-    ),
-    **dict.fromkeys(
-        [f"{{arch}}.rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")],
-        ("32 and 1; read for `mistral3`", "taken for yarn"),
-    ),
+    "{arch}.rope.scaling.original_context_length": ("`context_length`",
+        "taken for longrope, which needs it, and for yarn"),
+    **_alike("{arch}.rope.scaling.yarn_*", "beta_fast beta_slow",
+             "32 and 1; read for `mistral3`", "taken for yarn"),
     "{arch}.rope.scaling.yarn_log_multiplier": ("0; read for `mistral3`", "taken for yarn"),
     "{arch}.rope.scaling.finetuned": ("true (`granite`)", "`granite`: refused unless true"),
     "{arch}.rope.scaling.alpha": ("none", _OTHERS),
     "{arch}.vocab_size": ("the tokens", f"{NOT_READ}the embedding's rows count"),
-    **dict.fromkeys(
-        ["{arch}.deepstack_mapping", "{arch}.n_deepstack_layers"],
-        ("none", f"{NOT_READ}for images, which are not taken"),
-    ),
-    **dict.fromkeys(
-        [
-            f"{{arch}}.{name}"
-            for name in (
-                *("expert_used_count", "expert_group_count", "expert_group_used_count"),
-                *("expert_shared_feed_forward_length", "expert_feed_forward_length"),
-                *("interleave_moe_layer_step", "leading_dense_block_count"),
-            )
-        ],
-        ("0", _NO_EXPERTS),
-    ),
-    **dict.fromkeys(
-        [
-            f"{{arch}}.{name}"
-            for name in (
-                *("features_length", "posnet.embedding_length", "posnet.block_count"),
-                *("convnext.embedding_length", "convnext.block_count"),
-                *("classifier.pooling_type", "classifier.output_labels"),
-            )
-        ],
-        ("none", _OTHERS),
-    ),
+    **_alike("{arch}.*", "deepstack_mapping n_deepstack_layers",
+             "none", f"{NOT_READ}for images, which are not taken"),
+    **_alike("{arch}.*", "expert_used_count expert_group_count expert_group_used_count "
+             "expert_shared_feed_forward_length expert_feed_forward_length "
+             "interleave_moe_layer_step leading_dense_block_count", "0", _NO_EXPERTS),
+    **_alike("{arch}.*", "features_length posnet.embedding_length posnet.block_count "
+             "convnext.embedding_length convnext.block_count "
+             "classifier.pooling_type classifier.output_labels", "none", _OTHERS),
     "tokenizer.chat_template": ("a guess", _TAKEN),
     "tokenizer.ggml.model": (_NEEDED, "gpt2, llama, gemma4; refused if it is another"),
     "tokenizer.ggml.pre": ("default", "taken, all but `whitespace`"),
@@ -168,46 +131,26 @@ KEYS: dict[str, tuple[str, str]] = {
     "tokenizer.ggml.token_type": ("all ordinary", _TAKEN),
     "tokenizer.ggml.scores": ("all 0", _TAKEN),
     "tokenizer.ggml.merges": (_NEEDED, _TAKEN),
-    "tokenizer.ggml.bos_token_id": (
-        "llama: 1; gpt2: 11, none for glm4",
-        "taken; 11 only if it is a special token",
-    ),
-    "tokenizer.ggml.eos_token_id": (
-        "llama: 2; gpt2: 11",
-        "taken; 11 only if it is a special token",
-    ),
+    "tokenizer.ggml.bos_token_id": ("llama: 1; gpt2: 11, none for glm4",
+        "taken; 11 only if it is a special token"),
+    "tokenizer.ggml.eos_token_id": ("llama: 2; gpt2: 11",
+        "taken; 11 only if it is a special token"),
     "tokenizer.ggml.eot_token_id": ("by its text", "taken; others by their text too"),
     "tokenizer.ggml.eom_token_id": ("by its text", "taken; others by their text too"),
     "tokenizer.ggml.unknown_token_id": ("llama: 0", "taken; else the first of its type"),
     "tokenizer.ggml.padding_token_id": ("none", "taken for the template"),
-    **dict.fromkeys(
-        [f"tokenizer.ggml.fim_{name}_token_id" for name in ("pad", "rep", "sep")],
-        ("by its text", "taken as end tokens, as in llama.cpp"),
-    ),
-    **dict.fromkeys(
-        [f"tokenizer.ggml.fim_{name}_token_id" for name in ("pre", "suf", "mid")],
-        ("by its text", _FILL_IN),
-    ),
-    **dict.fromkeys(
-        [f"tokenizer.ggml.{name}_token_id" for name in ("prefix", "suffix", "middle")],
-        ("by its text", _FILL_IN),
-    ),
+    **_alike("tokenizer.ggml.fim_*_token_id", "pad rep sep",
+             "by its text", "taken as end tokens, as in llama.cpp"),
+    **_alike("tokenizer.ggml.*_token_id", "fim_pre fim_suf fim_mid prefix suffix middle",
+             "by its text", _FILL_IN),
     "tokenizer.ggml.add_bos_token": ("true for llama, gemma4 and some of `pre`", _TAKEN),
     "tokenizer.ggml.add_eos_token": ("false", _TAKEN),
     "tokenizer.ggml.add_space_prefix": ("true for llama", f"{_TAKEN} for llama, as there"),
     "tokenizer.ggml.suppress_tokens": ("none", f"{NOT_READ}llama.cpp does not use it, either"),
-    **dict.fromkeys(
-        [
-            f"tokenizer.ggml.{name}"
-            for name in (
-                *("token_type_count", "precompiled_charsmap", "remove_extra_whitespaces"),
-                *("seperator_token_id", "mask_token_id", "add_sep_token"),
-                *("normalizer.lowercase", "normalizer.strip_accents"),
-            )
-        ],
-        ("none", _EMBEDDERS),
-    ),
-}
+    **_alike("tokenizer.ggml.*", "token_type_count precompiled_charsmap remove_extra_whitespaces "
+             "seperator_token_id mask_token_id add_sep_token normalizer.lowercase "
+             "normalizer.strip_accents", "none", _EMBEDDERS),
+}  # fmt: skip
 _ARCHITECTURES = (  # the files of llama.cpp's source
     *("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "gemma3", "smollm3", "granite"),
     *("olmo2", "exaone4", "ernie4-5", "glm4", "cohere2", "starcoder2", "phi2", "phi3", "gpt2"),

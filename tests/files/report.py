@@ -34,7 +34,7 @@ class Row(NamedTuple):
 def table(rows: Iterable[Row]) -> str:
     """The rows as a table of Markdown, their sums last."""
     rows = list(rows)
-    total = Row("all", *(sum(row[place] for row in rows) for place in (1, 2, 3)))
+    total = Row("all", *(sum(row[index] for row in rows) for index in (1, 2, 3)))
     lines = ["| | tried | equal | refused | |", "|---|---:|---:|---:|---|"]
     for row in (*rows, total):
         note = row.note.replace("|", r"\|")

@@ -129,8 +129,8 @@ def _changed(file: Path, made: Any, change: Change, *, pieces: bool) -> Path:
     tokens, types = tokens_of(made)
     ends, kind = change.get("ends", []), change.get("kind", _CONTROL)
     if not pieces:
-        for place, text in enumerate(ends):
-            tokens[-1 - place], types[-1 - place] = text, kind
+        for index, text in enumerate(ends):
+            tokens[-1 - index], types[-1 - index] = text, kind
         for token in change.get("special", ()):
             types[token] = _CONTROL
         values["tokenizer.ggml.tokens"].value = tokens

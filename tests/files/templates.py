@@ -64,17 +64,17 @@ def _user(text: str) -> dict[str, Any]:
 def _calls(*calls: Call, text: str | None = None, ids: str = "callnumb{}") -> dict[str, Any]:
     written = [
         {
-            "id": ids.format(place),
+            "id": ids.format(index),
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
         }
-        for place, (name, arguments) in enumerate(calls)
+        for index, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": text, "tool_calls": written}
 
 
-def _result(text: str, place: int = 0, ids: str = "callnumb{}") -> dict[str, Any]:
-    return {"role": "tool", "content": text, "tool_call_id": ids.format(place)}
+def _result(text: str, index: int = 0, ids: str = "callnumb{}") -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": ids.format(index)}
 
 
 _ASK, _SUNNY, _BOOKED = _user("What now, please?"), _result("sunny, 24"), _result("room 12", 1)
@@ -85,11 +85,8 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool, Sequence[str | Call]]
     "a system message": ([{"role": "system", "content": "Be terse."}, _ASK], False, ["Be terse."]),
     "tools": ([_ASK], True, []),
     "one call": ([_ASK, _calls(WEATHER), _SUNNY], True, [WEATHER, "sunny, 24"]),
-    "two calls": (
-        [_ASK, _calls(WEATHER, BOOK), _SUNNY, _BOOKED],
-        True,
-        [WEATHER, BOOK, "sunny, 24", "room 12"],
-    ),
+    "two calls": ([_ASK, _calls(WEATHER, BOOK), _SUNNY, _BOOKED], True,
+        [WEATHER, BOOK, "sunny, 24", "room 12"]),
     "an answer after results": (
         [
             _ASK,
@@ -101,41 +98,26 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool, Sequence[str | Call]]
         True,
         [WEATHER, "sunny, 24", "It is fine.", "Ok"],
     ),
-    "text beside a call": (
-        [_ASK, _calls(WEATHER, text="Let me look."), _SUNNY],
-        True,
-        ["Let me look.", WEATHER, "sunny, 24"],
-    ),
+    "text beside a call": ([_ASK, _calls(WEATHER, text="Let me look."), _SUNNY], True,
+        ["Let me look.", WEATHER, "sunny, 24"]),
     "thoughts before a call": (
-        [_ASK, _calls(WEATHER) | {"reasoning_content": "I should look."}, _SUNNY],
-        True,
-        [WEATHER, "sunny, 24"],
-    ),
+        [_ASK, _calls(WEATHER) | {"reasoning_content": "I should look."}, _SUNNY], True,
+        [WEATHER, "sunny, 24"]),
     "ids of another server": (
-        [_ASK, _calls(WEATHER, ids=_FOREIGN), _result("sunny, 24", ids=_FOREIGN)],
-        True,
-        [WEATHER, "sunny, 24"],
-    ),
+        [_ASK, _calls(WEATHER, ids=_FOREIGN), _result("sunny, 24", ids=_FOREIGN)], True,
+        [WEATHER, "sunny, 24"]),
     "Unicode": ([_ASK, _calls(WORDS), _result("grün ✓")], True, [WORDS, "grün ✓"]),
     "nested arguments": ([_ASK, _calls(NESTED), _result("booked")], True, [NESTED, "booked"]),
     "a result without a call": ([_ASK, _result("sunny, 24")], True, ["sunny, 24"]),
     "the user twice": ([_user("One."), _user("Two.")], False, ["One.", "Two."]),
-    "the developer's message": (
-        [{"role": "developer", "content": "Be terse."}, _ASK],
-        True,
-        ["Be terse."],
-    ),
+    "the developer's message": ([{"role": "developer", "content": "Be terse."}, _ASK], True,
+        ["Be terse."]),
     "an empty message": (
-        [_user(""), {"role": "assistant", "content": "Yes?"}, _user("Go on.")],
-        False,
-        ["Yes?", "Go on."],
-    ),
-    "calls and results, no tools": (
-        [_ASK, _calls(WEATHER, text=""), _SUNNY, _user("Then?")],
-        False,
-        [WEATHER, "sunny, 24", "Then?"],
-    ),
-}
+        [_user(""), {"role": "assistant", "content": "Yes?"}, _user("Go on.")], False,
+        ["Yes?", "Go on."]),
+    "calls and results, no tools": ([_ASK, _calls(WEATHER, text=""), _SUNNY, _user("Then?")], False,
+        [WEATHER, "sunny, 24", "Then?"]),
+}  # fmt: skip
 
 
 class Published(NamedTuple):
@@ -201,14 +183,10 @@ def _way(published: Published, conversation: Conversation, needed: Sequence[str 
 def _transformers(
     source: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
-    told = [tool.for_template() for tool in tools] or None
+    described = [tool.for_template() for tool in tools] or None
     try:
         (text,), _ = render_jinja_template(
-            [messages],
-            tools=told,
-            chat_template=source,
-            add_generation_prompt=True,
-            **TOKENS,
+            [messages], tools=described, chat_template=source, add_generation_prompt=True, **TOKENS
         )
     except Exception:  # templates fail in every way that Python does
         return None
@@ -257,7 +235,7 @@ def _answers() -> Iterator[tuple[str, ChatTemplate, list[Call], str]]:
             continue
         several = [[WEATHER, BOOK], [NESTED, WEATHER]] if template.traits.several_calls else []
         for calls in ([WEATHER], [BOOK], [NESTED], [WORDS], *several):
-            results = [_result("ok", place) for place in range(len(calls))]  # some need them
+            results = [_result("ok", index) for index in range(len(calls))]  # some need them
             body = {"model": "m", "messages": [_ASK, _calls(*calls), *results], "tools": TOOLS}
             conversation = ChatRequest(**body).conversation()
             try:

@@ -50,9 +50,9 @@ def _compared(file: Path, random: list[str]) -> Row:
     composed = tokenizer.normalizer is not None and "NFC" in str(tokenizer.normalizer)
     normal = [unicodedata.normalize("NFC", text) for text in texts] if composed else texts
     expected = llama_tokens(file, normal)
-    for place, tokens in enumerate(published):
-        if normal[place] == texts[place]:
-            expected[place] = tokens
+    for index, tokens in enumerate(published):
+        if normal[index] == texts[index]:
+            expected[index] = tokens
     equal = sum(one == other for one, other in zip(found, expected, strict=True))
     return Row(name, len(texts), equal, 0, "library: no NFC" if composed else "")
 

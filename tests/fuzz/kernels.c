@@ -482,7 +482,7 @@ static void attention(Case *c) {
     put_attribute(c, "window", one_in(2) ? 0 : from_to(1, 150), 0);
     put_attribute(c, "scale", 0, one_in(8) ? some_float(2) : 0.25f);
     put_attribute(c, "softcap", 0, one_in(2) ? 0 : 5.0f), put_attribute(c, "epsilon", 0, 1e-6f);
-    const int64_t slots = from_to(1, 3), most = from_to(1, 4), blocks = slots * most;
+    const int64_t slots = from_to(1, 3), most = from_to(1, one_in(4) ? 12 : 4), blocks = slots * most;
     int64_t spans[3 * 3], order[3] = {0, 1, 2}, tokens = 0, count = from_to(0, slots);
     shuffle(order, slots);
     for (int64_t i = 0; i < count; i++) {

@@ -19,11 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specops.text.template_process import (
-    TemplateLimitExceeded,
-    TemplateProcess,
-    TemplateRefusal,
-)
+from specops.text.template_process import TemplateLimitExceeded, TemplateProcess, TemplateRefusal
 from specops.text.template_worker import environment
 
 MOST_SECONDS = 6.0  # of a rendering: 1 s of processor time, and at most 5 by the clock

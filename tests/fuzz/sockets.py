@@ -123,6 +123,8 @@ def requests() -> dict[str, bytes]:
         "no host": b"GET / HTTP/1.1\r\n\r\n",
         "strange host": b"GET /v1/models HTTP/1.1\r\nhost: rebind.example.com\r\n\r\n",
         "nonsense": b"\x00\xff\r\n\r\n\r\n" * 4,
+        # More than the system's buffers hold, for a client that does not read.
+        "pages": 16 * _head("GET", "/", "accept: text/html"),
     }  # fmt: skip
 
 
@@ -188,8 +190,8 @@ async def _stalls(own: socket.socket, _: random.Random) -> None:
 
 
 async def _goes_deaf(own: socket.socket, chance: random.Random) -> None:
-    """Neither send nor read for a while."""
-    await asyncio.sleep(chance.uniform(0, 8))
+    """Neither send nor read for a while, which may be longer than the server waits for that."""
+    await asyncio.sleep(chance.uniform(0, 18 if chance.random() < 0.1 else 8))
     _reset(own)
 
 

@@ -43,8 +43,8 @@ class Load:
 
     def wait_more(self, more: int) -> None:
         """Wait until so many more answers are complete."""
-        wanted = self.whole + more
-        wait(f"{more} more answers", lambda: self.whole >= wanted, REQUEST_SECONDS)
+        enough = self.whole + more
+        wait(f"{more} more answers", lambda: self.whole >= enough, REQUEST_SECONDS)
 
     def client(self, number: int) -> Script:
         """A client that asks until the load ends; every second request of all clients streams."""

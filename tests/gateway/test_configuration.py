@@ -12,8 +12,8 @@ import yaml
 from gateway import run as gateway
 from specops.config import Settings
 from specops.http.connection import Limits
-from specops.http.middleware import MAX_BODY_BYTES
 from specops.http.protocols import PROTOCOLS
+from specops.http.request_body import MAX_BODY_BYTES
 from tests.stack.support import ROOT, read_yaml, succeed, tool
 
 CONFIG: dict[str, Any] = read_yaml("gateway/envoy.yaml")
@@ -38,7 +38,7 @@ def test_envoy_accepts_it_without_a_warning(options: tuple[str, ...]) -> None:
     assert "eprecated" not in said
 
 
-def test_another_place_has_its_addresses_and_limits_and_compose_has_the_files() -> None:
+def test_addresses_and_limits_are_options_and_the_file_has_their_defaults() -> None:
     replicas = [("a", 3), ("b", 4)]
     options = gateway.Options(("127.0.0.1", 1), ("127.0.0.1", 2), replicas, "/x.sock", 60, 5)
     text = gateway.configuration(options)

@@ -127,8 +127,8 @@ def test_if_all_refuse_the_client_gets_the_shortest_wait(
         answer = three.post(headers={"X-Session-ID": str(number), "X-Request-ID": "the-same"})
         assert answer.status_code == 429
         grown = zip(waits, before, asked(three), strict=True)
-        told = [seconds for seconds, earlier, now in grown if now > earlier]
-        assert answer.headers["retry-after"] == str(min(told))
+        waits_seen = [seconds for seconds, earlier, now in grown if now > earlier]
+        assert answer.headers["retry-after"] == str(min(waits_seen))
     # All are asked each time, unless a slow machine lets one miss its checks for a moment.
     assert min(asked(three)) >= 15
 
@@ -164,9 +164,9 @@ def test_a_stream_that_breaks_off_ends_with_the_protocols_error(
     assert answer.status_code == 200
     message = "the replica that wrote this answer is gone; ask again"
     gone = ApiError(500, message, code="replica_gone")
-    told = answer.content.removeprefix(cut)
+    ending = answer.content.removeprefix(cut)
     token = logs.request_id.set(STRANGE_ID)
-    assert told == (b"" if cut is EVENTS else b"\n\n") + PROTOCOLS.of(path).error_event(gone)
+    assert ending == (b"" if cut is EVENTS else b"\n\n") + PROTOCOLS.of(path).error_event(gone)
     logs.request_id.reset(token)
     assert sum(asked(three)) == 1
 
@@ -213,8 +213,8 @@ def test_if_no_replica_is_healthy_the_answer_is_503_in_the_protocols_form(
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert answer.headers["content-type"] == "application/json"
-    told = answer.json()["error"]
-    assert isinstance(told, str) if fields is None else set(told) == fields
+    error = answer.json()["error"]
+    assert isinstance(error, str) if fields is None else set(error) == fields
 
 
 def test_a_body_of_a_mebibyte_passes_and_a_larger_one_is_refused(three: Row) -> None:

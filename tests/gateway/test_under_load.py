@@ -167,9 +167,9 @@ def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> N
         for one in running:
             one.result()
     three.wait_restarted(busy, before)
-    told = [text for text in texts if text.endswith(f"{GONE}\n\n")]
-    assert told
-    assert len(told) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == SLOTS
+    broken_off = [text for text in texts if text.endswith(f"{GONE}\n\n")]
+    assert broken_off
+    assert len(broken_off) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == SLOTS
 
 
 def test_a_full_replica_costs_nothing(three: Scaled) -> None:

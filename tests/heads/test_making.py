@@ -91,7 +91,7 @@ def make(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 @pytest.mark.parametrize("out", ["notes", "notes/todo", "."])
-def test_what_is_no_head_is_not_replaced(
+def test_nothing_but_a_head_is_replaced(
     out: str,
     tmp_path: Path,
     loads: list[Settings],
@@ -120,7 +120,7 @@ def test_an_earlier_head_and_a_new_folder_may_be_written(
     assert [path.name for path in tmp_path.rglob("*")] == ["old", "head.json"]
 
 
-def test_a_folder_that_cannot_be_written_is_said(
+def test_a_folder_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

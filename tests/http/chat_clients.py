@@ -13,11 +13,10 @@ from anthropic import AsyncAnthropic
 from ollama import AsyncClient as AsyncOllama
 from openai import AsyncOpenAI
 
-from specops.config import Settings
-from specops.http.app import create_app
 from specops.request import FinishReason, GenerationRequest, Output
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import FakeService, output
+from tests.http.openai_api import api
 
 ASK = "And the weather?"
 WEATHER = {
@@ -30,11 +29,35 @@ WEATHER = {
     },
 }
 SEARCH: dict[str, Any] = {"name": "search", "parameters": {"type": "object", "properties": {}}}
-CHAT_TOOLS = [{"type": "function", "function": item} for item in (WEATHER, SEARCH)]
-RESPONSES_TOOLS = [{"type": "function", **item} for item in (WEATHER, SEARCH)]
-MESSAGES_TOOLS = [
-    {"name": item["name"], "input_schema": item["parameters"]} for item in (WEATHER, SEARCH)
-]
+
+
+def tools_of(protocol: str, *functions: dict[str, Any]) -> list[Any]:
+    """Describe functions as a protocol has them."""
+    if protocol == "messages":
+        renamed = {"parameters": "input_schema"}
+        return [{renamed.get(key, key): value for key, value in item.items()} for item in functions]
+    if protocol == "responses":
+        return [{"type": "function", **item} for item in functions]
+    return [{"type": "function", "function": item} for item in functions]
+
+
+def tool_choice(protocol: str, how: str, name: str = "search") -> dict[str, Any]:
+    """The fields that let the model call `none` of the tools, have it call some (`required`) or
+    the one with the name (`named`), or allow only `one` call."""
+    if protocol == "messages":
+        kinds = {"none": "none", "required": "any", "named": "tool", "one": "auto"}
+        more = {"named": {"name": name}, "one": {"disable_parallel_tool_use": True}}
+        return {"tool_choice": {"type": kinds[how], **more.get(how, {})}}
+    if how == "one":
+        return {"parallel_tool_calls": False}
+    one = {"name": name}
+    named = {"type": "function", **({"function": one} if protocol == "chat" else one)}
+    return {"tool_choice": named if how == "named" else how}
+
+
+CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS = (
+    tools_of(protocol, WEATHER, SEARCH) for protocol in ("chat", "messages", "responses")
+)
 # Qwen's, in short: thoughts, tools and calls in its own forms.
 TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
 <|im_start|>{{ m.role }}
@@ -93,14 +116,11 @@ class Clients(Official):
 async def clients(
     template: str = TEMPLATE, key: str = "key", **settings: Any
 ) -> AsyncIterator[Clients]:
-    service = FakeService()
-    service.loaded.chat_template = ChatTemplate(template, {})
-    app = create_app(Settings(**settings), service)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        both = Official.of(http, key)
-        ollama = AsyncOllama("http://test", transport=transport)
-        yield Clients(both.openai, both.anthropic, service, http, ollama)
+    async with api(FakeService(), **settings) as here:
+        here.service.loaded.chat_template = ChatTemplate(template, {})
+        both = Official.of(here.client, key)
+        ollama = AsyncOllama("http://test", transport=httpx.ASGITransport(here.app))
+        yield Clients(both.openai, both.anthropic, here.service, here.client, ollama)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 import specops
 from specops.config import Settings
@@ -20,6 +22,7 @@ from specops.http.server import make_server
 from specops.metrics.series import CLOSINGS
 from specops.request import FinishReason
 from tests.fakes import FakeHandle, FakeService, output
+from tests.waiting import until
 
 LIMITS = Limits(connections=4)
 BODY = b'{"prompt": "abc"}'
@@ -51,6 +54,10 @@ class Client:
 
 class Served:
     """A server on the loopback interface; the test says when it looks at its connections."""
+
+    port: int
+    task: asyncio.Task[None]  # the server's
+    client: httpx.AsyncClient  # where a test wants one
 
     def __init__(self, limits: Limits, service: FakeService) -> None:
         self.service = service
@@ -86,12 +93,6 @@ class Served:
         return {why: count for why, count in counts.items() if count}
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def stream(client: Client, service: FakeService) -> FakeHandle:
     """Ask for a stream."""
     content = b'{"prompt": "abc", "stream": true}'
@@ -114,13 +115,13 @@ async def served(
     here = Served(limits, service or FakeService([ANSWER]))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here.port = listener.getsockname()[1]
-        task = asyncio.create_task(here.server.serve([listener]))
+        here.task = asyncio.create_task(here.server.serve([listener]))
         await until(lambda: here.server.started)
         yield here
         for client in here.clients:
             client.writer.close()
         here.server.should_exit = True
-        await task
+        await here.task
 
 
 def imported_by(module: str) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from specops.http.middleware import MAX_BODY_BYTES
+from specops.http.request_body import MAX_BODY_BYTES
 from specops.text.json_values import MOST_PARTS, MOST_VALUES
 from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, MESSAGES, RESPONSES
 

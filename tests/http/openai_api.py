@@ -37,12 +37,12 @@ both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
 
 class Api:
-    """An application on a fake service, and a client for it."""
+    """An application on a service, by default a fake one, and a client for it."""
 
-    def __init__(self, service: FakeService, settings: Settings) -> None:
+    def __init__(self, service: Any, settings: Settings, metrics: Metrics | None = None) -> None:
         self.service = service
-        self.metrics = Metrics()
-        self.app = create_app(settings, service, self.metrics)  # type: ignore[arg-type]
+        self.metrics = metrics or Metrics()
+        self.app = create_app(settings, service, self.metrics)
         transport = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -106,8 +106,3 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
     *found, done = events(response)
     assert done == "DONE"
     return found
-
-
-def text_of(choice: dict[str, Any]) -> str:
-    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
-    return text

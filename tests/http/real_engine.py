@@ -12,6 +12,7 @@ from specops.config import Settings
 from specops.engine.model_info import ModelState
 from specops.http.app import create_app
 from specops.serving.async_engine import AsyncEngine
+from tests.http.chat_clients import Official
 from tests.serving.service import serving
 
 
@@ -31,6 +32,4 @@ async def in_process(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, htt
 async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
     """Serve a model; yield OpenAI's client."""
     async with in_process(settings) as (_, http):
-        yield AsyncOpenAI(
-            base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
-        )
+        yield Official.of(http).openai

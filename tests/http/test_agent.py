@@ -15,7 +15,7 @@ from specops.config import Settings
 from specops.models.convert import Quantization, export_checkpoint
 from specops.text.chat_template import ChatTemplate
 from tests.checkpoints import make_llama_checkpoint
-from tests.http.chat_clients import PROTOCOLS, Official, clients
+from tests.http.chat_clients import PROTOCOLS, Official, clients, tool_choice, tools_of
 from tests.http.real_engine import in_process
 from tests.text.tools.scripts import TEMPLATES
 
@@ -56,36 +56,8 @@ PLACE = {
     "required": ["place"],
 }
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
-SCHEMAS = {"look": PLACE, "stop": EMPTY}
+FUNCTIONS = ({"name": "look", "parameters": PLACE}, {"name": "stop", "parameters": EMPTY})
 POSSIBLE = [("look", {"place": "here"}), ("look", {"place": "there"}), ("stop", {})]
-TOOLS = {
-    "chat": [
-        {"type": "function", "function": {"name": name, "parameters": schema}}
-        for name, schema in SCHEMAS.items()
-    ],
-    "responses": [
-        {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
-    ],
-    "messages": [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()],
-}
-FUNCTION = {"type": "function", "function": {"name": "look"}}
-CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    "chat": {
-        "required": {"tool_choice": "required"},
-        "named": {"tool_choice": FUNCTION},
-        "one": {"tool_choice": "required", "parallel_tool_calls": False},
-    },
-    "responses": {
-        "required": {"tool_choice": "required"},
-        "named": {"tool_choice": {"type": "function", "name": "look"}},
-        "one": {"tool_choice": "required", "parallel_tool_calls": False},
-    },
-    "messages": {
-        "required": {"tool_choice": {"type": "any"}},
-        "named": {"tool_choice": {"type": "tool", "name": "look"}},
-        "one": {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
-    },
-}
 CALLED = {"chat": "tool_calls", "responses": "completed", "messages": "tool_use"}
 
 
@@ -108,9 +80,15 @@ async def test_random_weights_make_the_calls_that_were_asked_for_and_end(
         here = Official.of(http)
         for name, protocol in cases:
             service.engine.chat_template = ChatTemplate(TEMPLATES[name], {})
-            for how, choice in CHOICES[protocol].items():
+            tools = tools_of(protocol, *FUNCTIONS)
+            for how in ("required", "named", "one"):
+                choice = tool_choice(protocol, "named" if how == "named" else "required", "look")
+                if how == "one" and protocol == "messages":
+                    choice["tool_choice"]["disable_parallel_tool_use"] = True
+                elif how == "one":
+                    choice["parallel_tool_calls"] = False
                 limit = "max_output_tokens" if protocol == "responses" else "max_tokens"
-                body = {"model": service.engine.info.name, "tools": TOOLS[protocol], limit: 600}
+                body = {"model": service.engine.info.name, "tools": tools, limit: 600}
                 body |= {"temperature": 0, **choice}
                 said = await PROTOCOLS[protocol](here, stream=False, **body)
                 assert said == await PROTOCOLS[protocol](here, stream=True, **body)

@@ -128,10 +128,27 @@ async def test_chat_stream_has_openais_form() -> None:
     ]
 
 
-@both
-async def test_usage_comes_last_where_it_is_asked_for(path: str) -> None:
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+EIGHT: dict[str, Any] = {"messages": PARTS, "max_completion_tokens": 8, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {}),
+        (CHAT, {}),
+        # As vllm/benchmarks/lib/endpoint_request_func.py builds them with --ignore-eos and the
+        # sampling options, and guidellm/backends/openai.
+        (CHAT, EIGHT | {"temperature": 0.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}),
+        (COMPLETIONS, {"repetition_penalty": 1.0, "logprobs": None, "ignore_eos": True}),
+        (CHAT, EIGHT | {"stop": None}),
+    ],
+    ids=["text", "chat", "vllm, chat", "vllm, text", "guidellm, chat"],
+)
+async def test_usage_comes_last_where_it_is_asked_for(path: str, body: dict[str, Any]) -> None:
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
     async with api() as here:
-        response = await here.ask(path, stream=True, stream_options={"include_usage": True})
+        response = await here.ask(path, **body, **usage)
     *events, last = chunks(response)
     assert all(event["usage"] is None and event["choices"] for event in events)
     assert (last["choices"], last["timings"]) == ([], TIMINGS)
@@ -178,7 +195,7 @@ async def test_prompts_may_be_several_and_tokens_and_echoed(stream: bool) -> Non
                 for choice in body["choices"]:
                     sent[choice["index"]] = sent.get(choice["index"], "") + choice["text"]
             texts = ["a", "bc"] if len(prompt) > 1 else ["a"]
-            assert sent == {place: f"{text}Hello world" for place, text in enumerate(texts)}
+            assert sent == {index: f"{text}Hello world" for index, text in enumerate(texts)}
     asked = [bytes(request.prompt_tokens) for request in here.service.requests]
     assert asked == [b"a", b"a", b"a", b"bc", b"a", b"bc"]
 
@@ -188,7 +205,7 @@ async def test_choices_share_their_prompts_tokens(path: str) -> None:
     async with api() as here:
         body = (await here.ask(path, n=3)).json()
     one = {key: value for key, value in ANSWERS[path]["choices"][0].items() if key != "index"}
-    assert body["choices"] == [one | {"index": place} for place in range(3)]
+    assert body["choices"] == [one | {"index": index} for index in range(3)]
     assert body["usage"]["prompt_tokens"] == ANSWERS[path]["usage"]["prompt_tokens"]
     assert body["usage"]["completion_tokens"] == body["timings"]["predicted_n"] == 15
 
@@ -198,8 +215,8 @@ async def test_choices_of_a_stream_come_as_they_come(path: str) -> None:
     async with api(FakeService()) as here:
         asking = asyncio.create_task(here.ask(path, n=2, stream=True))
         handle = await here.service.submitted.get()
-        for place, text in ((1, "a"), (0, "b")):
-            handle.push(output(text), to=place)
+        for index, text in ((1, "a"), (0, "b")):
+            handle.push(output(text), to=index)
         handle.push(output("c", finish=FinishReason.LENGTH), to=1)
         handle.push(output("d", finish=FinishReason.STOP), to=0)
         events = chunks(await asking)
@@ -256,8 +273,8 @@ async def drawn(here: Clients, answers: list[Output], **body: Any) -> Any:
     ask = asyncio.create_task(here.openai.completions.create(model="fake", **body))
     handle = await here.service.submitted.get()
     assert len(handle.requests) == len(answers)
-    for place, answer in enumerate(answers):
-        handle.push(answer, to=place)
+    for index, answer in enumerate(answers):
+        handle.push(answer, to=index)
     return await ask
 
 
@@ -267,7 +284,7 @@ async def test_the_best_by_log_probability_per_token_are_returned_first() -> Non
         scored("b", -2),
         scored("cc", -0.5, -0.5),  # the best by tokens
         scored("d", -0.9),
-        *(scored("wxyz"[place], -float(4 - place)) for place in range(4)),
+        *(scored("wxyz"[index], -float(4 - index)) for index in range(4)),
     ]
     async with clients() as here:
         found = await drawn(here, answers, prompt=["p", "q"], n=2, best_of=4, seed=7)
@@ -309,7 +326,7 @@ async def test_a_gap_is_filled_in_where_the_model_can(prompt: Any) -> None:
 
 
 @both_ways
-async def test_the_prompts_tokens_are_told_before_the_answers(stream: bool) -> None:
+async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
     sent = (None, Logprob(-0.5, ((98, -0.5),)), Logprob(-1.5, ((97, -0.25),)))
     first = Logprob(-2.0, ((120, -0.1),))
     answer = Output("", (Piece(121, "y", "target", first),), None, None, prompt=sent)
@@ -355,7 +372,7 @@ async def test_a_text_is_scored_as_it_was_generated(tiny_settings: Settings) -> 
     assert sent.logprobs.top_logprobs[count:] == written.logprobs.top_logprobs
     assert "".join(sent.logprobs.tokens[:count]) == prompt
     assert sent.logprobs.text_offset[:count] == [
-        len("".join(sent.logprobs.tokens[:place])) for place in range(count)
+        len("".join(sent.logprobs.tokens[:index])) for index in range(count)
     ]
     scores = read.choices[0].logprobs
     assert len(scores.tokens) == len(whole)

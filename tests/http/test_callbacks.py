@@ -20,7 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specops.http.connection import Connection, Limits
 from specops.metrics.series import CALLBACKS
 from tests.fakes import FakeService, output
-from tests.http.connections import ANSWER, HEAD, LIMITS, WHOLE, Served, served, stream, until
+from tests.http.connections import ANSWER, HEAD, LIMITS, WHOLE, Served, served, stream
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: close with a reset

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.connection import Limits
-from specops.http.middleware import MAX_BODY_BYTES, MOST_LARGE_BODIES
+from specops.http.middleware import MOST_LARGE_BODIES
+from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from specops.serving.admission import QueueFull
-from tests.fakes import FakeService
-from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream, until
+from tests.fakes import FakeService, output
+from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.anyio
         (WHOLE + HEAD, "slow_headers"),  # in a later request
     ],
 )
-async def test_half_a_request_is_answered_408_and_takes_no_place(sent: bytes, reason: str) -> None:
+async def test_half_a_request_is_answered_408_and_never_submitted(sent: bytes, reason: str) -> None:
     async with served() as here:
         client = await here.connect()
         await client.send(sent)
@@ -60,6 +62,58 @@ async def test_a_stream_without_chunks_ends_with_its_connection_and_a_mark() -> 
     assert not any(line.startswith((b"transfer-encoding", b"content-length")) for line in lines)
     assert body.startswith(b"data: {")
     assert body.endswith(b"data: [DONE]\n\n\x04")
+
+
+class Noting:
+    """A transport that notes what is written to it."""
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+        self.writes: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        self.transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "ends"),
+    [
+        (BODY, 200, b"}"),
+        (b'{"prompt": "abc", "stream": true}', 200, b"\r\n0\r\n\r\n"),
+        (b"{}", 422, b"}"),
+    ],
+)
+async def test_an_answers_head_and_body_are_one_write(
+    body: bytes, status: int, ends: bytes
+) -> None:
+    """A server that is killed has sent both or neither."""
+    async with served() as here:
+        client = await here.connect()
+        noting = client.there._own._transport = Noting(client.there._own._transport)  # type: ignore[assignment]
+        await client.send(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: bool(noting.writes) and noting.writes[-1].endswith(ends))
+        assert await client.reader.readuntil(ends)
+    (answer,) = noting.writes
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_streams_head_is_written_with_its_first_event() -> None:
+    service = FakeService()
+    async with served(service=service) as here:
+        client = await here.connect()
+        noting = client.there._own._transport = Noting(client.there._own._transport)  # type: ignore[assignment]
+        handle = await stream(client, service)
+        for text, writes in (("a", 1), ("b", 2)):
+            handle.push(output(text))
+            await until(lambda: len(noting.writes) == writes)  # noqa: B023
+    first, second = noting.writes
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert b"data: {" in first
+    assert b"data: {" in second
 
 
 MESSAGES = HEAD.replace(b"/generate", b"/v1/messages")
@@ -206,7 +260,7 @@ async def test_an_answer_that_comes_before_the_end_of_a_body_is_not_lost() -> No
         assert not here.closed()
 
 
-async def test_one_connection_too_many_is_told_so() -> None:
+async def test_one_connection_too_many_is_refused() -> None:
     async with served(Limits(connections=2)) as here:
         clients = [await here.connect() for _ in range(3)]
         clients[2].writer.write(WHOLE)
@@ -244,7 +298,7 @@ async def test_an_idle_connection_is_closed_and_counted() -> None:
         WHOLE[:-5] + BODY[-5:] + b"nonsense\r\n\r\n",  # in a later request
     ],
 )
-async def test_what_is_no_http_is_400(sent: bytes) -> None:
+async def test_anything_but_http_is_400(sent: bytes) -> None:
     async with served() as here:
         client = await here.connect()
         client.writer.write(sent)

@@ -7,22 +7,22 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from starlette.types import Send
 
 from specops.config import Settings
 from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Body
 from specops.http.app import create_app
-from specops.request import FinishReason, Grammar, Logprob, Piece
+from specops.request import FinishReason, Logprob, Piece
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
-from tests.fakes import FakeService, FakeTokenizer, output
-from tests.http.costly import USUAL, Costly, of_fields, of_structure, value
+from tests.asgi import AsgiClient
+from tests.fakes import FakeService, Waiting, output
+from tests.http.costly import USUAL, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
     CHAT,
@@ -122,22 +122,6 @@ async def test_numbers_have_so_many_digits_as_are_read_at_once(path: str) -> Non
     assert "640" in answer.text
 
 
-class Waiting(FakeTokenizer):
-    """Encodes and decodes when it may."""
-
-    def __init__(self) -> None:
-        self.begun, self.may = threading.Event(), threading.Event()
-
-    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        self.begun.set()
-        assert self.may.wait(60)
-        return super().encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        self.encode("")
-        return super().decode(tokens)
-
-
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": "a" * 5_000}),
     ("/detokenize", {"tokens": [1] * 5_000}),
@@ -164,27 +148,12 @@ async def test_long_texts_beside_the_queue_are_few_at_a_time() -> None:
         assert (await here.client.post(path, json=body)).status_code == 200
 
 
-class Compiler:
-    """Compiles grammars when it may."""
-
-    def __init__(self) -> None:
-        self.may = threading.Event()
-        self.left_out: tuple[object, ...] = ()
-
-    def compiled(self, _: Grammar) -> None:
-        """Nothing is compiled yet."""
-
-    def matcher(self, _: Grammar) -> object:
-        assert self.may.wait(60)
-        return self
-
-
 async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", 0.05)
     async with api() as here:
-        here.service.loaded.grammars = compiler = Compiler()
+        here.service.loaded.grammars = compiler = Waiting()  # type: ignore[assignment]
         answers = await asyncio.gather(*(here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)))
         for answer in answers:
             assert problem(answer, 503)["code"] == "grammar_pending"
@@ -193,15 +162,11 @@ async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
         assert (await here.ask(COMPLETIONS, guided_regex="a")).status_code == 200
 
 
-async def test_all_pieces_of_a_long_text_are_told_in_parts_that_hold_nobody() -> None:
-    sent: list[bytes] = []
-
-    async def note(message: MutableMapping[str, Any]) -> None:
-        sent.append(message.get("body", b""))
-
-    body = json.dumps({"content": "ab" * 100_000, "with_pieces": True})
+async def test_pieces_of_a_long_text_are_sent_in_parts_that_hold_nobody_up() -> None:
+    body = {"content": "ab" * 100_000, "with_pieces": True}
     async with api() as here:
-        await exchange(here.app, Costly("pieces", "/tokenize", lambda: body), note)
+        _, *parts = await AsgiClient(here.app, "/tokenize").send_json(body).rest()
+    sent = [part["body"] for part in parts]
     tokens = json.loads(b"".join(sent))["tokens"]
     assert tokens == [{"id": 97, "piece": "a"}, {"id": 98, "piece": "b"}] * 100_000
     assert max(map(len, sent)) < 1 << 18
@@ -255,28 +220,6 @@ def parsing() -> float:
     return least
 
 
-async def exchange(app: Any, body: Costly, send: Send | None = None) -> int:
-    """Send a body past HTTP's parser; return the status, unless `send` takes the answer."""
-    received = [{"type": "http.request", "body": body.content, "more_body": False}]
-    statuses: list[int] = []
-
-    async def receive() -> dict[str, Any]:
-        return received.pop() if received else await asyncio.get_running_loop().create_future()
-
-    async def note(message: MutableMapping[str, Any]) -> None:
-        if "status" in message:
-            statuses.append(message["status"])
-
-    scope = {
-        **{"type": "http", "method": "POST", "path": body.path, "raw_path": body.path.encode()},
-        **{"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"},
-        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
-        **{"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)},
-    }
-    await asyncio.create_task(app(scope, receive, send or note))
-    return statuses[0] if statuses else 0
-
-
 async def test_no_body_of_any_endpoint_holds_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,7 +230,9 @@ async def test_no_body_of_any_endpoint_holds_the_event_loop(
         for body in bodies:
             for _ in range(3):  # a page fault or a collection is nobody's mistake
                 longest = LongestCallback(monkeypatch)
-                assert await exchange(here.app, body) < 500, body.name
+                client = AsgiClient(here.app, body.path)
+                client.send_body(body.content)
+                assert (await client.rest())[0]["status"] < 500, body.name
                 monkeypatch.undo()
                 if longest.seconds < _LONGEST * unit:
                     break
@@ -322,20 +267,15 @@ async def test_a_calls_arguments_of_too_many_parts_stay_a_text() -> None:
 async def test_others_have_their_turn_between_vectors(path: str) -> None:
     vectors = np.random.default_rng(0).standard_normal((300, 4), np.float32)
     service = FakeService([replace(output(finish=FinishReason.STOP), embeddings=vectors)])
-    sent: list[MutableMapping[str, Any]] = []
     turns = 0
-
-    async def send(message: MutableMapping[str, Any]) -> None:  # as fast as a client can be
-        sent.append(message)
-
     async with api(service) as here:
-        body = Costly("", path, lambda: json.dumps({"model": "fake", "input": ["a"]}))
-        task = asyncio.create_task(exchange(here.app, body, send))
-        while not task.done():
-            turns += bool(sent)
+        client = AsgiClient(here.app, path).send_json({"model": "fake", "input": ["a"]})
+        await client.next_message()
+        while not client.done.done():
+            turns += 1
             await asyncio.sleep(0)
+        received = json.loads(b"".join([part["body"] for part in await client.rest()]))
     assert turns > 300
-    received = json.loads(b"".join(message.get("body", b"") for message in sent))
     assert received["model"] == "fake"
     if path == EMBEDDINGS:
         assert received["usage"] == {"prompt_tokens": 1, "total_tokens": 1}

@@ -115,7 +115,7 @@ async def test_another_model_does_not_exist(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_headers_tell_the_place_in_the_queue(path: str, stream: bool) -> None:
+async def test_headers_have_the_position_in_the_queue(path: str, stream: bool) -> None:
     service = FakeService(ANSWER)
     service.queue_position = QueuePosition(3, 1.25)
     async with api(service) as here:
@@ -194,7 +194,7 @@ async def test_bug_in_the_middle_of_a_stream_cuts_it_off(caplog: pytest.LogCaptu
 @every_endpoint
 @pytest.mark.parametrize("pieces", [0, 1])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_gives_its_place_up(
+async def test_the_request_of_a_client_that_leaves_is_cancelled(
     path: str, stream: bool, pieces: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "specops")
@@ -213,7 +213,7 @@ async def test_client_that_leaves_gives_its_place_up(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_handler_that_is_cancelled_gives_the_place_up(stream: bool) -> None:
+async def test_a_cancelled_handler_cancels_its_request(stream: bool) -> None:
     async with api(FakeService()) as here:
         client = AsgiClient(here.app, GENERATE).send_json({"prompt": "a", "stream": stream})
         handle = await here.service.submitted.get()

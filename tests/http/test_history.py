@@ -11,8 +11,8 @@ from anthropic.types import ContentBlockParam
 from openai.types.responses import ResponseInputItemParam
 
 from specops.http.answering.recent_items import RecentItems
-from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.protocols.openai.responses import ResponsesRequest
+from specops.http.request_body import LARGE_BODY_BYTES
 from tests.http.chat_clients import RESPONSES_TOOLS, clients
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 
@@ -60,12 +60,8 @@ FOUND = [part("text", text="found")]
 # A history, what the prompt has of it, and the names of what it leaves out.
 READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     "a refusal": (CHAT, [says("assistant", refusal="No.")], turn("assistant", "No."), ""),
-    "a refusal as a part": (
-        CHAT,
-        [says("assistant", part("refusal", refusal="No."))],
-        turn("assistant", "No."),
-        "",
-    ),
+    "a refusal as a part": (CHAT, [says("assistant", part("refusal", refusal="No."))],
+        turn("assistant", "No."), ""),
     "an empty answer": (CHAT, [says("assistant")], turn("assistant", ""), ""),
     "calls of functions": (
         CHAT,
@@ -76,61 +72,32 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
         turn("assistant", CALL) + turn("tool", "sunny"),
         "",
     ),
-    "a call of a custom tool": (
-        CHAT,
-        [calls(type="custom", custom={"name": "sh", "input": "ls"})],
-        LS,
-        "",
-    ),
+    "a call of a custom tool": (CHAT, [calls(type="custom", custom={"name": "sh", "input": "ls"})],
+        LS, ""),
     "a name that no tool may have": (
-        CHAT,
-        [calls(type="function", function=CALLED | {"name": "two words"})],
-        '"name": "two words"',
-        "",
-    ),
-    "thoughts as parts": (
-        CHAT,
-        [says("assistant", part("thinking"), part("text", text="b"))],
-        turn("assistant", "b"),
-        "messages.thinking",
-    ),
+        CHAT, [calls(type="function", function=CALLED | {"name": "two words"})],
+        '"name": "two words"', ""),
+    "thoughts as parts": (CHAT, [says("assistant", part("thinking"), part("text", text="b"))],
+        turn("assistant", "b"), "messages.thinking"),
     "an empty result": (CHAT, [says("tool", tool_call_id="1")], turn("tool", ""), ""),
-    "a picture as a result": (
-        CHAT,
-        [says("tool", part("image_url"), tool_call_id="1")],
-        turn("tool", f"[image_url: {NOT_SHOWN}"),
-        "messages.image_url",
-    ),
+    "a picture as a result": (CHAT, [says("tool", part("image_url"), tool_call_id="1")],
+        turn("tool", f"[image_url: {NOT_SHOWN}"), "messages.image_url"),
     "a picture that a tool of Anthropic's took": (
-        MESSAGES,
-        [says("user", part("tool_result", tool_use_id="1", content=PICTURE_RESULT))],
-        f"[image: {NOT_SHOWN}",
-        "messages.image",
-    ),
-    "a document of text": (
-        MESSAGES,
-        [says("user", part("document", title="T", source=SOURCE))],
-        turn("user", "Tinside"),
-        "",
-    ),
+        MESSAGES, [says("user", part("tool_result", tool_use_id="1", content=PICTURE_RESULT))],
+        f"[image: {NOT_SHOWN}", "messages.image"),
+    "a document of text": (MESSAGES, [says("user", part("document", title="T", source=SOURCE))],
+        turn("user", "Tinside"), ""),
     "a document of parts": (
-        MESSAGES,
-        [says("user", part("document", source=part("content", content=FOUND)))],
-        turn("user", "found"),
-        "",
-    ),
+        MESSAGES, [says("user", part("document", source=part("content", content=FOUND)))],
+        turn("user", "found"), ""),
     "a search result": (
         MESSAGES,
         [says("user", part("search_result", title="T", source="http://a", content=FOUND))],
         turn("user", "Thttp://afound"),
         "",
     ),
-    "a summary": (
-        MESSAGES,
-        [says("assistant", part("compaction", content="before"))],
-        turn("assistant", "before"),
-        "",
-    ),
+    "a summary": (MESSAGES, [says("assistant", part("compaction", content="before"))],
+        turn("assistant", "before"), ""),
     "what Anthropic's servers searched": (
         MESSAGES,
         [
@@ -187,18 +154,12 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
         "",
     ),
     "a server of the model context protocol": (
-        RESPONSES,
-        [part("mcp_call", id="1", server_label="s", output="found", **CALLED)],
-        turn("assistant", CALL) + turn("tool", "found"),
-        "input.server_label",
-    ),
+        RESPONSES, [part("mcp_call", id="1", server_label="s", output="found", **CALLED)],
+        turn("assistant", CALL) + turn("tool", "found"), "input.server_label"),
     "a reference to what is not known": (
-        RESPONSES,
-        [part("item_reference", id="msg_1"), {"id": "msg_2"}, USER],
-        turn("user", "Weather?"),
-        "input.item_reference",
-    ),
-}
+        RESPONSES, [part("item_reference", id="msg_1"), {"id": "msg_2"}, USER],
+        turn("user", "Weather?"), "input.item_reference"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", READ)

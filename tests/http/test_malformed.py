@@ -14,7 +14,8 @@ import re
 import h11
 import pytest
 
-from tests.http.connections import BODY, HEAD, LIMITS, WHOLE, Served, served, until
+from tests.http.connections import BODY, HEAD, LIMITS, WHOLE, Served, served
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 CASES = int(os.environ.get("MALFORMED_CASES", "300"))
@@ -38,17 +39,17 @@ def garbled(rng: random.Random) -> bytes:
     """One request, or several, with a few things wrong."""
     content = bytearray(b"".join(rng.choices(WHOLES, k=rng.choice((1, 1, 1, 2)))))
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
-        place = rng.randrange(len(content) + 1)
-        end = min(len(content), place + rng.choice((0, 1, 4, 30)))
+        start = rng.randrange(len(content) + 1)
+        end = min(len(content), start + rng.choice((0, 1, 4, 30)))
         match rng.randrange(4):
             case 0:
-                content[place:end] = b""
+                content[start:end] = b""
             case 1:
-                content[place:end] = rng.choice(PIECES)
+                content[start:end] = rng.choice(PIECES)
             case 2:
-                content[place:place] = content[place:end]
+                content[start:start] = content[start:end]
             case 3:
-                content[place:end] = rng.randbytes(end - place)
+                content[start:end] = rng.randbytes(end - start)
     return bytes(content)
 
 

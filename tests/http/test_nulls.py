@@ -44,39 +44,20 @@ def _within(prefix: str, names: set[str]) -> set[str]:
 
 ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (COMPLETIONS, {}, {"choices.logprobs"}),
-    "streamed completion": (
-        COMPLETIONS,
-        {"stream": True, **USAGE},
-        {"choices.logprobs", "choices.finish_reason", "usage"},
-    ),
-    "chat": (
-        CHAT,
-        {"tools": CHAT_TOOLS},
-        {"choices.message.refusal", "choices.logprobs"},
-    ),
-    "streamed chat": (
-        CHAT,
-        {"tools": CHAT_TOOLS, "stream": True},
-        {"choices.delta.refusal", "choices.logprobs", "choices.finish_reason"},
-    ),
-    "streamed chat with its usage": (
-        CHAT,
-        {"stream": True, **USAGE},
-        {"choices.delta.refusal", "choices.logprobs", "choices.finish_reason", "usage"},
-    ),
+    "streamed completion": (COMPLETIONS, {"stream": True, **USAGE},
+        {"choices.logprobs", "choices.finish_reason", "usage"}),
+    "chat": (CHAT, {"tools": CHAT_TOOLS}, {"choices.message.refusal", "choices.logprobs"}),
+    "streamed chat": (CHAT, {"tools": CHAT_TOOLS, "stream": True},
+        {"choices.delta.refusal", "choices.logprobs", "choices.finish_reason"}),
+    "streamed chat with its usage": (CHAT, {"stream": True, **USAGE},
+        {"choices.delta.refusal", "choices.logprobs", "choices.finish_reason", "usage"}),
     "messages": (MESSAGES, {"tools": MESSAGES_TOOLS}, {"stop_sequence"}),
-    "streamed messages": (
-        MESSAGES,
-        {"tools": MESSAGES_TOOLS, "stream": True},
-        {"message.stop_reason", "message.stop_sequence", "delta.stop_sequence"},
-    ),
+    "streamed messages": (MESSAGES, {"tools": MESSAGES_TOOLS, "stream": True},
+        {"message.stop_reason", "message.stop_sequence", "delta.stop_sequence"}),
     "response": (RESPONSES, {"tools": RESPONSES_TOOLS}, _ENDED),
     "response with a form": (RESPONSES, {"text": {"format": FORM}}, _ENDED | _FORMED),
-    "streamed response": (
-        RESPONSES,
-        {"tools": RESPONSES_TOOLS, "stream": True},
-        _within("response", _BEGUN),
-    ),
+    "streamed response": (RESPONSES, {"tools": RESPONSES_TOOLS, "stream": True},
+        _within("response", _BEGUN)),
     "embeddings": (EMBEDDINGS, {}, set()),
     **{
         f"ollama {path} {fields}": (path, fields, set())
@@ -91,11 +72,11 @@ ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
             ("/api/show", {"model": "fake"}),
         )
     },
-}
+}  # fmt: skip
 
 
 def nulls(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the places of all nulls; the items of a list share one place."""
+    """Yield the paths of all nulls; the items of a list share one."""
     if value is None:
         yield path
     elif isinstance(value, dict):
@@ -118,7 +99,7 @@ def sent(answer: httpx.Response) -> list[Any]:
 
 
 def found(answer: httpx.Response) -> set[str]:
-    return {place for value in sent(answer) for place in nulls(value)}
+    return {path for value in sent(answer) for path in nulls(value)}
 
 
 @pytest.mark.parametrize("what", ASKED)

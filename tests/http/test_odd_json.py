@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from specops.request import FinishReason
-from tests.http.chat_clients import (
-    ASK,
-    CHAT_TOOLS,
-    PROTOCOLS,
-    RESPONSES_TOOLS,
-    WEATHER,
-    clients,
-)
+from tests.http.chat_clients import ASK, CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, WEATHER, clients
 from tests.http.openai_api import CHAT, MESSAGES, RESPONSES
 
 pytestmark = pytest.mark.anyio

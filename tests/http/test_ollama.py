@@ -111,7 +111,7 @@ async def test_results_follow_their_calls() -> None:
 
 
 @both_ways
-async def test_a_prompt_is_answered_or_gone_on_with(stream: bool) -> None:
+async def test_a_prompt_is_answered_or_continued(stream: bool) -> None:
     async with clients() as here:
         here.say("Hel", "lo")
         for chat, fields, expected in (
@@ -135,11 +135,11 @@ async def test_an_answer_follows_a_schema() -> None:
         here.say('{"a": 1}')
         for form in (schema, "json"):
             await here.ollama.chat("fake", ASKED, format=form)
-        wanted, some = (request.sampling.grammar for request in here.service.requests)
-        assert wanted is not None
-        assert some is not None
-        assert json.loads(wanted.text) == schema
-        assert some.text == '{"type":"object"}'
+        by_schema, any_object = (request.sampling.grammar for request in here.service.requests)
+        assert by_schema is not None
+        assert any_object is not None
+        assert json.loads(by_schema.text) == schema
+        assert any_object.text == '{"type":"object"}'
         with pytest.raises(ollama.ResponseError, match="cannot be combined"):
             await here.ollama.chat("fake", ASKED, format="json", options={"guided_regex": "a"})
 
@@ -164,7 +164,7 @@ async def test_nothing_asked_is_a_model_that_is_loaded() -> None:
         assert here.service.requests == []
 
 
-async def test_what_is_served_is_told() -> None:
+async def test_the_served_model_is_described() -> None:
     async with clients() as here:
         here.service.info = replace(INFO, chat=True, weight_bytes=5)
         here.service.loaded.chat_template = ChatTemplate(f"{TEMPLATE}<tool_call> </think>", {})

@@ -208,7 +208,7 @@ async def test_a_tool_needs_no_type() -> None:
 
 
 @both_ways
-async def test_a_conversation_goes_on_by_its_context(stream: bool) -> None:
+async def test_a_conversation_is_continued_by_its_context(stream: bool) -> None:
     async with clients() as here:
         here.service.info = replace(INFO, chat=True, system="Be kind.", context=4096)
         here.script([output("x" * 66), output("x" * 89), output("", finish=FinishReason.STOP)])
@@ -231,7 +231,7 @@ async def test_a_conversation_goes_on_by_its_context(stream: bool) -> None:
         assert whole == here.prompt
 
 
-async def test_a_text_goes_on_by_its_context_and_raw_has_none() -> None:
+async def test_a_text_is_continued_by_its_context_and_raw_has_none() -> None:
     async with clients() as here:
         here.script([output("x" * 66), output(finish=FinishReason.STOP)])
         first = await here.ollama.generate("fake", "A")
@@ -315,7 +315,7 @@ async def test_of_an_agents_steps_the_oldest_are_left_out_and_the_question_stays
     assert len(here.request.prompt_tokens) <= 320 - 80
 
 
-async def test_who_wants_nothing_left_out_is_told_both_lengths() -> None:
+async def test_nothing_is_left_out_unless_the_client_allows_it() -> None:
     chat = [turn("user", "1" * 50), turn("assistant", "2"), turn("user", "3" * 20)]
     async with clients(LINES) as here:
         here.say("a")
@@ -328,7 +328,7 @@ async def test_who_wants_nothing_left_out_is_told_both_lengths() -> None:
 
 @both
 @both_ways
-async def test_probabilities_are_told(path: str, stream: bool) -> None:
+async def test_probabilities_are_returned(path: str, stream: bool) -> None:
     pieces = tuple(
         Piece(token, text, "target", Logprob(-0.5, ((token, -0.5), (66, -1.5))))
         for token, text in ((65, ""), (66, "AB"))
@@ -340,8 +340,8 @@ async def test_probabilities_are_told(path: str, stream: bool) -> None:
                 output(finish=FinishReason.STOP),
             ]
         )
-        wanted = {"logprobs": True, "top_logprobs": 2, "stream": stream}
-        answer = await here.http.post(path, json=BOTH[path] | wanted)
+        fields = {"logprobs": True, "top_logprobs": 2, "stream": stream}
+        answer = await here.http.post(path, json=BOTH[path] | fields)
         assert here.request.logprobs == 2
         plain = await here.http.post(path, json=BOTH[path] | {"top_logprobs": 2})
         assert here.request.logprobs is None
@@ -354,7 +354,7 @@ async def test_probabilities_are_told(path: str, stream: bool) -> None:
     assert plain.status_code == 200
 
 
-async def test_the_systems_message_is_told() -> None:
+async def test_the_system_message_is_reported() -> None:
     async with clients(TEMPLATE) as here:
         here.service.info = replace(INFO, chat=True, system="Be kind.")
         shown = (await here.http.post("/api/show", json={"model": "fake", "verbose": True})).json()

@@ -10,13 +10,14 @@ import pytest
 
 from specops.request import GenerationRequest
 from specops.text.grammar import Grammars
-from tests.http.chat_clients import clients
-from tests.http.openai_api import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
+from tests.http.chat_clients import clients, tool_choice, tools_of
+from tests.http.openai_api import CHAT, COMPLETIONS, ENDPOINTS, GENERATE, MESSAGES, RESPONSES
 from tests.simulated_target import tokenizer
 from tests.text.schemas.answers import follows
 
 pytestmark = pytest.mark.anyio
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
+TOOL_PATHS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 FORM = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "file": {"type": "string", "format": "path"}},
@@ -54,24 +55,16 @@ BODIES: dict[str, tuple[str, Callable[[Any, bool | None], dict[str, Any]], str]]
     "messages": (MESSAGES, _messages, "output_config"),
     "messages, as before": (MESSAGES, _former_messages, "output_format"),
     "completions": (COMPLETIONS, lambda s, _: {"prompt": "a", "guided_json": s}, "guided_json"),
-    "completions, as text": (
-        COMPLETIONS,
-        lambda s, _: {"prompt": "a", "json_schema": json.dumps(s)},
-        "json_schema",
-    ),
-    "generate": (
-        GENERATE,
-        lambda s, _: {"prompt": "a", "structured_outputs": {"json": s}},
-        "structured_outputs",
-    ),
-    "llama.cpp's": (
-        CHAT,
+    "completions, as text": (COMPLETIONS,
+        lambda s, _: {"prompt": "a", "json_schema": json.dumps(s)}, "json_schema"),
+    "generate": (GENERATE, lambda s, _: {"prompt": "a", "structured_outputs": {"json": s}},
+        "structured_outputs"),
+    "llama.cpp's": (CHAT,
         lambda s, _: {"messages": TURN, "response_format": {"type": "json_object", "schema": s}},
-        "response_format",
-    ),
+        "response_format"),
     "Ollama's chat": (OLLAMA_CHAT, lambda s, _: {"messages": TURN, "format": s}, "format"),
     "Ollama's prompt": (OLLAMA_GENERATE, lambda s, _: {"prompt": "a", "format": s}, "format"),
-}
+}  # fmt: skip
 every_body = pytest.mark.parametrize("name", BODIES)
 
 
@@ -143,54 +136,25 @@ ODD: dict[str, tuple[Any, str]] = {
 }
 
 
-def _tool_bodies(schema: Any, **more: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    function = {"name": "save", "parameters": schema} | more
-    tool = {"name": "save", "input_schema": schema} | more
-    return {
-        "chat": (
-            CHAT,
-            {
-                "messages": TURN,
-                "tools": [{"type": "function", "function": function}],
-                "tool_choice": "required",
-            },
-        ),
-        "responses": (
-            RESPONSES,
-            {
-                "input": "a",
-                "tools": [{"type": "function", **function}],
-                "tool_choice": "required",
-            },
-        ),
-        "messages": (
-            MESSAGES,
-            {"messages": TURN, "max_tokens": 9, "tools": [tool], "tool_choice": {"type": "any"}},
-        ),
-    }
-
-
-@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("protocol", TOOL_PATHS)
 @pytest.mark.parametrize("name", ODD)
-async def test_a_tool_that_is_not_strict_takes_any_schema(name: str, protocol: str) -> None:
+async def test_a_tool_takes_any_schema_unless_it_is_strict(name: str, protocol: str) -> None:
+    """Then the refusal names the tool."""
     schema, path = ODD[name]
-    url, body = _tool_bodies(schema)[protocol]
+    url = TOOL_PATHS[protocol]
+
+    def body(**more: bool) -> dict[str, Any]:
+        tools = tools_of(protocol, {"name": "save", "parameters": schema, **more})
+        return ENDPOINTS[url] | {"tools": tools} | tool_choice(protocol, "required")
+
     async with clients() as here:
         here.say('<tool_call>\n{"name": "save", "arguments": {}}\n</tool_call>')
-        response = await here.http.post(url, json=body | {"model": "fake"})
+        response = await here.http.post(url, json=body())
+        refused = await here.http.post(url, json=body(strict=True))
     assert response.status_code == 200, response.text
     assert response.headers["x-ignored-fields"] == f"tools.save{path}"
-
-
-@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
-@pytest.mark.parametrize("name", ODD)
-async def test_a_strict_tool_is_refused_by_its_name(name: str, protocol: str) -> None:
-    schema, path = ODD[name]
-    url, body = _tool_bodies(schema, strict=True)[protocol]
-    async with clients() as here:
-        response = await here.http.post(url, json=body | {"model": "fake"})
-    message = response.json()["error"]["message"]
-    assert response.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 400
     assert "%json" not in message
     assert "args_0" not in message
     if path != "#":

@@ -87,12 +87,7 @@ def person(
     question: list[Any] = [{"role": "user", "content": "Invent a person. Answer in JSON."}]
     with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as openai:
         answer = openai.chat.completions.create(
-            model=CHAT,
-            messages=question,
-            response_format=form,
-            seed=seed,
-            max_tokens=128,
-            **more,
+            model=CHAT, messages=question, response_format=form, seed=seed, max_tokens=128, **more
         )
     (choice,) = answer.choices
     text = choice.message.content or ""

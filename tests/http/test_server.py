@@ -14,43 +14,28 @@ import pytest
 
 from specops.config import ConfigError, Settings
 from specops.http.app import create_app
-from specops.http.server import DrainingServer, make_server, run
+from specops.http.server import run
 from specops.request import FinishReason
 from specops.serving.async_engine import NotReady
 from tests.fakes import FakeService, output
+from tests.http.connections import Served, served
 from tests.loopback import free_port
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
 
-class Running:
-    """A server on the loopback, its service and a client."""
-
-    def __init__(self, server: DrainingServer, listener: socket.socket) -> None:
-        self.service: FakeService = server.service  # type: ignore[assignment]
-        self.task = asyncio.create_task(server.serve([listener]))
-        port = listener.getsockname()[1]
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
-
-
 @pytest.fixture
-async def running() -> AsyncIterator[Running]:
-    service = FakeService()
-    app = create_app(Settings(), service)  # type: ignore[arg-type]
-    server = make_server(app, Settings())
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        here = Running(server, listener)
-        async with here.client:
-            # The socket listens already: this waits until the server has started.
-            assert (await here.client.get("/health/live")).status_code == 200
+async def running() -> AsyncIterator[Served]:
+    """A server on the loopback interface, its service and a client."""
+    async with served(service=FakeService()) as here:
+        address = f"http://127.0.0.1:{here.port}"
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as here.client:
             yield here
-        service.may_stop.set()
-        server.should_exit = True
-        await asyncio.wait_for(here.task, PATIENCE)
+        here.service.may_stop.set()
 
 
-async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Running) -> None:
+async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Served) -> None:
     service, client = running.service, running.client
     service.may_stop.clear()
     body = {"prompt": "a"}
@@ -79,13 +64,13 @@ async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Runn
     assert rest[-1] == "data: [DONE]"
 
 
-async def test_server_ends_without_a_signals_exit_code(running: Running) -> None:
+async def test_server_ends_without_a_signals_exit_code(running: Served) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running.task, PATIENCE)  # uvicorn alone would raise the signal again
     assert running.service.calls == ["start", "stop", "stop"]
 
 
-async def test_second_signal_does_not_wait_for_the_running(running: Running) -> None:
+async def test_second_signal_does_not_wait_for_the_running(running: Served) -> None:
     running.service.may_stop.clear()
     body = {"prompt": "a"}
     hanging = asyncio.create_task(running.client.post("/generate", json=body))
@@ -100,7 +85,7 @@ async def test_second_signal_does_not_wait_for_the_running(running: Running) -> 
 
 
 async def test_crash_of_the_engine_ends_the_process_after_all_clients_have_their_errors(
-    running: Running,
+    running: Served,
 ) -> None:
     service = running.service
     asking = asyncio.create_task(running.client.post("/generate", json={"prompt": "a"}))

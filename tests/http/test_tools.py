@@ -14,13 +14,14 @@ from specops.text.tools.formats import THINKING
 from tests.fakes import STATS, FakeTokenizer, output
 from tests.http.chat_clients import (
     CHAT_TOOLS,
-    MESSAGES_TOOLS,
     PROTOCOLS,
     RESPONSES_TOOLS,
     WEATHER,
     chat,
     clients,
     messages,
+    tool_choice,
+    tools_of,
 )
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 from tests.simulated_target import grammars, tokenizer
@@ -52,21 +53,14 @@ async def test_answers_of_each_format_are_understood(
     name: str, protocol: str, stream: bool
 ) -> None:
     form = BY_NAME[name]
-    tools = {
-        "chat": [tool.for_template() for tool in TOOLS],
-        "responses": [tool.for_template()["function"] | {"type": "function"} for tool in TOOLS],
-        "messages": [
-            {"name": tool.name, "input_schema": tool.for_template()["function"]["parameters"]}
-            for tool in TOOLS
-        ],
-    }
+    tools = tools_of(protocol, *(tool.for_template()["function"] for tool in TOOLS))
     # Of a model that thinks. Where the steps end does not matter: tests of the reader cut anywhere.
     async with clients(TEMPLATES[name] + "{# </think> #}") as here:
         for number, script in enumerate(scripts(form)[:ANSWERS]):
             answer = script.answer
             size = 1 if number == 0 else 1 + len(answer) // (2 + number % 5)
             here.say(*(answer[at : at + size] for at in range(0, len(answer), size)))
-            said = await PROTOCOLS[protocol](here, stream=stream, tools=tools[protocol])
+            said = await PROTOCOLS[protocol](here, stream=stream, tools=tools)
             assert (said.text, said.reasoning) == (script.text, script.reasoning)
             assert said.calls == script.calls
             assert said.finish == FINISH[protocol][bool(script.calls)]
@@ -162,31 +156,12 @@ async def test_the_model_reads_the_same_history_whatever_the_protocol(protocol: 
     )
 
 
-STRICT = WEATHER | {"strict": True}
-ONE = {"parallel_tool_calls": False}
-BINDING: dict[str, dict[str, dict[str, Any]]] = {
-    "chat": {
-        "none": {"tool_choice": "none"},
-        "required": {"tool_choice": "required"},
-        "named": {"tool_choice": {"type": "function", "function": {"name": "search"}}},
-        "one": ONE,
-        "strict": {"tools": [{"type": "function", "function": STRICT}]},
-    },
-    "messages": {
-        "none": {"tool_choice": {"type": "none"}},
-        "required": {"tool_choice": {"type": "any"}},
-        "named": {"tool_choice": {"type": "tool", "name": "search"}},
-        "one": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-        "strict": {"tools": [MESSAGES_TOOLS[0] | {"strict": True}]},
-    },
-    "responses": {
-        "none": {"tool_choice": "none"},
-        "required": {"tool_choice": "required"},
-        "named": {"tool_choice": {"type": "function", "name": "search"}},
-        "one": ONE,
-        "strict": {"tools": [{"type": "function", **STRICT}]},
-    },
-}
+def binding(protocol: str, how: str) -> dict[str, Any]:
+    """Fields that bind the model: a choice of tools, or tools that are `strict`; `auto`: none."""
+    if how in ("auto", "strict"):
+        strict = {"tools": tools_of(protocol, WEATHER | {"strict": True})}
+        return strict if how == "strict" else {}
+    return tool_choice(protocol, how)
 
 
 @every_protocol
@@ -194,7 +169,7 @@ async def test_what_tool_choice_and_strict_tools_ask_for_binds_the_model(protoco
     async with clients() as here:
         here.say("a")
         for how in ("auto", "none", "required", "named", "one", "strict"):
-            await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol].get(how, {}))
+            await PROTOCOLS[protocol](here, stream=False, **binding(protocol, how))
             assert ("get_weather" in here.prompt) == (how != "none")
             grammar = here.request.sampling.grammar
             if how in ("auto", "none"):
@@ -261,8 +236,7 @@ async def test_a_form_of_the_text_goes_together_with_tools(protocol: str) -> Non
         here.say(written(BY_NAME["hermes"], [("get_weather", {"city": "a"})]))
         answer = await ask(here, stream=False, **FORMS[protocol])
         assert answer.calls == (("get_weather", {"city": "a"}),)
-        required = BINDING[protocol]["required"]
-        await ask(here, stream=False, **required, **FORMS[protocol])
+        await ask(here, stream=False, **tool_choice(protocol, "required"), **FORMS[protocol])
         assert here.request.sampling.grammar.said is None
         await ask(here, stream=False, tools=[], **FORMS[protocol])
         alone = here.request.sampling.grammar
@@ -320,7 +294,7 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
         here.script([Output("", pieces, FinishReason.STOP, STATS)])
         answer = await PROTOCOLS[protocol](here, stream=stream)
         assert (answer.reasoning, answer.calls) == ("hm", (("get_weather", {"city": "a"}),))
-        await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol]["required"])
+        await PROTOCOLS[protocol](here, stream=False, **tool_choice(protocol, "required"))
     lark = here.request.sampling.grammar.text
     assert "start: thoughts? <[1]> calls" in lark
     assert "<[2]> args_0" in lark
@@ -336,7 +310,7 @@ async def test_an_answer_ends_before_it_repeats_a_call(protocol: str, stream: bo
         async with clients() as here:
             here.script(output(text[at : at + 3]) for at in range(0, len(text), 3))
             ask = PROTOCOLS[protocol]
-            answer = await ask(here, stream=stream, **BINDING[protocol].get(how, {}))
+            answer = await ask(here, stream=stream, **binding(protocol, how))
             assert (answer.calls, answer.finish) == (tuple(calls), FINISH[protocol][True])
             handle = here.service.submitted.get_nowait()
             assert handle.ended == {here.request.request_id}
@@ -390,7 +364,7 @@ async def test_a_tool_that_is_named_is_called_once(protocol: str) -> None:
         here.say("a")
         counts = {}
         for how in ("required", "named"):
-            await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol][how])
+            await PROTOCOLS[protocol](here, stream=False, **tool_choice(protocol, how))
             matcher = grammars().matcher(here.request.sampling.grammar)
             for count in (1, 2):
                 text = written(BY_NAME["hermes"], [("search", {})] * count)

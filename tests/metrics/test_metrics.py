@@ -16,14 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.metrics.series import STATES
-from specops.request import (
-    Draft,
-    FinishReason,
-    GenerationRequest,
-    GenerationStats,
-    Step,
-    StepKind,
-)
+from specops.request import Draft, FinishReason, GenerationRequest, GenerationStats, Step, StepKind
 from specops.system.memory import read_memory
 from specops.system.resources import read_disk, read_faults
 

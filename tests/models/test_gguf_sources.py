@@ -103,11 +103,11 @@ def test_of_a_repository_the_file_alone_is_downloaded(
     shards = {f"q4/{path.name}": path for path in folder.glob("parts-*.gguf")}
     hub.repos[REPO] = {"m.gguf": folder / "m.gguf", "README.md": b"#", **shards}
     whole = HubModel.parse(f"{REPO}@main:m.gguf")
-    assert (whole.gguf, whole.place) == ("m.gguf", "")
+    assert (whole.gguf, whole.repo_folder) == ("m.gguf", "")
     assert names(fetch(whole, tmp_path, ignore)) == {"m.gguf", "download.json"}
     found = get(whole, tmp_path)
     some = HubModel.parse(f"{REPO}:q4/parts-00002-of-00003.gguf")
-    assert (some.gguf, some.place) == ("parts-00002-of-00003.gguf", "q4")
+    assert (some.gguf, some.repo_folder) == ("parts-00002-of-00003.gguf", "q4")
     assert get(some, tmp_path).quant == found.quant
     here = names(fetch(some, tmp_path, ignore))
     assert here == {*(path.name for path in folder.glob("parts-*.gguf")), "download.json"}

@@ -202,7 +202,7 @@ _PHI4: Config = {
     "pad_token_id": 199999,
     "partial_rotary_factor": 0.75,
     "rope_scaling": {
-        "long_factor": [1, *(1.0 + place for place in range(47))],
+        "long_factor": [1, *(1.0 + index for index in range(47))],
         "short_factor": [1] * 48,
         "type": "longrope",
     },

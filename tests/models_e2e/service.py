@@ -114,9 +114,9 @@ class Running:
     def metric(self, name: str, **labels: str) -> float:
         """Return the value of a metric."""
         text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-        wanted = f"{name}{{{text}}} " if labels else f"{name} "
+        prefix = f"{name}{{{text}}} " if labels else f"{name} "
         page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
-        (value,) = (line[len(wanted) :] for line in page.splitlines() if line.startswith(wanted))
+        (value,) = (line[len(prefix) :] for line in page.splitlines() if line.startswith(prefix))
         return float(value)
 
     def seconds(self, state: str) -> float:

@@ -20,13 +20,6 @@ async def collect(handle: RequestHandle) -> list[Output]:
     return [output async for output in handle.outputs()]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @asynccontextmanager
 async def serving(
     settings: Settings, load: Callable[[Settings, Report], Engine] = Engine.load

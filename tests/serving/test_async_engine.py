@@ -17,18 +17,13 @@ from specops.config import Settings
 from specops.engine.engine import PROMPT_ERRORS, Engine
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    Output,
-    SamplingParams,
-    Step,
-)
+from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, Step
 from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
-from tests.serving.service import collect, sample, serving, until
+from tests.serving.service import collect, sample, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 _ids = count()
@@ -144,7 +139,7 @@ async def test_a_prompt_that_the_model_cannot_take_is_refused_and_counted(
         assert service.waiting == 0
 
 
-async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
+async def test_cancelling_frees_the_slot_and_counts_wasted_tokens(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, metrics):
         handle = service.submit(request(max_new_tokens=FOREVER))
         async for output in handle.outputs():
@@ -319,9 +314,7 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
-async def test_the_engine_has_a_lower_priority_than_the_event_loop(
-    tiny_settings: Settings,
-) -> None:
+async def test_the_engine_has_a_lower_priority_than_the_event_loop(tiny_settings: Settings) -> None:
     async with serving(tiny_settings):
         (computing,) = engine_threads()
         assert computing.native_id is not None

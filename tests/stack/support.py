@@ -58,6 +58,14 @@ def succeed(*command: object, **options: Any) -> str:
     return finished.stdout
 
 
+def write_programs(folder: Path, **texts: str) -> None:
+    """Write executable files into a folder."""
+    for name, text in texts.items():
+        (file := folder / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+
 def compose_command() -> tuple[str, ...] | None:
     """The command of a Docker Compose 2 or newer, plugin or not; None if it is missing."""
     for name, *rest in (("docker", "compose"), ("docker-compose",)):

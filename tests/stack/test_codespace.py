@@ -96,10 +96,7 @@ def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
     if tool("locust") is None:
         pytest.skip("no Locust here")
     port = free_port()
-    with (
-        serving(tmp_path, **ENVIRONMENT) as (api, _),
-        (tmp_path / "locust.log").open("wb") as log,
-    ):
+    with serving(tmp_path, **ENVIRONMENT) as (api, _), (tmp_path / "locust.log").open("wb") as log:
         command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
         command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
         with subprocess.Popen(list(map(str, command)), stderr=log, cwd=tmp_path) as process:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts import native
-from tests.stack.support import ROOT, run
+from tests.stack.support import ROOT, run, write_programs
 
 TARGETS = (
     *("up", "down", "test", "lint", "load", "bench", "check", "presets", "soak"),
@@ -31,11 +31,8 @@ def test_every_target_is_one_line() -> None:
 
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
 def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
-    script = tmp_path / "scripts" / "venv"
-    script.parent.mkdir()
-    script.write_bytes((ROOT / "scripts" / "venv").read_bytes())
-    script.chmod(0o755)
-    result = run(script, env={"PYTHON": python})
+    write_programs(tmp_path, **{"scripts/venv": (ROOT / "scripts" / "venv").read_text()})
+    result = run(tmp_path / "scripts" / "venv", env={"PYTHON": python})
     assert result.returncode != 0
     assert "Python 3.11 or newer is needed" in result.stderr
     assert not (tmp_path / ".venv").exists()

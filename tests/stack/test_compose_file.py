@@ -85,8 +85,8 @@ def test_traces_go_where_grafana_looks_for_what_exemplars_name() -> None:
     assert (link["name"], link["datasourceUid"]) == ("trace_id", traces["uid"])
     assert traces["url"] == "$JAEGER_URL"
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
-    for place in ("compose.yaml", "docs/tracing.md"):
-        assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://jaeger:4318" in (ROOT / place).read_text()
+    for file in ("compose.yaml", "docs/tracing.md"):
+        assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://jaeger:4318" in (ROOT / file).read_text()
 
 
 def test_grafana_opens_on_a_dashboard_without_login() -> None:

@@ -222,12 +222,12 @@ def test_the_keyboard_is_enough_reaches_everything_and_shows_the_focus(page: Any
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement === document.body"):
             continue  # between the last element and the first
-        place, outline = page.evaluate(
+        index, outline = page.evaluate(
             """() => [window.reachable.indexOf(document.activeElement),
                 getComputedStyle(document.activeElement).outlineStyle]"""
         )
-        assert outline != "none", place
-        reached.append(place)
+        assert outline != "none", index
+        reached.append(index)
     assert sorted(reached) == list(range(count))
     assert count >= 12
 
@@ -296,9 +296,9 @@ def test_text_is_readable_in_both_themes(page: Any, theme: str) -> None:
     # Looks of other drafters, and of an error, which no answer here has.
     page.evaluate(
         """() => {
-            for (const place of [0, 1, 2, 3, 4]) {
+            for (const n of [0, 1, 2, 3, 4]) {
                 const drafted = document.createElement('span');
-                drafted.className = `draft-${place}`;
+                drafted.className = `draft-${n}`;
                 document.getElementById('answer').append(drafted);
             }
             document.getElementById('error').hidden = false;

@@ -14,11 +14,7 @@ import pytest
 from tests.stack import queries
 from tests.stack.support import ROOT, succeed
 
-QUERIES = [
-    *queries.dashboard_queries(),
-    *queries.annotation_queries(),
-    *queries.rule_queries(),
-]
+QUERIES = [*queries.dashboard_queries(), *queries.annotation_queries(), *queries.rule_queries()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXPOSED = queries.registry()
 

@@ -40,19 +40,19 @@ def test_prometheus_is_asked_no_more_often_than_it_scrapes() -> None:
 
 def test_every_panel_has_a_unit_an_explanation_and_asks_the_chosen_instances() -> None:
     for name, panel in PANELS:
-        place = f"{name} / {panel['title']}"
+        where = f"{name} / {panel['title']}"
         defaults = panel["fieldConfig"]["defaults"]
-        assert defaults["unit"], place
-        assert len(panel["description"]) > 80, f"{place}: say what it means when it looks bad"
+        assert defaults["unit"], where
+        assert len(panel["description"]) > 80, f"{where}: say what it means when it looks bad"
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
-        assert {source["uid"] for source in sources} == {"${datasource}"}, place
+        assert {source["uid"] for source in sources} == {"${datasource}"}, where
         for target in panel["targets"]:
             for series, matchers in queries.asked(
                 target["expr"].replace("$__interval", "15s")
             ).series:
                 chosen = {("job", "$job"), ("instance", "$instance")} <= set(matchers)
                 recorded = series.startswith("instance:")  # joined with `up` of the chosen ones
-                assert chosen or recorded or series in queries.OWN, place
+                assert chosen or recorded or series in queries.OWN, where
 
 
 def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
@@ -61,12 +61,12 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
     for name, promql in [*queries.asked_for(), *queries.rule_queries()]:
         assert not re.search(r"\bor\s+(vector\(\s*\d|\d+\s*\*)", promql), name
     for name, panel in PANELS:
-        place = f"{name} / {panel['title']}"
+        where = f"{name} / {panel['title']}"
         text = panel["fieldConfig"]["defaults"]["noValue"]
-        assert text.strip(), place
+        assert text.strip(), where
         # Of a range, a panel with one figure would show the last value that there was.
         one_figure = panel["type"] in {"stat", "bargauge"}
-        assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), place
+        assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), where
         if one_figure:
             assert panel["options"]["reduceOptions"]["calcs"] == ["last"]
             mapped = {
@@ -90,14 +90,14 @@ def test_axes_and_legends_stay_sensible_where_nothing_happens() -> None:
     for name, panel in PANELS:
         if panel["type"] != "timeseries":
             continue
-        place = f"{name} / {panel['title']}"
+        where = f"{name} / {panel['title']}"
         defaults = panel["fieldConfig"]["defaults"]
-        assert defaults["min"] == 0, place
-        assert 0 < defaults["custom"]["axisSoftMax"] <= 1024, place
-        assert defaults["custom"]["showPoints"] == "never", place
+        assert defaults["min"] == 0, where
+        assert 0 < defaults["custom"]["axisSoftMax"] <= 1024, where
+        assert defaults["custom"]["showPoints"] == "never", where
         if defaults["custom"]["thresholdsStyle"]["mode"] != "off":
             lines = [step["value"] for step in defaults["thresholds"]["steps"][1:]]
-            assert min(lines) >= 0.02, place  # a line at 0 would be no limit
+            assert min(lines) >= 0.02, where  # a line at 0 would be no limit
 
 
 def test_a_dashboard_can_be_imported_into_another_grafana() -> None:
@@ -131,25 +131,25 @@ def test_a_dashboard_can_be_imported_into_another_grafana() -> None:
 def test_every_mark_on_the_curves_says_what_it_is() -> None:
     for name, board in queries.boards().items():
         for mark in board["annotations"]["list"]:
-            place = f"{name} / {mark['name']}"
+            where = f"{name} / {mark['name']}"
             promql = queries.filled(mark["target"]["expr"])
             labels = re.findall(r"\{\{(\w+)\}\}", mark["titleFormat"] + mark["textFormat"])
             # At Grafana's own pace, a value a minute, a mark would begin a minute late.
-            assert mark["target"]["interval"] == SOURCE["jsonData"]["timeInterval"], place
-            assert mark["titleFormat"], place
-            assert mark["textFormat"], place
+            assert mark["target"]["interval"] == SOURCE["jsonData"]["timeInterval"], where
+            assert mark["titleFormat"], where
+            assert mark["textFormat"], where
             known = queries.labels_of(promql)
-            assert set(labels) <= known, f"{place} has no {set(labels) - known}"
+            assert set(labels) <= known, f"{where} has no {set(labels) - known}"
 
 
 def test_panels_do_not_overlap() -> None:
     for board in queries.boards().values():
         taken: set[tuple[int, int]] = set()
         for panel in board["panels"]:
-            place = panel["gridPos"]
-            columns = range(place["x"], place["x"] + place["w"])
-            cells = {(x, place["y"] + dy) for x in columns for dy in range(place["h"])}
-            assert place["x"] + place["w"] <= 24
+            grid = panel["gridPos"]
+            columns = range(grid["x"], grid["x"] + grid["w"])
+            cells = {(x, grid["y"] + dy) for x in columns for dy in range(grid["h"])}
+            assert grid["x"] + grid["w"] <= 24
             assert not cells & taken, panel["title"]
             taken |= cells
 

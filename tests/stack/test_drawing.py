@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -235,19 +236,11 @@ def test_a_query_is_asked_as_grafana_asks_it(drawn: Drawer, draw: ModuleType) ->
     expr = 'rate(x{instance=~"$instance",all=~"${wide:raw}"}[$__rate_interval]) * $__interval_ms'
     whole = 'rate(x{instance=~"(a:1|b\\\\.c:2)",all=~".*"}[20s]) * 5000'
     wide = {**VARIABLE, "name": "wide", "allValue": ".*"}
-    found = drawn(
-        [panel(0, "timeseries", expr, **CURVES)],
-        {whole: {"name=one": 1.0}},
-        templating=[VARIABLE, wide],
-    )
-    start = END - MINUTES * 60
-    assert found.asked[:2] == [{"match[]": "up", "start": str(start), "end": str(END)}] * 2
-    assert found.asked[2] == {
-        "query": whole,
-        "start": str(start),
-        "end": str(END),
-        "step": str(STEP),
-    }
+    curve = [panel(0, "timeseries", expr, **CURVES)]
+    found = drawn(curve, {whole: {"name=one": 1.0}}, templating=[VARIABLE, wide])
+    times = {"start": str(END - MINUTES * 60), "end": str(END)}
+    assert found.asked[:2] == [{"match[]": "up", **times}] * 2
+    assert found.asked[2] == {"query": whole, **times, "step": str(STEP)}
     (only,) = found.report["panels"]
     assert (only["error"], only["names"]) == (None, ["one"])
     assert found.picture[:8] == b"\x89PNG\r\n\x1a\n"
@@ -265,29 +258,19 @@ def test_a_wide_range_has_wide_steps(drawn: Drawer) -> None:
 @pytest.mark.e2e
 def test_scales_hold_what_is_drawn_on_them(drawn: Drawer) -> None:
     stacked = {"custom": {"stacking": {"mode": "normal", "group": "A"}}, "unit": "reqps"}
+    steps = [{"value": None, "color": "green"}, {"value": 4, "color": "red"}]
     lines = {
-        "thresholds": {
-            "mode": "absolute",
-            "steps": [{"value": None, "color": "green"}, {"value": 4, "color": "red"}],
-        },
+        "thresholds": {"mode": "absolute", "steps": steps},
         "custom": {"thresholdsStyle": {"mode": "dashed"}},
     }
-    right = [
-        {
-            "matcher": {"id": "byName", "options": "two"},
-            "properties": [
-                {"id": "unit", "value": "s"},
-                {"id": "custom.axisPlacement", "value": "right"},
-            ],
-        }
+    changed = {"unit": "s", "custom.axisPlacement": "right"}
+    properties = [{"id": name, "value": value} for name, value in changed.items()]
+    right = [{"matcher": {"id": "byName", "options": "two"}, "properties": properties}]
+    panels = [
+        panel(0, "timeseries", "both", defaults=stacked, **CURVES),
+        panel(1, "timeseries", "both", defaults=lines, overrides=right, **CURVES),
     ]
-    found = drawn(
-        [
-            panel(0, "timeseries", "both", defaults=stacked, **CURVES),
-            panel(1, "timeseries", "both", defaults=lines, overrides=right, **CURVES),
-        ],
-        {"both": {"name=one": 3.0, "name=two": 2.0}},
-    )
+    found = drawn(panels, {"both": {"name=one": 3.0, "name=two": 2.0}})
     sums, aside = (each["scales"] for each in found.report["panels"])
     assert [(scale["greatest"], scale["unit"]) for scale in sums] == [(5.0, "reqps")]
     assert 5 <= sums[0]["max"] <= 10
@@ -308,22 +291,12 @@ def test_a_curve_has_a_gap_where_a_value_is_no_number(drawn: Drawer) -> None:
 def test_what_looks_wrong_is_named(drawn: Drawer, draw: ModuleType) -> None:
     many = {f"name=a series with a long name {number}": 1.0 for number in range(30)}
     mark = {"name": "Start", "enable": True, "iconColor": "red", "target": {"expr": "started"}}
-    found = drawn(
-        [
-            panel(0, "timeseries", "nothing", **CURVES),
-            panel(1, "timeseries", "many", **CURVES),
-            panel(2, "timeseries", "unknown", **CURVES),
-            panel(3, "piechart", "many"),
-            panel(4, "timeseries", "one", **CURVES),
-        ],
-        {
-            "nothing": {"name=zero": 0.0},
-            "many": many,
-            "one": {"name=one": 1.0},
-            "started": {"shape=soak": [0, 0, 1, 1, 0, 1]},
-        },
-        annotations=[mark],
-    )
+    kinds = [("timeseries", name) for name in ("nothing", "many", "unknown")]
+    kinds += [("piechart", "many"), ("timeseries", "one")]
+    panels = [panel(n, kind, expr, **CURVES) for n, (kind, expr) in enumerate(kinds)]
+    answers: dict[str, Series] = {"nothing": {"name=zero": 0.0}, "many": many}
+    answers |= {"one": {"name=one": 1.0}, "started": {"shape=soak": [0, 0, 1, 1, 0, 1]}}
+    found = drawn(panels, answers, annotations=[mark])
     wrong = draw.faults(found.report)
     assert wrong == [
         "Board / annotation Start has no text",
@@ -369,93 +342,48 @@ def test_exemplars_are_drawn_on_the_curve_that_asks_for_them(drawn: Drawer) -> N
 @pytest.mark.e2e
 def test_every_kind_of_panel_shows_its_values(drawn: Drawer, draw: ModuleType) -> None:
     share = {"unit": "percentunit", "min": 0, "max": 1}
-    states = {
-        "mappings": [
-            {
-                "type": "value",
-                "options": {"0": {"text": "down", "color": "red"}, "1": {"text": "up"}},
-            },
-            {"type": "special", "options": {"match": "nan", "result": {"text": "unreachable"}}},
-        ]
-    }
-    at_end = {"instant": True, "range": False}
-    found = drawn(
-        [
-            panel(0, "stat", "share", defaults=share, options=LAST),
-            panel(1, "stat", "none", defaults={"noValue": "no requests yet"}, options=LAST),
-            panel(2, "bargauge", "shares", defaults=share, options=LAST),
-            panel(3, "timeseries", "none", defaults={"noValue": "nothing ran"}, **CURVES),
-            panel(
-                4,
-                "stat",
-                "alive",
-                target=at_end,
-                defaults=states,
-                options={**LAST, "graphMode": "none"},
-            ),
-            panel(
-                7,
-                "stat",
-                "unknown",
-                target=at_end,
-                defaults=states,
-                options={**LAST, "reduceOptions": {"calcs": ["last"], "values": False}},
-            ),
-            panel(5, "text", "none", options={"mode": "markdown", "content": "see **there**"}),
-            panel(
-                6,
-                "table",
-                "shares",
-                target={"format": "table", **at_end},
-                transformations=[
-                    {"id": "organize", "options": {"renameByName": {"name": "Replica"}}}
-                ],
-            ),
-        ],
-        {
-            "share": {"name=one": 0.25},
-            "none": {},
-            "shares": {"name=left": 0.5, "name=right": 0.75},
-            "alive": {"name=it": 0.0},
-            "unknown": {"name=it": math.nan},
-        },
-    )
+    up = {"0": {"text": "down", "color": "red"}, "1": {"text": "up"}}
+    dead = {"match": "nan", "result": {"text": "unreachable"}}
+    mappings = [{"type": "value", "options": up}, {"type": "special", "options": dead}]
+    figure = {"target": {"instant": True, "range": False}, "defaults": {"mappings": mappings}}
+    newest = {**LAST, "reduceOptions": {"calcs": ["last"], "values": False}}
+    renamed = {"id": "organize", "options": {"renameByName": {"name": "Replica"}}}
+    table = {"target": {"format": "table", **figure["target"]}, "transformations": [renamed]}
+    text = {"mode": "markdown", "content": "see **there**"}
+    # A panel's kind, its query, the rest of it, and the words that it shows.
+    shown: list[tuple[str, str, dict[str, Any], str]] = [
+        ("stat", "share", {"defaults": share, "options": LAST}, "25%"),
+        ("stat", "none", {"defaults": {"noValue": "no traffic"}, "options": LAST}, "no traffic"),
+        ("bargauge", "shares", {"defaults": share, "options": LAST}, "left 50% right 75%"),
+        ("timeseries", "none", {"defaults": {"noValue": "nothing ran"}, **CURVES}, "nothing ran"),
+        ("stat", "alive", {**figure, "options": {**LAST, "graphMode": "none"}}, "down"),
+        ("stat", "unknown", {**figure, "options": newest}, "unreachable"),
+        ("text", "none", {"options": text}, "see there"),
+        ("table", "shares", table, "Replica left right"),
+    ]
+    panels = [panel(n, *row[:2], **copy.deepcopy(row[2])) for n, row in enumerate(shown)]
+    answers: dict[str, Series] = {
+        "share": {"name=one": 0.25}, "shares": {"name=left": 0.5, "name=right": 0.75}, "none": {},
+        "alive": {"name=it": 0.0}, "unknown": {"name=it": math.nan},
+    }  # fmt: skip
+    found = drawn(panels, answers)
     assert draw.faults(found.report) == []
-    texts = [each["text"].split("\n", 1)[-1] for each in found.report["panels"]]
-    for text, words in zip(
-        texts,
-        [
-            ("25%",),
-            ("no requests yet",),
-            ("left", "50%", "right", "75%"),
-            ("nothing ran",),
-            ("down",),
-            ("unreachable",),
-            ("see there",),
-            ("Replica", "left", "right"),
-        ],
-        strict=True,
-    ):
-        assert all(word in text.replace("\n", "") for word in words), text
+    for each, (*_, words) in zip(found.report["panels"], shown, strict=True):
+        said = each["text"].split("\n", 1)[-1].replace("\n", "")
+        assert all(word in said for word in words.split()), said
 
 
 @pytest.mark.e2e
 def test_a_heat_map_has_each_observation_in_one_row(drawn: Drawer, draw: ModuleType) -> None:
     buckets = {"le=0.1": 2.0, "le=1": 2.0, "le=+Inf": 5.0}
-    found = drawn(
-        [
-            panel(
-                0,
-                "heatmap",
-                "buckets",
-                target={"format": "heatmap", "legendFormat": "{{le}}"},
-                defaults={"unit": "s"},
-                options={"calculate": False, "color": {"scheme": "Oranges", "steps": 64}},
-            ),
-            panel(1, "state-timeline", "up", options={"showValue": "auto", "rowHeight": 0.9}),
-        ],
-        {"buckets": buckets, "up": {"name=a": 1.0}},
-    )
+    cells = {
+        "target": {"format": "heatmap", "legendFormat": "{{le}}"},
+        "defaults": {"unit": "s"},
+        "options": {"calculate": False, "color": {"scheme": "Oranges", "steps": 64}},
+    }
+    panels = [panel(0, "heatmap", "buckets", **cells)]
+    panels += [panel(1, "state-timeline", "up", options={"showValue": "auto", "rowHeight": 0.9})]
+    found = drawn(panels, {"buckets": buckets, "up": {"name=a": 1.0}})
     assert draw.faults(found.report) == []
     heat, timeline = found.report["panels"]
     assert heat["names"] == ["0.1", "1", "+Inf"]

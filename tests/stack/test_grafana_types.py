@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,74 +67,50 @@ def example(kind: str) -> Panel:
     return copy.deepcopy(panels[0])
 
 
-CHANGES: dict[str, tuple[str, Callable[[Panel], Any]]] = {
-    "an unknown option": ("stat", lambda panel: panel["options"].update(colourMode="value")),
-    "a value that no option has": (
-        "stat",
-        lambda panel: panel["options"].update(graphMode="areas"),
-    ),
-    "a number in quotes": (
-        "timeseries",
-        lambda panel: panel["fieldConfig"]["defaults"]["custom"].update(lineWidth="1"),
-    ),
+# A kind of panel, a path in it, and what stands there. `override` is a property of an override.
+CHANGES: dict[str, tuple[str, str, Any]] = {
+    "an unknown option": ("stat", "options.colourMode", "value"),
+    "a value that no option has": ("stat", "options.graphMode", "areas"),
+    "a number in quotes": ("timeseries", "fieldConfig.defaults.custom.lineWidth", "1"),
     "a drawing option that is none": (
-        "timeseries",
-        lambda panel: panel["fieldConfig"]["defaults"]["custom"].update(axisSoftMaximum=1),
+        "timeseries", "fieldConfig.defaults.custom.axisSoftMaximum", 1
     ),
-    "a place of the legend that is none": (
-        "timeseries",
-        lambda panel: panel["options"]["legend"].update(placement="below"),
-    ),
-    "an unknown property of a field": (
-        "bargauge",
-        lambda panel: panel["fieldConfig"]["defaults"].update(maximum=1),
-    ),
-    "a colour mode that is none": (
-        "timeseries",
-        lambda panel: panel["fieldConfig"]["defaults"].update(color={"mode": "palette"}),
-    ),
-    "an override's unknown property": (
-        "timeseries",
-        lambda panel: panel["fieldConfig"]["overrides"].append(
-            {
-                "matcher": {"id": "byName", "options": "p95"},
-                "properties": [{"id": "custom.lineWeight", "value": 2}],
-            }
-        ),
-    ),
+    "a place of the legend that is none": ("timeseries", "options.legend.placement", "below"),
+    "an unknown property of a field": ("bargauge", "fieldConfig.defaults.maximum", 1),
+    "a colour mode that is none": ("timeseries", "fieldConfig.defaults.color", {"mode": "palette"}),
+    "an override's unknown property": ("timeseries", "override", ("custom.lineWeight", 2)),
     "an override's wrong value": (
-        "timeseries",
-        lambda panel: panel["fieldConfig"]["overrides"].append(
-            {
-                "matcher": {"id": "byName", "options": "p95"},
-                "properties": [{"id": "custom.lineStyle", "value": {"fill": "dashed"}}],
-            }
-        ),
+        "timeseries", "override", ("custom.lineStyle", {"fill": "dashed"})
     ),
-    "a layout of cells that is none": (
-        "heatmap",
-        lambda panel: panel["options"]["rowsFrame"].update(layout="less"),
-    ),
-    "an unknown format of a query": (
-        "heatmap",
-        lambda panel: panel["targets"][0].update(format="histogram"),
-    ),
-    "a query's unknown property": (
-        "timeseries",
-        lambda panel: panel["targets"][0].update(legend="{{le}}"),
-    ),
-    "a panel's unknown property": ("stat", lambda panel: panel.update(subtitle="now")),
-    "an unknown kind of panel": ("stat", lambda panel: panel.update(type="graph")),
-}
+    "a layout of cells that is none": ("heatmap", "options.rowsFrame.layout", "less"),
+    "an unknown format of a query": ("heatmap", "targets.0.format", "histogram"),
+    "a query's unknown property": ("timeseries", "targets.0.legend", "{{le}}"),
+    "a panel's unknown property": ("stat", "subtitle", "now"),
+    "an unknown kind of panel": ("stat", "type", "graph"),
+}  # fmt: skip
+
+
+def spoiled(panel: Panel, path: str, value: Any) -> Panel:
+    """The panel with another value at a path."""
+    if path == "override":
+        properties = [dict(zip(("id", "value"), value, strict=True))]
+        matcher = {"id": "byName", "options": "p95"}
+        panel["fieldConfig"]["overrides"].append({"matcher": matcher, "properties": properties})
+        return panel
+    *names, last = path.split(".")
+    at: Any = panel
+    for name in names:
+        at = at[int(name) if name.isdigit() else name]
+    at[last] = value
+    return panel
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_grafana_does_not_know_is_found(change: str) -> None:
-    kind, spoil = CHANGES[change]
+    kind, path, value = CHANGES[change]
     panel = example(kind)
     assert faults(panel) == []
-    spoil(panel)
-    assert len(faults(panel)) == 1
+    assert len(faults(spoiled(panel, path, value))) == 1
 
 
 def test_an_annotation_or_a_dashboard_with_an_unknown_property_is_found() -> None:

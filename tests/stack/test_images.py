@@ -66,8 +66,8 @@ def test_the_api_image_installs_the_lock_and_no_extras() -> None:
 
 @pytest.mark.parametrize(("extra", "image"), [("load", "loadtest"), ("gateway", "gateway")])
 def test_an_image_has_the_version_of_the_project(extra: str, image: str) -> None:
-    (wanted,) = PROJECT["optional-dependencies"][extra]
-    assert f'"{wanted}"' in (ROOT / image / "Dockerfile").read_text()
+    (pinned,) = PROJECT["optional-dependencies"][extra]
+    assert f'"{pinned}"' in (ROOT / image / "Dockerfile").read_text()
 
 
 def test_baking_builds_the_api_image_alone_for_both_architectures() -> None:

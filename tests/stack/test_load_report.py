@@ -107,7 +107,7 @@ def test_times_of_a_request_have_the_fields_definitions(load: SimpleNamespace) -
     assert one.tpot is None
 
 
-def test_where_a_protocol_does_not_tell_tokens_they_are_spread_over_the_chunks(
+def test_where_a_protocol_counts_no_tokens_they_are_spread_over_the_chunks(
     load: SimpleNamespace,
 ) -> None:
     chunks = [(0.0, None, 2), (1.0, None, 6), (1.5, None, 0), (2.0, None, 2)]
@@ -160,7 +160,9 @@ EVENTS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_every_protocol_tells_text_and_tokens_of_a_stream(name: str, load: SimpleNamespace) -> None:
+def test_text_and_tokens_are_read_from_streams_of_every_protocol(
+    name: str, load: SimpleNamespace
+) -> None:
     assert set(EVENTS) == set(load.protocols.PROTOCOLS)
     protocol = load.protocols.PROTOCOLS[name]
     lines = [b"event: x", b": pause"]

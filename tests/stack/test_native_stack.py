@@ -142,13 +142,13 @@ def test_before_the_first_request_nothing_of_traffic_has_a_value_and_nothing_is_
     assert shown["healthy / State: idle"] == shown["healthy / Alerts: none"] == [1.0]
     assert shown["healthy / Requests per second: requests per second"] == [0.0]
     for name, panel in queries.panels():
-        place = f"{name} / {panel['title']}: "
-        found = [values[0] for panel, values in shown.items() if panel.startswith(place)]
+        prefix = f"{name} / {panel['title']}: "
+        found = [values[0] for panel, values in shown.items() if panel.startswith(prefix)]
         if panel["type"] != "stat" or panel["title"] in MACHINE or not found:
             continue
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         reached = [s["color"] for s in steps if s["value"] is None or found[0] >= s["value"]]
-        assert reached[-1] != "red", f"{place}{found[0]}"
+        assert reached[-1] != "red", f"{prefix}{found[0]}"
 
 
 @pytest.mark.parametrize("api", ["", "openai", "chat"])

@@ -18,9 +18,16 @@ CONFIG = ROOT / "prometheus" / "prometheus.yml"
 RULE_TESTS = sorted((ROOT / "prometheus" / "tests").glob("*.yml"))
 
 
-def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path) -> None:
-    key, config = tmp_path / "metrics-key", tmp_path / "prometheus.yml"
-    key.touch()
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The file with the key of the metrics, which a configuration names."""
+    file = tmp_path / "metrics-key"
+    file.touch()
+    return file
+
+
+def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path, key: Path) -> None:
+    config = tmp_path / "prometheus.yml"
     text = CONFIG.read_text().replace("/tmp/metrics-key", str(key))  # noqa: S108
     config.write_text(text.replace("rules/", f"{CONFIG.parent}/rules/"))
     found = re.findall(r"(\d+) rules found", promtool("check", "config", config))
@@ -62,13 +69,11 @@ def test_every_runbook_names_only_dashboards_panels_and_alerts_that_exist() -> N
     assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == set(alerts)
 
 
-def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path) -> None:
+def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path, key: Path) -> None:
     text = (ROOT / "docs" / "dashboards.md").read_text()
     (line,) = re.findall(r"^alerting: .*$", text, flags=re.MULTILINE)
     assert f"\n# {line}\n" in CONFIG.read_text()
     config = tmp_path / "prometheus.yml"
-    key = tmp_path / "metrics-key"
-    key.touch()
     active = native.prometheus_config(["127.0.0.1:8123"], None, key).replace(f"# {line}", line)
     config.write_text(active)
     found = yaml.safe_load(active)["alerting"]["alertmanagers"]
@@ -81,11 +86,9 @@ def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path) -> None:
     [(["127.0.0.1:8123"], None), (["127.0.0.1:8123", "127.0.0.1:8124"], "127.0.0.1:9901")],
 )
 def test_a_native_run_scrapes_the_addresses_of_its_parts(
-    apis: list[str], gateway: str | None, tmp_path: Path
+    apis: list[str], gateway: str | None, tmp_path: Path, key: Path
 ) -> None:
     path = tmp_path / "prometheus.yml"
-    key = tmp_path / "metrics-key"
-    key.touch()
     path.write_text(native.prometheus_config(apis, gateway, key))
     config = yaml.safe_load(path.read_text())
     found = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}

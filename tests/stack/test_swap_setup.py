@@ -89,21 +89,21 @@ def test_help_status_and_dry_run_change_nothing(tmp_path: Path) -> None:
 @as_root
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
 def test_a_file_system_that_cannot_hold_swap_is_refused(kind: str, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    for folder in (place, tmp_path / "upper", tmp_path / "work"):
+    mount = tmp_path / "place"
+    for folder in (mount, tmp_path / "upper", tmp_path / "work"):
         folder.mkdir()
     layers = f"lowerdir=/etc,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     options = ("-o", layers) if kind == "overlay" else ()
-    if (done := run("mount", "-t", kind, *options, kind, place)).returncode:
+    if (done := run("mount", "-t", kind, *options, kind, mount)).returncode:
         pytest.skip(f"no {kind} here: {done.stderr}")
     try:
-        before = sorted(place.iterdir())
-        result = swap_setup("--size", "4M", path=place / "swap")
+        before = sorted(mount.iterdir())
+        result = swap_setup("--size", "4M", path=mount / "swap")
         assert result.returncode == REFUSED
         assert "4 GB without it" in result.stderr
-        assert sorted(place.iterdir()) == before
+        assert sorted(mount.iterdir()) == before
     finally:
-        run("umount", place)
+        run("umount", mount)
 
 
 @as_root

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.http.test_healthcheck import Health, answering, state
-from tests.stack.support import ROOT, Finished, run
+from tests.stack.support import ROOT, Finished, run, write_programs
 
 # Writes its arguments down. Commands for the container run on this machine.
 DOCKER = """\
@@ -35,9 +35,8 @@ esac
 def up(tmp_path: Path, *answers: Health, replicas: str = "") -> tuple[Finished, list[str]]:
     """Run `scripts/up` beside a service with these answers; returns its calls of Docker, too."""
     calls = tmp_path / "calls"
-    docker = tmp_path / "docker"
-    docker.write_text(DOCKER.format(calls=calls, python=shlex.quote(sys.executable)))
-    docker.chmod(0o755)
+    docker = DOCKER.format(calls=calls, python=shlex.quote(sys.executable))
+    write_programs(tmp_path, docker=docker)
     with answering(*answers) as port:
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -120,10 +119,7 @@ def test_an_engine_that_cannot_run_the_stack_is_named_and_the_stack_runs_nativel
     programs["scripts/venv"] = "#!/bin/sh\n"
     programs[".venv/bin/python"] = '#!/bin/sh\necho "started: $*"\n'
     programs["bin/docker"] = BROKEN.format(fault=FAULTS[reason])
-    for name, text in programs.items():
-        (file := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        file.chmod(0o755)
+    write_programs(tmp_path, **programs)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NATIVE_STATE": str(tmp_path)}
     started = run(tmp_path / "scripts/up", env=env)
     assert started.returncode == 0, started.stderr
@@ -135,8 +131,7 @@ def test_an_engine_that_cannot_run_the_stack_is_named_and_the_stack_runs_nativel
 
 def test_a_warning_of_the_engine_is_shown(tmp_path: Path) -> None:
     """It starts containers, but cannot hold a limit that they ask for."""
-    (tmp_path / "docker").write_text(BROKEN.format(fault=""))
-    (tmp_path / "docker").chmod(0o755)
+    write_programs(tmp_path, docker=BROKEN.format(fault=""))
     probed = run("scripts/probe-engine", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert probed.returncode == 0
     assert probed.stdout == "WARNING: Your kernel does not support swap limit capabilities\n"

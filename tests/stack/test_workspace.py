@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.stack.support import ROOT, read_yaml, run
+from tests.stack.support import ROOT, read_yaml, run, write_programs
 
 WORKFLOW_TEXT = (ROOT / ".github/workflows/ci.yml").read_text()
 WORKFLOW: dict[str, Any] = read_yaml(".github/workflows/ci.yml")
@@ -66,8 +66,10 @@ def test_the_lock_has_hashes_and_what_the_project_asks_for() -> None:
         pins[name.lower().replace("_", "-")] = version
         assert "--hash=sha256:" in pin, pin
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for wanted in map(Requirement, project["dependencies"]):
-        assert wanted.specifier.contains(pins[wanted.name.lower().replace("_", "-")]), wanted
+    for requirement in map(Requirement, project["dependencies"]):
+        assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), (
+            requirement
+        )
 
 
 # -- the dev container -------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def test_the_engine_is_started_again_until_it_answers(
     """With stubs for what it calls: the first dockerd dies, the second answers."""
     calls, engine = tmp_path / "calls", tmp_path / "engine"
     (tmp_path / "resolv.conf").write_text(resolver)
-    for name, program in {
+    programs = {
         "start": (ROOT / ".devcontainer/docker-engine/start")
         .read_text()
         .replace("/etc/resolv.conf", f"{tmp_path}/resolv.conf")
@@ -135,9 +137,8 @@ touch {engine}
 exec sleep 60
 """,
         "docker": f"#!/bin/sh\ntest -e {engine}\n",
-    }.items():
-        (tmp_path / name).write_text(program)
-        (tmp_path / name).chmod(0o755)
+    }
+    write_programs(tmp_path, **programs)
     started = run(
         *(tmp_path / "start", "sh", "-c", "kill $(pgrep -P $$); echo the workspace goes on"),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
@@ -172,10 +173,7 @@ def test_a_workspace_goes_on_without_swap_but_not_after_a_failure(
         "swap-setup.sh": f"#!/bin/sh\nexit {status}\n",
         "bin/sudo": '#!/bin/sh\nshift\nexec "$@"\n',  # if the user is not root
     }
-    for name, text in files.items():
-        (file := tmp_path / name).parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        file.chmod(0o755)
+    write_programs(tmp_path, **files)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     done = run("bash", tmp_path / ".devcontainer" / "post-start", env=env)
     assert done.returncode == expected, done.stderr

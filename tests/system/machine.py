@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.memory.cgroup import Cgroup, CgroupError, cgroup
 
 GIB = 1 << 30
+
+
+@contextmanager
+def limited(**limits: Any) -> Iterator[Cgroup]:
+    """A real cgroup with these limits; skips where none can be made."""
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", **limits) as group:
+            yield group
+    except CgroupError as error:
+        pytest.skip(str(error))
 
 
 class Machine:

@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from bench.memory.cgroup import CgroupError, cgroup
 from specops.system.cpus import cpu_quota
-from tests.system.machine import Machine
+from tests.system.machine import Machine, limited
 
 
 def quota_v1(folder: str, quota: int) -> dict[str, object]:
@@ -70,10 +69,7 @@ def test_threads_follow_a_real_affinity() -> None:
 
 
 def test_threads_follow_a_real_quota() -> None:
-    try:
-        with cgroup(f"specops-test-{os.getpid()}", cpus=1.5) as group:
-            command = group.enclosed(PRINT_THREADS)
-            limited = subprocess.run(command, capture_output=True, text=True, check=True)
-    except CgroupError as error:
-        pytest.skip(str(error))
-    assert limited.stdout.strip() == "1"
+    with limited(cpus=1.5) as group:
+        command = group.enclosed(PRINT_THREADS)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

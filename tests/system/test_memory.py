@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 from dataclasses import asdict
 
 import pytest
 
-from bench.memory.cgroup import CgroupError, cgroup
 from specops.system.memory import (
     Pressure,
     ProcessMemory,
@@ -19,7 +17,7 @@ from specops.system.memory import (
     read_memory,
     read_pressure,
 )
-from tests.system.machine import GIB, Machine
+from tests.system.machine import GIB, Machine, limited
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -57,22 +55,15 @@ POD = {"limit": 2 * GIB, "anon": GIB}
 # The process's cgroups, their files, and what is read.
 READINGS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "no limit: the process's memory and the machine's": ("0::/", {}, PROCESS),
-    "v2: a limit makes the cgroup the source": (
-        "0::/",
-        v2("", 4 * GIB, GIB),
-        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V2},
-    ),
-    "v2: no more swap than the machine has": (
-        "0::/", v2("", 4 * GIB, 12 * GIB), {"swap_limit": 2 * GIB, "swap_cap": 12 * GIB}
-    ),
+    "v2: a limit makes the cgroup the source": ("0::/", v2("", 4 * GIB, GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V2}),
+    "v2: no more swap than the machine has": ("0::/", v2("", 4 * GIB, 12 * GIB),
+        {"swap_limit": 2 * GIB, "swap_cap": 12 * GIB}),
     "v2: no limit of swap": ("0::/", v2("", 4 * GIB, "max"), {"swap_limit": 2 * GIB}),
     "v2: a limit that limits nothing": ("0::/", v2("", 64 * GIB, "max"), PROCESS),
     "v2: none": ("0::/", v2("", "max", "max"), PROCESS),
-    "v2: a parent's": (
-        "0::/pod/api",
-        {**v2("pod/", 2 * GIB, 0), **v2("pod/api/", "max", "max")},
-        {"limit": 2 * GIB, "swap_limit": 0, **V2},
-    ),
+    "v2: a parent's": ("0::/pod/api", {**v2("pod/", 2 * GIB, 0), **v2("pod/api/", "max", "max")},
+        {"limit": 2 * GIB, "swap_limit": 0, **V2}),
     # The kernel kills by the parent's limit as soon as both containers together reach it.
     "v2: all that shares the lowest limit is held": (
         "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 3 * GIB, "max")}, POD
@@ -81,18 +72,13 @@ READINGS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", 2 * GIB, "max")}, POD
     ),
     "v2: the process's own is lower": (
-        "0::/pod/api",
-        {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", GIB, "max")},
-        {"limit": GIB, **HELD},
-    ),
-    "v2: a path outside of the container is the mount": (
-        "0::/../../docker/abc", v2("", GIB, 0), {"limit": GIB}
-    ),
+        "0::/pod/api", {**v2("pod/", 2 * GIB, 0, anon=GIB), **v2("pod/api/", GIB, "max")},
+        {"limit": GIB, **HELD}),
+    "v2: a path outside of the container is the mount": ("0::/../../docker/abc", v2("", GIB, 0),
+        {"limit": GIB}),
     "v1: the swap limit is memory and swap less memory": (
-        "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/",
-        v1("/docker/abc", 4 * GIB, 5 * GIB),
-        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V1},
-    ),
+        "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/", v1("/docker/abc", 4 * GIB, 5 * GIB),
+        {**HELD, "limit": 4 * GIB, "swap_limit": GIB, "swap_cap": GIB, **V1}),
     "v1: all that shares the lowest limit is held": (
         "5:memory:/pod/api",
         {
@@ -135,7 +121,7 @@ def test_a_kernel_without_swap_accounting_holds_none(machine: Machine) -> None:
         (None, None, 2 * GIB, "all that this machine has"),
     ],
 )
-def test_it_is_said_which_limit_of_swap_holds(
+def test_the_note_says_which_limit_of_swap_applies(
     machine: Machine, limit: int | None, swap: int | None, machine_has: int, note: str
 ) -> None:
     total = f"MemTotal: 8388608 kB\nSwapTotal: {machine_has // KIB} kB\n"
@@ -208,26 +194,18 @@ def test_a_real_cap_is_read_from_inside_it() -> None:
         "from specops.system.memory import *; r = read_memory(); print(r.limit, r.source, r.anon)"
     )
     command = [sys.executable, "-c", code]
-    try:
-        with cgroup(f"specops-test-{os.getpid()}", memory=512 * MIB) as group:
-            done = subprocess.run(
-                group.enclosed(command), capture_output=True, text=True, check=True
-            )
-            limit, *source, anon = done.stdout.split()
-            assert int(limit) == 512 * MIB
-            assert source == ["cgroup", f"v{group.version}"]
-            assert 0 < int(anon) < 512 * MIB
-            assert group.oom_kills() == 0
-    except CgroupError as error:
-        pytest.skip(str(error))
+    with limited(memory=512 * MIB) as group:
+        done = subprocess.run(group.enclosed(command), capture_output=True, text=True, check=True)
+        limit, *source, anon = done.stdout.split()
+        assert int(limit) == 512 * MIB
+        assert source == ["cgroup", f"v{group.version}"]
+        assert 0 < int(anon) < 512 * MIB
+        assert group.oom_kills() == 0
 
 
 def test_a_process_above_a_real_cap_is_killed_and_counted() -> None:
-    try:
-        with cgroup(f"specops-test-{os.getpid()}", memory=64 * MIB) as group:
-            command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
-            done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
-            assert done.returncode == -9
-            assert group.oom_kills() == 1
-    except CgroupError as error:
-        pytest.skip(str(error))
+    with limited(memory=64 * MIB) as group:
+        command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
+        done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
+        assert done.returncode == -9
+        assert group.oom_kills() == 1

@@ -36,7 +36,7 @@ def test_a_thread_gives_way_and_so_do_those_that_it_starts() -> None:
     assert own() == before
 
 
-def test_where_priorities_cannot_be_set_that_is_said_and_no_error(
+def test_a_priority_that_cannot_be_set_is_logged_and_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*arguments: int) -> None:

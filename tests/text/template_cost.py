@@ -65,8 +65,8 @@ def compare(process: TemplateProcess, source: str, messages: int) -> tuple[float
     plain = environment(TOKENS).from_string(source)
     refusal = None
     for system, tools in WAYS:
-        told = conversation(messages, system=system)
-        values = {"messages": told, "add_generation_prompt": True, **tools}
+        turns = conversation(messages, system=system)
+        values = {"messages": turns, "add_generation_prompt": True, **tools}
         try:
             text = process.render(source, TOKENS, values)
         except TemplateRefusal as error:

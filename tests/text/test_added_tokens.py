@@ -35,7 +35,7 @@ def described(*texts: str, start: int, special: bool = True, **flags: Any) -> di
     entries = (
         {"content": text, "special": special, "normalized": False, **flags} for text in texts
     )
-    return {str(start + place): entry for place, entry in enumerate(entries)}
+    return {str(start + index): entry for index, entry in enumerate(entries)}
 
 
 CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -75,7 +75,7 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["chatml", "zephyr", "llama", "generation"])
 @pytest.mark.parametrize("begun", ["The answer", "42", " so: \n"])
-def test_a_begun_answer_goes_on_as_in_transformers(name: str, begun: str) -> None:
+def test_a_begun_answer_is_continued_as_in_transformers(name: str, begun: str) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": begun}]
     (theirs,), _ = render_jinja_template(
         [messages], chat_template=TEMPLATES[name], continue_final_message=True, **TOKENS
@@ -101,7 +101,7 @@ def test_today_is_today() -> None:
     assert ChatTemplate(TEMPLATES["date"], {}).render(MESSAGES).startswith(year)
 
 
-def test_a_templates_own_refusal_is_told() -> None:
+def test_a_templates_own_refusal_is_reported() -> None:
     wrong = [{"role": "assistant", "content": "me first"}]
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         ChatTemplate(TEMPLATES["llama"], TOKENS).render(wrong)

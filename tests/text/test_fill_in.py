@@ -13,7 +13,7 @@ class Spelled:
     """A tokenizer whose tokens are single characters and a few marks; texts begin with token 1."""
 
     def __init__(self, *marks: str) -> None:
-        self._marks = {mark: 1000 + place for place, mark in enumerate(marks)}
+        self._marks = {mark: 1000 + index for index, mark in enumerate(marks)}
 
     def token(self, text: str) -> int | None:
         return self._marks.get(text)

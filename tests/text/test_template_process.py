@@ -437,10 +437,7 @@ def test_a_process_that_ends_between_renderings_is_missed_by_nobody(
     ],
 )
 def test_a_process_that_ends_in_a_rendering_costs_that_one_alone(
-    number: int,
-    error: type[Exception],
-    words: str,
-    process: TemplateProcess,
+    number: int, error: type[Exception], words: str, process: TemplateProcess
 ) -> None:
     works(process)
     before = cpu_ticks(pid(process))
@@ -553,7 +550,7 @@ def test_nothing_that_comes_back_is_believed(
         process._child.result()  # type: ignore[union-attr] # also a fake
 
 
-def test_a_process_that_does_not_start_is_told_and_tried_again(
+def test_a_process_that_does_not_start_is_reported_and_tried_again(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

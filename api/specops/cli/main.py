@@ -153,8 +153,7 @@ def _generate(options: argparse.Namespace) -> int:
     chat = engine.info.chat and not options.raw
     text = engine.render_chat(with_system(question(prompt), engine.info.system)) if chat else prompt
     request = replace(
-        drawn,
-        prompt_tokens=engine.encode_chat(text) if chat else engine.encode(text),
+        drawn, prompt_tokens=engine.encode_chat(text) if chat else engine.encode(text)
     )
     terminal = Terminal(plain=options.no_color)
     last: Output | None = None
@@ -207,11 +206,7 @@ def _load(settings: Settings) -> Engine:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from specops.models.convert import (  # noqa: PLC0415
-        ExportError,
-        export_checkpoint,
-        quantization_for,
-    )
+    from specops.models.convert import ExportError, export_checkpoint, quantization_for  # noqa: PLC0415
 
     try:
         model = export_checkpoint(

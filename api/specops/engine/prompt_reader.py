@@ -38,7 +38,7 @@ class PromptReader:
         self._position = 0  # of the first token that was not read
         self._sum: npt.NDArray[np.float64] | None = None
         self._embeddings: list[Floats] = []
-        self._told: list[Logprob | None] = [None]  # nothing is told of a prompt's first token
+        self._logprobs: list[Logprob | None] = [None]  # a prompt's first token has none
         self._handed_out = not request.prompt_logprobs
 
     def read(self, start: int, logits: Floats, hidden: Floats) -> None:
@@ -56,7 +56,7 @@ class PromptReader:
                 self._sum = state if self._sum is None else self._sum + state
             elif position + 1 < len(self._prompt):
                 most = self._request.logprobs or 0
-                self._told.append(logprob(logits[row], self._prompt[position + 1], most))
+                self._logprobs.append(logprob(logits[row], self._prompt[position + 1], most))
             self._position = position + 1
 
     def note_seconds(self, tokens: int, seconds: float) -> None:
@@ -78,7 +78,7 @@ class PromptReader:
         """Add the probabilities to the first output, and the embeddings to the last."""
         if not self._handed_out:
             self._handed_out = True
-            output = replace(output, prompt=tuple(self._told))
+            output = replace(output, prompt=tuple(self._logprobs))
         if self._embeddings and output.finish:
             output = replace(output, embeddings=np.stack(self._embeddings))
         return output

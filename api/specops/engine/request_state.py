@@ -73,8 +73,8 @@ class RequestState:
         self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
         self.choosing_seconds = 0.0
-        wanted = request.embed or request.prompt_logprobs
-        self.reader = PromptReader(request) if wanted else None
+        reads = request.embed or request.prompt_logprobs
+        self.reader = PromptReader(request) if reads else None
         self._prompt_length = len(request.prompt_tokens)
         # A grammar ends the answer by an end token, so the request cannot ignore it.
         goes_on = request.ignore_eos and request.sampling.grammar is None
@@ -205,8 +205,8 @@ class RequestState:
             self.tokens.append(token)
             if self._processor is not None:
                 self._processor.append(token)
-            told = None if most is None else logprob(logits[position], token, most)
-            self._pieces += text.push(token, origin, told)
+            probability = None if most is None else logprob(logits[position], token, most)
+            self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
                 return position + 1
@@ -226,11 +226,11 @@ class RequestState:
         Returns:
             Whether there is a next prompt; nothing of it is computed yet.
         """
-        found = self.reader and self.reader.next_prompt()
-        if not found:
+        following = self.reader and self.reader.next_prompt()
+        if not following:
             self.finish = FinishReason.STOP
             return False
-        self.tokens, self._prompt_length = list(found), len(found)
+        self.tokens, self._prompt_length = list(following), len(following)
         self.num_computed = 0
         return True
 

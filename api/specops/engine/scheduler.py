@@ -1,29 +1,27 @@
 """The engine's loop. A step expires, admits, plans, runs one forward pass for all, and retires.
 
-`slots` gives slots and KV blocks, `planner` plans the pass, `postprocessor` turns its logits into
-tokens.
+`slots` gives slots and KV blocks, `planner` plans the pass. What comes of its logits is here:
+drafts are verified, and requests get their tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from specops.engine.planner import Planner
-from specops.engine.postprocessor import Postprocessor
-from specops.engine.proposer import Proposer
+from specops.engine.planner import Planner, Scheduled
 from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
 from specops.engine.request_state import RequestState
-from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
-from specops.engine.token_budget import TokenBudget
-from specops.request import FinishReason, GenerationRequest, Step
+from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
+from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Chain
+from specops.speculation.verifier import Verdict, compare, verify
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
@@ -70,17 +68,17 @@ class Scheduler:
         self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
         self._slots = SlotManager(target.cache, drafters)
-        self._postprocessor = Postprocessor(target, controller, clock)
-        self._budget = TokenBudget(
-            cost_model,
-            draft_cost_model,
-            max_inter_token_latency=max_inter_token_latency,
+        self._planner = Planner(
+            target.cache,
+            self._slots,
+            drafters,
+            controller,
+            cost_model=cost_model,
+            draft_cost_model=draft_cost_model,
+            clock=clock,
             max_batched_tokens=max_batched_tokens,
+            max_inter_token_latency=max_inter_token_latency,
         )
-        self._proposer = Proposer(
-            target.cache, drafters, controller, clock, max_tokens=max_batched_tokens
-        )
-        self._planner = Planner(target.cache, self._slots, self._proposer, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._clock = clock
@@ -91,11 +89,11 @@ class Scheduler:
     @property
     def controller(self) -> Controller:
         """Chooses draft lengths; another one may take over between two steps."""
-        return self._proposer.controller
+        return self._planner.controller
 
     @controller.setter
     def controller(self, controller: Controller) -> None:
-        self._proposer.controller = self._postprocessor.controller = controller
+        self._planner.controller = controller
 
     @property
     def busy(self) -> bool:
@@ -191,10 +189,10 @@ class Scheduler:
         logits = self.target.forward(batch)
         step.seconds = self._clock() - begun
         self.cost_model.observe(batch.num_tokens, batch.attention_work, step.seconds)
-        self._postprocessor.process(step, scheduled, logits)
+        self._process(step, scheduled, logits)
         if decoding := scheduled[: step.decoding]:
             if step.prompt_tokens:
-                self._budget.observe(batch, self._clock() - started)
+                self._planner.observe(batch, self._clock() - started)
             self.controller.stepped(decoding, step.draft_seconds)
             step.missed_drafters = [item.missed for item in decoding if item.missed]
             step.declined_drafters = [item.declined for item in decoding if item.declined]
@@ -209,3 +207,124 @@ class Scheduler:
         step.kv_tokens, step.kept_tokens = cache.tokens, cache.kept_tokens
         step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
         step.kept_blocks = cache.kept_blocks
+
+    # -- from logits to tokens ---------------------------------------------------------------------
+
+    def _process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> None:
+        """Give every request of a pass its tokens. A request that raises an error fails alone.
+
+        Args:
+            step: gets the counts of tokens and drafts.
+            scheduled: the requests of the pass that was computed.
+            logits: [n, V], of the tokens that needed them, in the order of the spans.
+        """
+        row, decoding = 0, scheduled[: step.decoding]
+        likeliest: list[int] | None = None
+        if not any(item.sampling.temperature > 0 for item in decoding):
+            rows = sum(item.num_logits for item in decoding)
+            likeliest = logits[:rows].argmax(axis=-1).tolist()
+        for item in scheduled:
+            own, start = logits[row : row + item.num_logits], self._clock()
+            try:
+                if item.is_prompt:
+                    self._process_prompt(step, item, own, row)
+                else:
+                    self._process_decoded(step, item, own, row, likeliest)
+                    item.state.note_choosing(self._clock() - start)
+            except Exception as error:
+                item.state.fail(error)
+            step.emitted_tokens += item.emitted
+            row += item.num_logits
+
+    def _process_decoded(
+        self,
+        step: Step,
+        item: Scheduled,
+        logits: Floats,
+        row: int,
+        likeliest: Sequence[int] | None,
+    ) -> None:
+        """Verify a draft. Append its accepted tokens and the target's own token after them.
+
+        Args:
+            step: gets the verified drafts.
+            item: the request's part in the pass.
+            logits: [k + 1, V], after the text's last token, or the last forced one, and after
+                each of the k draft tokens. Where the request wants probabilities, the logits of the
+                forced tokens come before these.
+            row: of the first of them among the pass's logits.
+            likeliest: [n], the likeliest token of each of the pass's rows; None where a request
+                draws its tokens.
+        """
+        state, draft, forced = item.state, item.draft, item.forced
+        drafted, adjusts = len(draft.tokens), state.adjusts
+        before = item.num_logits - 1 - drafted
+        if likeliest is not None and not adjusts:
+            verdict = compare(likeliest[row + before : row + item.num_logits], draft.tokens)
+        else:
+            start = self._clock()
+            adjusted = state.adjusted(logits[before:], draft.tokens, forced)
+            if adjusts:
+                begun, start = start, self._clock()
+                self.controller.adjusted(state.speculation, drafted + 1, start - begun)
+            verdict = _verify(item, adjusted)
+            if item.sampling.temperature > 0:
+                self.controller.drawn(verdict.accepted + 1, self._clock() - start)
+        accepted = verdict.accepted
+        if drafted:
+            self.controller.verified(item, accepted)
+        tokens = [*forced, *draft.tokens[:accepted], verdict.next_token]
+        item.emitted = state.append(tokens, len(tokens) - 1, draft.drafter, logits, len(forced))
+        # Where the request ends inside of the accepted tokens, the rest was never output.
+        kept = min(len(tokens) - 1, item.emitted)
+        # The cache's entries of rejected tokens are overwritten by the next pass.
+        self._computed(state, 1 + kept)
+        last = row + before + accepted
+        self.target.keep_hidden_state(state.slot, last, state.num_computed, state.tokens[-1])
+        drafts = []
+        if forced:
+            drafts.append(Draft(forced, drafter=GRAMMAR, accepted=min(len(forced), kept)))
+        if drafted:
+            draft.accepted, draft.adaptive = max(0, kept - len(forced)), item.adaptive
+            judged = draft.accepted + (draft.accepted == accepted)
+            draft.accept_probs, draft.probs = draft.accept_probs[:judged], None
+            drafts.append(draft)
+        state.count_step(drafts, missed=item.missed is not None)
+        step.drafts += drafts
+
+    def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, row: int) -> None:
+        """Note a computed piece of a prompt; `logits` [num_logits, V] follow its last tokens."""
+        state, rows = item.state, item.num_logits
+        self._computed(state, len(item.tokens))
+        if state.reader is not None and rows:
+            hidden, begun = self.target.hidden_states(row, rows), self._clock()
+            state.reader.read(item.start, logits, hidden)
+            state.reader.note_seconds(rows, self._clock() - begun)
+        if item.ends_prompt and state.request.embed:
+            if state.next_prompt():
+                cache = self.target.cache
+                cache.release(state.slot)
+                cache.begin(state.slot, state.tokens, share=False)
+        elif item.ends_prompt:
+            token = _verify(item, state.adjusted(logits[-1:], ())).next_token
+            row += rows - 1
+            self.target.keep_hidden_state(state.slot, row, state.num_computed, token)
+            item.emitted = state.append([token], 0, "", logits[-1:])
+            step.first_tokens += 1
+
+    def _computed(self, state: RequestState, tokens: int) -> None:
+        state.num_computed += tokens
+        self.target.cache.commit(state.slot, state.tokens, state.num_computed)
+
+
+def _verify(item: Scheduled, logits: Floats) -> Verdict:
+    """Verify a request's draft behind its forced tokens; without a draft, choose its next token."""
+    draft, position = item.draft, len(item.state.tokens) + len(item.forced)
+    return verify(
+        logits,
+        draft.tokens,
+        draft.probs,
+        sampling=item.sampling,
+        rng=item.rng,
+        position=position,
+    )

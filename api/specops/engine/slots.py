@@ -66,7 +66,8 @@ class SlotManager:
         for state in list(self._states):
             if state.num_uncomputed_tokens or state.slot < 0 or state.finish:
                 continue
-            if self._make_room(state, state.num_computed + 1, keep=()):
+            length = state.num_computed + 1
+            if self._cache.reserve(state.slot, length) or self._make_room(state, length, keep=()):
                 decoding.append(state)
             else:
                 self._preempt(state)
@@ -80,10 +81,10 @@ class SlotManager:
             otherwise it waits.
         """
         keep = {span.slot for span in batch.spans}
-        found = self._make_room(state, length, keep=keep)
-        if not found and not keep:
+        fits = self._make_room(state, length, keep=keep)
+        if not fits and not keep:
             self._preempt(state)
-        return found
+        return fits
 
     def share_prefix(self, state: RequestState) -> int:
         """Take over what other requests have computed of the request's beginning.
@@ -100,7 +101,7 @@ class SlotManager:
         ended = [state for state in self._states if state.finish]
         for state in ended:
             self._leave(state)
-        gone = [state for state in self._in_line if state.finish]
+        gone = [state for state in self._in_line if state.finish] if self._in_line else []
         for state in gone:
             self._in_line.remove(state)
         return ended + gone

@@ -8,18 +8,18 @@ from specops.models.head_folder import HeadFolder
 from specops.runtime import kernels
 
 
-def card(head: HeadFolder, found: Evaluation, written: int, reached: Acceptance) -> str:
+def card(head: HeadFolder, result: Evaluation, written: int, reached: Acceptance) -> str:
     """Return the card as Markdown.
 
     Args:
         head: the head's folder.
-        found: the measured speeds.
+        result: the measured speeds.
         written: number of tokens that the target has written, held-out ones included.
         reached: how often the guesses are right.
     """
     rows = "\n".join(
-        f"| `{name}` | {speed:.2f} | {found.tokens_per_jump[name]:.2f} |"
-        for name, speed in found.speedup.items()
+        f"| `{name}` | {speed:.2f} | {result.tokens_per_jump[name]:.2f} |"
+        for name, speed in result.speedup.items()
     )
     return f"""# Draft head for {head.target}
 
@@ -43,9 +43,9 @@ right, the second guess is right in {reached.second:.0%}.
 | --- | ---: | ---: |
 {rows}
 
-{found.prompts} conversations, greedy, one at a time, on {found.threads} threads with
+{result.prompts} conversations, greedy, one at a time, on {result.threads} threads with
 {kernels.kernel()} kernels; `cascade` looks up suffixes first, and asks the head where they are less
-than half sure. On this machine {found.verdict}.
+than half sure. On this machine {result.verdict}.
 
 ## Limits
 

@@ -151,7 +151,7 @@ class Writer:
 
 def _worth_keeping(tokens: list[int]) -> bool:
     """Whether an answer is long enough and does not repeat itself."""
-    grams = {tuple(tokens[place : place + _GRAM]) for place in range(len(tokens) - _GRAM + 1)}
+    grams = {tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)}
     return len(tokens) >= _SHORTEST and len(grams) >= _LEAST_DISTINCT * (len(tokens) - _GRAM + 1)
 
 

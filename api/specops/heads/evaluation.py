@@ -69,30 +69,30 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
     """
     engine = Engine.load(replace(settings, slots=1))
     ways = (NO_DRAFTER, _LOOKUP, _HEAD, _BOTH)
-    found: dict[str, list[GenerationStats]] = {name: [] for name in ways}
+    figures: dict[str, list[GenerationStats]] = {name: [] for name in ways}
     chosen = conversations[:_PROMPTS]
     for turn, conversation in enumerate(chosen):
         texts = set()
         for way in (*ways[turn % len(ways) :], *ways[: turn % len(ways)]):
             tokens, stats = _answer(engine, settings, conversation, way)
-            found[way].append(stats)
+            figures[way].append(stats)
             texts.add(tokens)
         if len(texts) > 1:
             raise OutputsDiffer(f"conversation {conversation.number} differs between drafters")
-    plain = [stats.tokens_per_second for stats in found[NO_DRAFTER]]
+    plain = [stats.tokens_per_second for stats in figures[NO_DRAFTER]]
     return Evaluation(
         len(chosen),
         engine.info.threads,
         {
             name: statistics.median(
                 stats.tokens_per_second / base if base else 1.0
-                for stats, base in zip(found[name], plain, strict=True)
+                for stats, base in zip(figures[name], plain, strict=True)
             )
             for name in ways[1:]
         },
         {
-            name: sum(stats.generated_tokens - 1 for stats in found[name])
-            / max(1, sum(stats.sequence_steps for stats in found[name]))
+            name: sum(stats.generated_tokens - 1 for stats in figures[name])
+            / max(1, sum(stats.sequence_steps for stats in figures[name]))
             for name in ways[1:]
         },
     )

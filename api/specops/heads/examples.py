@@ -66,11 +66,11 @@ class Examples:
             tokens: [V], tokens of the table.
             rows: [V, size], the target's output rows of these tokens.
         """
-        other, places = len(tokens), {token: place for place, token in enumerate(tokens)}
+        other, codes_of = len(tokens), {token: code for code, token in enumerate(tokens)}
         table = torch.from_numpy(rows)
         learnt = [item for item in conversations if len(item.tokens) > 1]
         count = sum(len(item.tokens) - 1 for item in learnt)
-        codes = [[places.get(token, other) for token in item.tokens.tolist()] for item in learnt]
+        codes = [[codes_of.get(token, other) for token in item.tokens.tolist()] for item in learnt]
         # Written in place: parts in a list would fragment the memory of the freed distributions.
         labels = torch.empty(count, min(_LABELS, len(rows)), dtype=torch.int64)
         probs = torch.empty(labels.shape)
@@ -109,5 +109,5 @@ def _pieces(conversations: Iterable[Conversation]) -> Iterator[NDArray[np.float1
 def _likeliest(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return indices [n, 8] and probabilities [n, 8] of the next tokens of states [n, size]."""
     with torch.no_grad():
-        found = torch.softmax(states.float() @ rows.T, -1).topk(min(_LABELS, len(rows)))
-    return found.indices, found.values
+        top = torch.softmax(states.float() @ rows.T, -1).topk(min(_LABELS, len(rows)))
+    return top.indices, top.values

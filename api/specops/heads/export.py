@@ -61,9 +61,9 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
         if values.ndim == 1:
             initializers.append(numpy_helper.from_array(values, f"{base}_weight"))
             continue
-        found = quantize_blockwise(values, _BITS, _BLOCK)
-        initializers.append(numpy_helper.from_array(found.packed, f"{base}_codes"))
-        initializers.append(numpy_helper.from_array(found.scales, f"{base}_scales"))
+        quantized = quantize_blockwise(values, _BITS, _BLOCK)
+        initializers.append(numpy_helper.from_array(quantized.packed, f"{base}_codes"))
+        initializers.append(numpy_helper.from_array(quantized.scales, f"{base}_scales"))
         columns, depth = values.shape
         products[base] = (
             f"com.microsoft.MatMulNBits <K = {depth}, N = {columns}, bits = {_BITS}, "

@@ -68,11 +68,7 @@ def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
-        choice.target,
-        choice.target_quant,
-        name=choice.name,
-        cache_dir=alone.cache_dir,
-        report=tell,
+        choice.target, choice.target_quant, name=choice.name, cache_dir=alone.cache_dir, report=tell
     )
     engine = Engine.load(alone)
     size = engine.scheduler.target.hidden_size
@@ -108,22 +104,17 @@ def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell
     weights = {name: state[name].numpy() for name in state if name.endswith(".weight")}
     weights["table"] = network.table.detach().numpy()
     head = HeadFolder(
-        path,
-        choice.name,
-        engine.info.vocab_size,
-        size,
-        tuple(tokens),
-        calibrate(network, unseen),
+        path, choice.name, engine.info.vocab_size, size, tuple(tokens), calibrate(network, unseen)
     )
     write_head(head, weights)
     tell("measuring it on conversations that it was not trained on")
     # In the context that they were written in: in a shorter one they might not fit.
     measured = replace(settings, draft=str(path), drafter="", context=_CONTEXT)
-    found = evaluate(measured, kept)
+    evaluation = evaluate(measured, kept)
     (path / "README.md").write_text(
-        card(head, found, written, acceptance(network, unseen)), encoding="utf-8"
+        card(head, evaluation, written, acceptance(network, unseen)), encoding="utf-8"
     )
-    return found
+    return evaluation
 
 
 def _keep_to(work: Path, name: str, source_digest: str, hidden_size: int) -> None:
@@ -179,5 +170,5 @@ def _tokens(conversations: list[Conversation], file: Path) -> list[int]:
     """Return the tokens of the table; a continued training keeps its first ones."""
     if not file.exists():
         file.write_text(json.dumps(frequent_tokens(conversations, _TOKENS)), encoding="utf-8")
-    found: list[int] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    chosen: list[int] = json.loads(file.read_text(encoding="utf-8"))
+    return chosen

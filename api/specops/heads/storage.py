@@ -61,7 +61,7 @@ class ConversationStore:
             most_bytes -= path.stat().st_size
             if most_bytes < 0:
                 return
-            with np.load(path) as found:
+            with np.load(path) as arrays:
                 yield Conversation(
-                    int(found["number"]), found["prompt"], found["tokens"], found["states"]
+                    int(arrays["number"]), arrays["prompt"], arrays["tokens"], arrays["states"]
                 )

@@ -21,7 +21,6 @@ from specops.config import Settings
 from specops.engine.engine import UnknownToken
 from specops.engine.model_info import ModelState
 from specops.http import console, documentation, health
-from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
     GENERATING,
@@ -34,7 +33,7 @@ from specops.http.errors import (
 )
 from specops.http.hosts import Hosts, cors
 from specops.http.keys import ApiKeys
-from specops.http.middleware import RequestContext
+from specops.http.middleware import Endpoints, RequestContext
 from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
 from specops.http.state import AppState, Context

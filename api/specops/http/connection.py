@@ -61,23 +61,44 @@ class Limits:
 
 
 class _Transport:
-    """A transport that counts the bytes written to it, and asks before it closes."""
+    """A transport that sends what is written within one turn of the event loop at once.
+
+    uvicorn writes an answer's head and its body apart: in one piece they take one system call, and
+    a server that is killed has sent both or neither.
+
+    Attributes:
+        sent: bytes that went to the socket, or wait for it.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection = connection
-        self.written = 0
+        self._held: list[bytes] = []
+        self.sent = 0
 
     def write(self, data: bytes) -> None:
-        self.written += len(data)
-        self._connection.call_alone(self._transport.write, data)
+        if not self._held:
+            self._connection.loop.call_soon(self.flush)
+        self._held.append(data)
+
+    def flush(self) -> None:
+        """Send what was written since the last turn."""
+        if data := b"".join(self._held):
+            self._held = []
+            self.sent += len(data)
+            self._connection.call_alone(self._transport.write, data)
 
     def close(self) -> None:
+        self.flush()
         self._connection.call_alone(self._close)
 
     def _close(self) -> None:
         if not self._connection.lingers():
             self._transport.close()
+
+    def abort(self) -> None:
+        self._held = []
+        self._transport.abort()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -121,10 +142,7 @@ class Connection(H11Protocol):
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
     def call_alone(
-        self,
-        call: Callable[_Arguments, None],
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
+        self, call: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> None:
         """Call a function; if it fails, drop this connection and nothing else."""
         try:
@@ -195,7 +213,7 @@ class Connection(H11Protocol):
             return
         waiting = self.transport.get_write_buffer_size()
         reason, stall, whole = self._deadline(waiting)
-        amount = self._own.written - waiting if reason == "unread" else self._received
+        amount = self._own.sent - waiting if reason == "unread" else self._received
         # Each request starts from zero, even if the client has the same to do as before.
         if (seen := (reason, self.cycle)) != self._seen:
             self._seen, self._looks, self._still = seen, 0, 0
@@ -275,6 +293,7 @@ class Connection(H11Protocol):
         If the connection was closed at once, it would be reset and the answer lost.
         """
         self._refused = True
+        self._own.flush()
         if self.transport.get_write_buffer_size():
             return  # asyncio would end the stream later, where a failure has no owner
         try:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 
 PATH = "/docs"
@@ -19,40 +21,30 @@ _SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
 # The package holds the files of Swagger UI's releases (Apache License 2.0), unchanged.
 _FOLDER = Path(str(files("fastapi_swagger"))) / "resources"
 _TYPES = {_SCRIPT: "text/javascript", _STYLE: "text/css"}
-
-_START = """
-SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#page",
-  deepLinking: true,
-  defaultModelsExpandDepth: 0,
-  validatorUrl: null,
-});
-"""
-_HTML = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Spec-Ops API</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="docs/{_STYLE}">
-</head>
-<body>
-<div id="page"></div>
-<noscript><a href="openapi.json">openapi.json</a> has the description.</noscript>
-<script src="docs/{_SCRIPT}"></script>
-<script>{_START}</script>
-</body>
-</html>
-"""
-_HASH = base64.b64encode(hashlib.sha256(_START.encode()).digest()).decode()
-_POLICY = (
-    f"default-src 'none'; script-src 'self' 'sha256-{_HASH}'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
+_HTML = bytes(
+    get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Spec-Ops API",
+        swagger_js_url=f"docs/{_SCRIPT}",
+        swagger_css_url=f"docs/{_STYLE}",
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"defaultModelsExpandDepth": 0, "validatorUrl": None},
+    ).body
+).decode()
 router = APIRouter(include_in_schema=False)
+
+
+def policy_source(text: str) -> str:
+    """Return what allows a script or a style within a page in its Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+(_START,) = re.findall(r"<script>(.*?)</script>", _HTML, re.DOTALL)
+_POLICY = (
+    f"default-src 'none'; script-src 'self' {policy_source(_START)}; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
 
 
 @router.get(PATH)

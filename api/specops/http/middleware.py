@@ -13,17 +13,15 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
-from specops.http.content_encoding import body_encoding, decompressed
-from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -34,13 +32,20 @@ from specops.http.errors import (
 from specops.http.hosts import Hosts
 from specops.http.keys import ApiKeys
 from specops.http.protocols import PROTOCOLS
+from specops.http.request_body import (
+    LARGE_BODY_BYTES,
+    MAX_BODY_BYTES,
+    body_encoding,
+    decompressed,
+    refuse_complex,
+)
 from specops.http.state import AppState, Context
+from specops.metrics.series import OTHER
 from specops.serving.admission import QueueFull
 from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
-MAX_BODY_BYTES = 1 << 20
 # So many of 1 MiB are 64 MB, which no memory plan has.
 MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
@@ -55,6 +60,31 @@ _REASONS = {
     "invalid_encoding": "invalid",
 }
 log = logging.getLogger(__name__)
+
+
+class Endpoints:
+    """Names the endpoint of a path: metrics have a label for each route and none for a path.
+
+    Args:
+        routes: of the application.
+
+    Attributes:
+        paths: of the endpoints, with their parameters: `/v1/models/{model}`.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        by_path = {route.path_format: route for route in routes if isinstance(route, Route)}
+        self.paths = tuple(by_path)
+        self._fixed = {path for path, route in by_path.items() if not route.param_convertors}
+        self._patterns = [
+            (route.path_regex, path) for path, route in by_path.items() if route.param_convertors
+        ]
+
+    def of(self, path: str) -> str:
+        """Return the endpoint of a request's path, or `OTHER`."""
+        if path in self._fixed:
+            return path
+        return next((name for regex, name in self._patterns if regex.match(path)), OTHER)
 
 
 class RequestContext:
@@ -191,7 +221,7 @@ class RequestContext:
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
             if encoding and exchange.body and not exchange.client_left:
-                exchange.body = await decompressed(exchange.body, encoding, MAX_BODY_BYTES)
+                exchange.body = await decompressed(exchange.body, encoding)
             refuse_complex(exchange.body)
             Context.of(scope).body_bytes = len(exchange.body)
             if not exchange.client_left:

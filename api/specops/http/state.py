@@ -33,14 +33,6 @@ class AppState:
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
-def _nothing() -> None:
-    pass
-
-
-def _no_fields() -> dict[str, Any]:
-    return {}
-
-
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One HTTP request, from its arrival to its log line. The middleware makes it.
@@ -68,10 +60,10 @@ class Context:
     client: str = ""
     trace: RequestTrace | None = None
     body_bytes: int = 0
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = lambda: None
     matcher: Matcher | None = None
     ignored: list[str] = field(default_factory=list)
-    log_fields: Callable[[], dict[str, Any]] = _no_fields
+    log_fields: Callable[[], dict[str, Any]] = dict
 
     def enter(self, scope: Scope) -> None:
         """Make this the context of a request."""

@@ -19,13 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
 from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, STATES, Series
-from specops.request import (
-    Draft,
-    FinishReason,
-    GenerationRequest,
-    GenerationStats,
-    Step,
-)
+from specops.request import Draft, FinishReason, GenerationRequest, GenerationStats, Step
 from specops.system.failures import Failures
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.
@@ -116,7 +110,7 @@ class Metrics(Series):
         self.kv_blocks["shared"].set(step.shared_blocks)
         self.kv_blocks["kept"].set(step.kept_blocks)
         self.kv_blocks["free"].set(self._blocks - step.used_blocks - step.kept_blocks)
-        self.kv_usage.set(step.used_blocks / self._blocks if self._blocks else 0.0)
+        self.kv_usage_ratio.set(step.used_blocks / self._blocks if self._blocks else 0.0)
 
     def _observe_prompts(self, step: Step) -> None:
         self.pass_tokens["prompt"].inc(step.prompt_tokens)
@@ -153,9 +147,9 @@ class Metrics(Series):
             self.draft_promised[drafter][tenth].inc(probability)
             self.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
         # Drafts of a grammar may be longer than the counted positions.
-        for verified in self.verified_per_position[drafter][:count]:
+        for verified in self.draft_tokens_per_position[drafter][:count]:
             verified.inc()
-        for accepted in self.accepted_per_position[drafter][: draft.accepted]:
+        for accepted in self.accepted_tokens_per_position[drafter][: draft.accepted]:
             accepted.inc()
 
     def watch_controller(
@@ -205,12 +199,12 @@ class Metrics(Series):
         trace = request.trace
         exemplar = {"trace_id": trace.trace_id} if trace else {"request_id": request.client_id}
         self.requests[reason].inc()
-        self.latency.observe(latency_seconds, exemplar)
+        self.latency_seconds.observe(latency_seconds, exemplar)
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
         if ttft_seconds is not None:
-            self.time_to_first_token.observe(ttft_seconds, exemplar)
+            self.time_to_first_token_seconds.observe(ttft_seconds, exemplar)
         if stats is not None:
-            self.queue_wait.observe(stats.queue_seconds)
+            self.queue_wait_seconds.observe(stats.queue_seconds)
             if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
                 self.wasted_tokens.inc(stats.generated_tokens)
             elif not request.embed:
@@ -219,7 +213,7 @@ class Metrics(Series):
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Count the time between two steps of a request, spread over the second step's tokens."""
         for _ in range(tokens):
-            self.inter_token_latency.observe(seconds / tokens)
+            self.inter_token_latency_seconds.observe(seconds / tokens)
 
     def observe_rejected(self, reason: str) -> None:
         """Count a refused request; `reason` is one of `series.REJECTIONS`.
@@ -271,7 +265,7 @@ class Metrics(Series):
         for gauge in self.model_state.values():
             gauge.set(gauge is current)
         if state == "ready":
-            self.model_ready_at.set_to_current_time()
+            self.model_ready_timestamp_seconds.set_to_current_time()
 
     def set_download(self, model: str, done: int, total: int) -> None:
         """Show the progress of a download in bytes; `model` is one of `series.MODELS`.
@@ -279,8 +273,8 @@ class Metrics(Series):
         Raises:
             KeyError: another model.
         """
-        self.download[model].set(done)
-        self.download_total[model].set(total)
+        self.download_bytes[model].set(done)
+        self.download_total_bytes[model].set(total)
 
     def set_model(
         self, labels: Mapping[str, str], slots: int, kv_tokens: int, kv_blocks: int

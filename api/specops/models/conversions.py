@@ -48,14 +48,7 @@ Convert = Callable[[Path, str, int], None]
 
 
 def converted(
-    root: Path,
-    path: Path,
-    parts: Parts,
-    quant: str,
-    *,
-    name: str,
-    convert: Convert,
-    report: Report,
+    root: Path, path: Path, parts: Parts, quant: str, *, name: str, convert: Convert, report: Report
 ) -> Path:
     """Return the folder of a checkpoint's conversion; make it if need be.
 
@@ -75,8 +68,8 @@ def converted(
     Raises:
         OSError: the checkpoint cannot be read or the folder cannot be written.
     """
-    place = str(path.resolve())
-    seen, digest = _sources(root).get(place, ("", ""))
+    source = str(path.resolve())
+    seen, digest = _sources(root).get(source, ("", ""))
     if seen == _marks(parts.files):
         folder = _folder(root, _key(digest), quant, name)
         use(folder)  # first, so that no other process takes it for unused
@@ -89,10 +82,10 @@ def converted(
 
     with locked(root, wait) as lock:
         sources, now = _sources(root), _marks(parts.files)
-        seen, digest = sources.get(place, ("", ""))
+        seen, digest = sources.get(source, ("", ""))
         if seen != now:
             digest = _digest(path, parts, report)
-            sources[place] = now, digest
+            sources[source] = now, digest
             _write(root, sources)
         folder = _folder(root, _key(digest), quant, name)
         if folder.exists() and not _intact(folder, report):
@@ -130,8 +123,8 @@ def _outdated(root: Path) -> list[Path]:
             generations[match["name"], match["quant"]].append(folder)
             if match["key"] in known:
                 current.add(folder)
-    found = (outdated(folders) for folders in generations.values())
-    return [folder for folders in found for folder in folders if folder not in current]
+    old = (outdated(folders) for folders in generations.values())
+    return [folder for folders in old for folder in folders if folder not in current]
 
 
 # -- what is known of checkpoints ------------------------------------------------------------------
@@ -140,13 +133,15 @@ def _outdated(root: Path) -> list[Path]:
 def _sources(root: Path) -> dict[str, tuple[str, str]]:
     try:
         content = json.loads((root / _SOURCES).read_text(encoding="utf-8"))
-        return {place: (known["seen"], known["digest"]) for place, known in content.items()}
+        return {source: (known["seen"], known["digest"]) for source, known in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # a cache: the digests are computed again
 
 
 def _write(root: Path, sources: dict[str, tuple[str, str]]) -> None:
-    content = {place: {"seen": seen, "digest": digest} for place, (seen, digest) in sources.items()}
+    content = {
+        source: {"seen": seen, "digest": digest} for source, (seen, digest) in sources.items()
+    }
     with file_at_once(root / _SOURCES) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -28,10 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    build_hf_headers,
-    hf_raise_for_status,
-)
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX
@@ -114,7 +111,7 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
         lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True)
     )
     siblings = info.siblings or []
-    folder = PurePosixPath(model.place)
+    folder = PurePosixPath(model.repo_folder)
     beside = {
         path.name: item
         for item in siblings
@@ -146,10 +143,10 @@ def _advice(model: HubModel, paths: list[PurePosixPath]) -> str:
     """Return which other folder or file of the repository a person may choose."""
     graphs = sorted({str(path.parent) for path in paths if path.name == GENAI_CONFIG})
     ggufs = sorted(str(path) for path in paths if path.suffix == SUFFIX)
-    for kind, found in (("folders", graphs), ("files", ggufs)):
-        if found:
-            example = f"{model.repo}@{model.revision}:{found[0]}"
-            return f"choose one of its {kind}, such as {example}; it has {', '.join(found)}"
+    for kind, named in (("folders", graphs), ("files", ggufs)):
+        if named:
+            example = f"{model.repo}@{model.revision}:{named[0]}"
+            return f"choose one of its {kind}, such as {example}; it has {', '.join(named)}"
     return "choose a repository with safetensors"
 
 
@@ -174,7 +171,7 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
     url = hf_hub_url(
         model.repo,
         file.name,
-        subfolder=model.place or None,
+        subfolder=model.repo_folder or None,
         revision=commit,
         endpoint=_endpoint(),
     )

@@ -129,13 +129,13 @@ def _size(value: Any, most: int = _LARGEST) -> int:
 
 def _tokens(ids: list[Any], vocab_size: int, path: Path) -> frozenset[int]:
     """Return those ids that are tokens; a model without a token of some role may say -1."""
-    found = [token for token in ids if token is not None]
-    if not all(type(token) is int for token in found):
+    present = [token for token in ids if token is not None]
+    if not all(type(token) is int for token in present):
         raise ValueError(f"{str(ids)[:100]} are not token ids")
-    for token in found:
+    for token in present:
         if not 0 <= token < vocab_size:
             log.warning("%s: %d is ignored: the vocabulary has %d tokens", path, token, vocab_size)
-    return frozenset(token for token in found if 0 <= token < vocab_size)
+    return frozenset(token for token in present if 0 <= token < vocab_size)
 
 
 def _token(value: Any) -> int | None:

@@ -23,11 +23,11 @@ def is_gguf(path: Path) -> bool:
 
 def shards_of(name: str) -> list[str]:
     """Return the names of all files of a GGUF in order; `name` is one of them."""
-    found = _SHARD.fullmatch(name)
-    if found is None:
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
         return [name]
-    count = found["count"]
-    return [f"{found['stem']}-{one:05d}-of-{count}{SUFFIX}" for one in range(1, int(count) + 1)]
+    count = shard["count"]
+    return [f"{shard['stem']}-{one:05d}-of-{count}{SUFFIX}" for one in range(1, int(count) + 1)]
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

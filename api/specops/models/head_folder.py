@@ -54,14 +54,14 @@ class HeadFolder:
             ModelError: the manifest lacks a field, or a field is not valid.
         """
         try:
-            found = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
+            content = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
             head = cls(
                 path=path,
-                target=str(found["target"]),
-                vocab_size=int(found["vocab_size"]),
-                hidden_size=int(found["hidden_size"]),
-                tokens=tuple(map(int, found["tokens"])),
-                calibration=tuple((float(a), float(b)) for a, b in found["calibration"]),
+                target=str(content["target"]),
+                vocab_size=int(content["vocab_size"]),
+                hidden_size=int(content["hidden_size"]),
+                tokens=tuple(map(int, content["tokens"])),
+                calibration=tuple((float(a), float(b)) for a, b in content["calibration"]),
             )
             if not head.calibration or not all(0 <= one < head.vocab_size for one in head.tokens):
                 raise ValueError("no guess, or a token that the target does not have")

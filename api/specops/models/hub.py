@@ -60,17 +60,17 @@ class HubModel:
         Raises:
             ModelError: it is written like a name on the hub, which has no such names.
         """
-        found = _REFERENCE.fullmatch(text)
-        if found is None:
+        match = _REFERENCE.fullmatch(text)
+        if match is None:
             return None
-        if _IMPOSSIBLE.search(found["repo"]):
+        if _IMPOSSIBLE.search(match["repo"]):
             raise ModelError(
                 f"{text} is neither a local path nor a name on the hub: such a name has no "
                 "`--` and no `..`, does not end with `.`, `-` or `.git`, and has "
                 "at most 96 characters"
             )
         return cls(
-            found["repo"], found["revision"] or "main", (found["subfolder"] or "").strip("/")
+            match["repo"], match["revision"] or "main", (match["subfolder"] or "").strip("/")
         )
 
     @property
@@ -85,7 +85,7 @@ class HubModel:
         return path.name if path.suffix == SUFFIX else ""
 
     @property
-    def place(self) -> str:
+    def repo_folder(self) -> str:
         """The repository's folder with the model's files; empty for the root."""
         if not self.gguf:
             return self.subfolder
@@ -141,8 +141,8 @@ def is_complete(folder: Path, model: HubModel) -> bool:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
-        wanted = manifest["model"] == asdict(model) and bool(sizes)
-        return wanted and all((folder / name).stat().st_size == sizes[name] for name in sizes)
+        same = manifest["model"] == asdict(model) and bool(sizes)
+        return same and all((folder / name).stat().st_size == sizes[name] for name in sizes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -69,9 +69,9 @@ class Parts:
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
         named = (self.folder / name for name in (SENTENCEPIECE, TOOLS_TEMPLATE))
-        found = {self.config, *named, *weights, *texts}
-        found.discard(self.folder / hub.MANIFEST)
-        return tuple(sorted(file for file in found if file.is_file()))
+        candidates = {self.config, *named, *weights, *texts}
+        candidates.discard(self.folder / hub.MANIFEST)
+        return tuple(sorted(file for file in candidates if file.is_file()))
 
 
 def parts_of(source: Path) -> Parts:
@@ -143,16 +143,16 @@ def _state_dicts(folder: Path) -> list[Path]:
             return indexed(index)
         except ValueError as error:
             raise LayoutError(str(error)) from error
-    found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
-    if not found:
+    paths = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
+    if not paths:
         raise LayoutError(
             f"{folder} contains no model: no specops.json, no genai_config.json, and no "
             "config.json with safetensors or a `.pt` file"
         )
-    if len(found) > 1:
-        listed = ", ".join(path.name for path in found)
+    if len(paths) > 1:
+        listed = ", ".join(path.name for path in paths)
         raise LayoutError(f"{folder} contains several state dicts ({listed}): name the file itself")
-    return found
+    return paths
 
 
 def _make_tokenizer(folder: Path, file: Path) -> None:

@@ -19,10 +19,10 @@ def path_inside(folder: Path, name: str) -> Path:
         ValueError: `name` is absolute, contains `..`, is a link that leads out of the folder, or
             cannot be the name of a file.
     """
-    place = PurePosixPath(name)
-    if not place.parts or place.is_absolute() or ".." in place.parts:
+    relative = PurePosixPath(name)
+    if not relative.parts or relative.is_absolute() or ".." in relative.parts:
         raise ValueError(f"{name!r} is not a file in the folder")
-    path, root = folder / place, folder.resolve()
+    path, root = folder / relative, folder.resolve()
     try:
         path.is_file()  # raises if no file can have this name
         real = path.resolve()

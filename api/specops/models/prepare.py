@@ -149,17 +149,17 @@ def prepare(
 # -- the choice ------------------------------------------------------------------------------------
 
 
-def _source(given: str, preset: str, models_dir: Path) -> Source:
+def _source(setting: str, preset: str, models_dir: Path) -> Source:
     """Return the given model, or the preset's: a path that exists, a name on the hub, or a path."""
-    if given:
-        for path in (Path(given), models_dir / given):
+    if setting:
+        for path in (Path(setting), models_dir / setting):
             if path.exists():
                 return path
     elif preset.startswith(_BUNDLED):
         return models_dir / preset
     elif preset.startswith(_FETCHED):
         return in_environment(preset)
-    return HubModel.parse(given or preset) or Path(given)
+    return HubModel.parse(setting or preset) or Path(setting)
 
 
 def _name(source: Source) -> str:
@@ -168,15 +168,15 @@ def _name(source: Source) -> str:
     return source.stem if source.is_file() else source.resolve().name
 
 
-def _quant(source: Source | None, given: str, preset: str, variable: str) -> str:
+def _quant(source: Source | None, setting: str, preset: str, variable: str) -> str:
     """Return the full name of a source's weights."""
     own = source.gguf if isinstance(source, HubModel) else source is not None and is_gguf(source)
     if not own:
-        found = WeightsName.parse(given or preset)
-        return found.full if found else given or preset
-    if given:
+        parsed = WeightsName.parse(setting or preset)
+        return parsed.full if parsed else setting or preset
+    if setting:
         raise ConfigError(
-            f"{variable} is {given}, but {source} is a GGUF, which keeps its own weights: "
+            f"{variable} is {setting}, but {source} is a GGUF, which keeps its own weights: "
             f"leave {variable} empty"
         )
     return OWN_WEIGHTS
@@ -217,7 +217,7 @@ def _convert(
         if not parts.in_order:
             run_module("specops.models.layout", str(path), str(copy), lock=lock)
             weights = parts.state_dicts or (path,)
-            checkpoint = [*(f"--weights={place}" for place in weights), str(copy)]
+            checkpoint = [*(f"--weights={file}" for file in weights), str(copy)]
         module = "specops.models.convert"
         run_module(module, *checkpoint, str(folder), *options, lock=lock, tell=tell)
     except ChildError as error:

@@ -122,12 +122,12 @@ def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None
 
 def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Return the pairs that make a piece, in the order of merging."""
-    found = []
+    merges = []
     for text, score, kind in pieces:
         if kind not in (UNKNOWN, CONTROL, _UNUSED):
             pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
             pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
             pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-            found += [(score, pair) for pair in pairs]
-    found.sort(key=lambda item: -item[0])  # stable: with equal scores the earlier piece goes first
-    return [pair for _, pair in found]
+            merges += [(score, pair) for pair in pairs]
+    merges.sort(key=lambda item: -item[0])  # stable: with equal scores the earlier piece goes first
+    return [pair for _, pair in merges]

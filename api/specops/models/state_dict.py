@@ -92,13 +92,13 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
 def _tensors(content: Any) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         return {}
-    found = {
+    own = {
         _PREFIXES.sub("", name): value
         for name, value in content.items()
         if isinstance(name, str) and isinstance(value, np.ndarray)
     }
-    if found:
-        return found
+    if own:
+        return own
     inner = (_tensors(content[key]) for key in _WRAPPERS if key in content)
     return next((tensors for tensors in inner if tensors), {})
 

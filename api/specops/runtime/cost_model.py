@@ -19,8 +19,7 @@ another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -99,8 +98,9 @@ class CostModel:
             share = self.seconds[-1] / self._widest
             beyond = self.arithmetic * share * (tokens - self._widest)
             return self.cost(self._widest) + beyond + attention
-        seconds: float = self._longer(self._reading[tokens], self._added[tokens], max)
-        return seconds + attention
+        reading: float = self.memory * self._reading[tokens]
+        computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
+        return (reading if reading > computing else computing) + attention
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
@@ -109,13 +109,9 @@ class CostModel:
         """
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
-        measured: list[float] = self._longer(reading, added, np.maximum).tolist()
-        return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
-
-    def _longer(self, reading: Any, added: Any, larger: Callable[[Any, Any], Any]) -> Any:
-        """What passes wait for now, memory or arithmetic: of one number of tokens or of several."""
         computing = self.memory * self._least + self.arithmetic * added
-        return larger(self.memory * reading, computing)
+        measured: list[float] = np.maximum(self.memory * reading, computing).tolist()
+        return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
 
     def attention_seconds(self, pairs: float) -> float:
         """Seconds that so many pairs of tokens add to a pass."""

@@ -45,6 +45,8 @@ class _Slot:
         length: number of tokens that are computed and final; they come first.
         blocks: numbers of all blocks, those of `nodes` first.
         nodes: the registered blocks; all are full.
+        registered: number of tokens in them.
+        end: number of positions in all its blocks.
         seen_version: version of the trie in which the slot last looked for its prefix.
     """
 
@@ -62,6 +64,7 @@ class _Slot:
         self.length = 0
         self.blocks: list[int] = []
         self.nodes: list[Node] = []
+        self.registered = self.end = 0
         self.seen_version = -1
 
     @property
@@ -70,31 +73,23 @@ class _Slot:
         return self.nodes[-1] if self.nodes else self.root
 
     @property
-    def registered(self) -> int:
-        """Number of tokens in registered blocks."""
-        return len(self.nodes) * BLOCK_TOKENS
-
-    @property
     def tail(self) -> int:
         """Number of final tokens behind the registered blocks."""
         return self.length - self.registered
-
-    @property
-    def end(self) -> int:
-        """Number of positions in all its blocks."""
-        return len(self.blocks) * BLOCK_TOKENS
 
     def put(self, index: int, block: int) -> None:
         """Make a block the slot's own at an index; give back the block that was there."""
         if index < len(self.blocks) and self.blocks[index] != block:
             self._pool.give(self.blocks[index])
         self.blocks[index : index + 1] = [block]
+        self.end = len(self.blocks) * BLOCK_TOKENS
         self._table[index] = block
 
     def share(self, node: Node) -> None:
         """Make a registered block, which the caller holds, the next one."""
         self.put(len(self.nodes), node.block)
         self.nodes.append(node)
+        self.registered += BLOCK_TOKENS
 
 
 class KvCache:

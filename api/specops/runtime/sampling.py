@@ -25,12 +25,13 @@ def address(array: npt.NDArray[Any]) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
 
-def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
+def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = None) -> Floats:
     """The distribution from which a token is drawn.
 
     Args:
         logits: [S, V].
         params: with a temperature above 0; greedy decoding draws from no distribution.
+        out: [S, V], contiguous, where the result goes; None: a new array.
 
     Returns:
         [S, V] probabilities; each row sums to 1.
@@ -39,7 +40,7 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
         MemoryError: the filters need a few arrays of V numbers.
     """
     logits = np.ascontiguousarray(logits, np.float32)
-    probs = np.empty_like(logits)
+    probs = np.empty_like(logits) if out is None else out
     by = Filter(
         params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma,
         params.typical_p,

@@ -240,8 +240,34 @@ class Controller:
             requests: all that decoded.
             draft_seconds: measured time to get the draft tokens.
         """
-        count, width = len(requests), sum(len(item.tokens) for item in requests)
+        count, width = len(requests), sum([len(item.tokens) for item in requests])
         alone = self._target.cost(count)
+        token, seconds, plain_seconds = alone / count, alone + draft_seconds, alone
+        if width > count or any(item.asked for item in requests):
+            seconds, plain_seconds = self._drafted(requests, alone, width, draft_seconds)
+        else:
+            for item in requests:
+                item.speculation.seconds += token
+                item.speculation.plain_seconds += token
+        for account in self._accounts.values():
+            account.spare = min(account.spare + _PROBING * seconds, self._target.cost(1))
+            account.reads = None
+        if not self._steps % _BOUND_STEPS:
+            self._bounds.clear()
+        self._steps += 1
+        self._requests = count
+        self._seconds += _WEIGHT * (seconds - self._seconds)
+        self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
+
+    def _drafted(
+        self, requests: Sequence[DraftRequest], alone: float, width: int, draft_seconds: float
+    ) -> tuple[float, float]:
+        """Learn what a step in which drafters were asked brought each request.
+
+        Returns:
+            The seconds that it took, and those of plain decoding for the same tokens.
+        """
+        count = len(requests)
         together = alone if width == count else self._target.cost(width)
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
@@ -260,16 +286,7 @@ class Controller:
                 asked.setdefault(name, []).append((item, plain - cost))
         for name, items in asked.items():
             self._settle(name, items)
-        most = self._target.cost(1)
-        for account in self._accounts.values():
-            account.spare = min(account.spare + _PROBING * seconds, most)
-            account.reads = None
-        if not self._steps % _BOUND_STEPS:
-            self._bounds.clear()
-        self._steps += 1
-        self._requests = count
-        self._seconds += _WEIGHT * (seconds - self._seconds)
-        self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
+        return seconds, plain_seconds
 
     def _settle(self, drafter: str, items: Sequence[tuple[DraftRequest, float]]) -> None:
         """Book what asking a drafter has brought each request, and what it took."""

@@ -19,7 +19,6 @@ speculative sampling accepts 1 - d; a draft that draws by the same noise is acce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -77,8 +76,9 @@ def compare(choices: Iterable[int], draft_tokens: Sequence[int]) -> Verdict:
     Raises:
         ValueError: there are too few choices.
     """
-    for accepted, (choice, token) in enumerate(zip_longest(choices, draft_tokens)):
-        if choice != token:  # the last choice has no draft token
+    drafted = len(draft_tokens)
+    for accepted, choice in enumerate(choices):
+        if accepted == drafted or choice != draft_tokens[accepted]:
             return Verdict(accepted, choice)
     raise ValueError("there must be one more choice than draft tokens")
 

@@ -72,9 +72,7 @@ def folder_at_once(destination: Path, manifest: str | None = None) -> Iterator[P
 
     def refuse() -> None:
         raise BlockingIOError(
-            errno.EWOULDBLOCK,
-            "another export is writing it: wait for it to end",
-            str(destination),
+            errno.EWOULDBLOCK, "another export is writing it: wait for it to end", str(destination)
         )
 
     destination.parent.mkdir(parents=True, exist_ok=True)

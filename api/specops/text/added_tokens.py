@@ -33,10 +33,10 @@ def special_texts(folder: Path) -> dict[str, str]:
         ValueError: a file is not valid JSON.
         OSError: a file cannot be read.
     """
-    found: dict[str, str] = {}
+    by_role: dict[str, str] = {}
     for content in _settings(folder):
-        found |= texts_by_role(content)
-    return found
+        by_role |= texts_by_role(content)
+    return by_role
 
 
 def texts_by_role(content: Mapping[str, Any]) -> dict[str, str]:
@@ -72,20 +72,20 @@ def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
 
 def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
     """Tokens by the ids that the files give them."""
-    found: dict[int, AddedToken] = {}
+    tokens: dict[int, AddedToken] = {}
     described = _read(folder / TOKENIZER_CONFIG).get(_DESCRIBED)
     if isinstance(described, dict) and described:
         for index, entry in described.items():
             if str(index).isdecimal() and (text := _text(entry)):
                 flags = {name: bool(entry[name]) for name in _FLAGS if name in entry}
                 flags["special"] = flags.get("special", False) or text in special
-                found[int(index)] = AddedToken(text, **flags)
-        return found
+                tokens[int(index)] = AddedToken(text, **flags)
+        return tokens
     for text, index in _read(folder / ADDED_TOKENS).items():
         if type(index) is int and text:
             is_special = text in special
-            found[index] = AddedToken(text, normalized=not is_special, special=is_special)
-    return found
+            tokens[index] = AddedToken(text, normalized=not is_special, special=is_special)
+    return tokens
 
 
 def _listed(folder: Path) -> Iterator[str]:

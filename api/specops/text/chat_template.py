@@ -114,20 +114,20 @@ class ChatTemplate:
             ChatTemplateLimitError: it takes too much for them.
             TemplateProcessError: see `TemplateProcess`.
         """
-        given = options or {}
+        extra = options or {}
         begun = answer_prefill(messages)
         if begun:
             messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
         adapted = for_template(messages, tools, self.traits)
         try:
-            text = self._render(*adapted, given, asks=not begun)
+            text = self._render(*adapted, extra, asks=not begun)
         except ChatTemplateLimitError:
             raise
         except ChatTemplateError:  # what it refuses as calls, it may take as text
             plainest = for_template(messages, tools, self.traits.plainest())
             if plainest == adapted:
                 raise
-            text = self._render(*plainest, given, asks=not begun)
+            text = self._render(*plainest, extra, asks=not begun)
         if not begun:
             return text
         before, mark, _ = text.rpartition(_PROBE)
@@ -162,10 +162,10 @@ class ChatTemplate:
     ) -> str:
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
         source = self._tools_source if variables or calls else self.source
-        given = {"tools": None, **options, **variables}
-        given |= {"messages": messages, "add_generation_prompt": asks}
+        values = {"tools": None, **options, **variables}
+        values |= {"messages": messages, "add_generation_prompt": asks}
         try:
-            return self._process.render(source, self._tokens, given)
+            return self._process.render(source, self._tokens, values)
         except TemplateRefusal as error:
             raise ChatTemplateError(f"the model's chat template refuses this: {error}") from error
         except TemplateLimitExceeded as error:

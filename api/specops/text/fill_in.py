@@ -55,9 +55,9 @@ class FillIn:
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
         """Return the prompts' writer for a tokenizer; None if it has no such tokens."""
         for form in FORMS:
-            wanted = list(filter(None, (form.before, form.behind, form.gap)))
-            marks = [token for mark in wanted if (token := tokenizer.token(mark)) is not None]
-            if len(marks) == len(wanted):
+            spelled = list(filter(None, (form.before, form.behind, form.gap)))
+            marks = [token for mark in spelled if (token := tokenizer.token(mark)) is not None]
+            if len(marks) == len(spelled):
                 return cls(marks, tokenizer)
         return None
 
@@ -73,8 +73,8 @@ class FillIn:
     @property
     def ends(self) -> dict[str, int]:
         """The tokens that end the text of a gap, by their spelling."""
-        found = {text: self._tokenizer.token(text) for text in ENDS}
-        return {text: token for text, token in found.items() if token is not None}
+        known = {text: self._tokenizer.token(text) for text in ENDS}
+        return {text: token for text, token in known.items() if token is not None}
 
     def _text(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text, special_tokens=False)

@@ -284,26 +284,26 @@ class Matcher:
         self._now = None
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return up to `most` tokens that must follow: each is the only one allowed at its place.
+        """Return up to `most` tokens that must follow: each is the only one allowed there.
 
         End tokens are not returned; the target chooses them.
 
         Raises:
             GrammarError: the grammar is too complex to be followed.
         """
-        found: list[int] = []
+        certain: list[int] = []
         mask = self._mask()
-        while len(found) < most:
+        while len(certain) < most:
             token = _only(mask)
             if token is None or token in self._end_tokens:
                 break
             self._matcher.consume_token(token)
-            found.append(token)
+            certain.append(token)
             if self.complete:
                 break
             mask = self._fill(mask.copy())
-        self._matcher.rollback(len(found))
-        return tuple(found)
+        self._matcher.rollback(len(certain))
+        return tuple(certain)
 
     def masks(self, tokens: Sequence[int], forced: Sequence[int] = ()) -> Masks:
         """Return masks of the allowed tokens after `forced`, and after each of `tokens`.
@@ -365,11 +365,11 @@ def _efforts(grammar: Grammar) -> Iterator[_Effort]:
 
 def _only(mask: Masks) -> int | None:
     """Return the only token of a mask; None if it has none or several."""
-    (places,) = mask.nonzero()
-    if len(places) != 1:
+    (words,) = mask.nonzero()
+    if len(words) != 1:
         return None
-    word = int(mask[places[0]])
-    return None if word & (word - 1) else int(places[0]) * _WORD + word.bit_length() - 1
+    word = int(mask[words[0]])
+    return None if word & (word - 1) else int(words[0]) * _WORD + word.bit_length() - 1
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -43,8 +43,8 @@ def check_parts(text: bytes | bytearray) -> None:
         return  # those within strings included
     outside = _outside_strings(text)
     for what, kinds, most in _KINDS:
-        if (found := _count(outside, kinds)) > most:
-            raise TooManyParts(f"{found} {what}: this server accepts at most {most}")
+        if (count := _count(outside, kinds)) > most:
+            raise TooManyParts(f"{count} {what}: this server accepts at most {most}")
 
 
 def _count(letters: Bytes, kinds: bytes) -> int:
@@ -80,9 +80,9 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write JSON, at most some levels deeper than `DEEPEST`."""
+    """Write JSON, at most some levels deeper than `DEEPEST`; arrays of numbers are lists."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # a number of more than 64 bits, or half a surrogate pair
         return json.dumps(value).encode()
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 # Processor time of one rendering. A template takes milliseconds; where other threads have the
 # cores, a second of the clock would end honest ones.
 _SECONDS = 1.0
+_TOO_SLOW = f"it takes longer than {_SECONDS:g} s"
 _CLOCK_SECONDS = 5.0  # the same by the clock, for a process that waits instead of computing
 _MOST_BYTES = 16 << 20  # of a prompt; a request has at most 1 MiB, and a template adds little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
@@ -63,10 +64,6 @@ class TemplateLimitExceeded(Exception):  # noqa: N818 - the template's doing
 
 class TemplateProcessError(Exception):
     """The process could not be started, or the system ended it."""
-
-
-class _TooSlow(Exception):  # noqa: N818 - internal
-    """The time of a rendering is over."""
 
 
 class _Ended(Exception):  # noqa: N818 - internal
@@ -138,16 +135,12 @@ class TemplateProcess:
             child = self._ready()
             try:
                 kind, text = child.exchange(message)
-            except _TooSlow:
-                raise self._exceeded(child, f"takes longer than {_SECONDS:g} s") from None
-            except OverflowError:
-                raise self._exceeded(child, f"writes more than {_MOST_BYTES >> 20} MiB") from None
+            except TemplateLimitExceeded:
+                self.ended["limit"] += 1
+                self._replace(child)
+                raise
             except _Ended:
                 raise self._crashed(child) from None
-            if kind not in (_TEXT, _REFUSED, _EXCEEDED):
-                raise self._crashed(child)
-            if kind == _EXCEEDED:
-                raise self._exceeded(child, "takes too much memory")
             if child.seconds > _USED_UP_SECONDS:
                 self._replace(child)
         if kind == _REFUSED:
@@ -179,11 +172,6 @@ class TemplateProcess:
         self._child = None
         self._current()
         self._starter.submit(child.close)
-
-    def _exceeded(self, child: _Child, what: str) -> TemplateLimitExceeded:
-        self.ended["limit"] += 1
-        self._replace(child)
-        return TemplateLimitExceeded(f"it {what}")
 
     def _crashed(self, child: _Child) -> Exception:
         self.ended["crash"] += 1
@@ -227,7 +215,7 @@ class _Child:
         self._clock = _Clock(_START_SECONDS)
         try:
             kind, reason = self._receive()
-        except (_TooSlow, _Ended, OverflowError):
+        except (TemplateLimitExceeded, _Ended):
             kind, reason = b"", ""
         if kind != _READY:
             self.close()
@@ -244,25 +232,29 @@ class _Child:
         """Send a request; return the answer's kind and text.
 
         Raises:
-            _TooSlow, _Ended: see there.
-            OverflowError: the answer is too long.
+            TemplateLimitExceeded: the rendering takes too much.
+            _Ended: see there.
         """
         self._clock = _Clock(_CLOCK_SECONDS, self._process.pid)
         try:
             self._socket.settimeout(self._clock.left())
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
         except TimeoutError:
-            raise _TooSlow from None
+            raise TemplateLimitExceeded(_TOO_SLOW) from None
         except OSError as error:
             raise _Ended from error
-        answer = self._receive()
+        kind, text = self._receive()
         self.seconds += self._clock.passed()
-        return answer
+        if kind == _EXCEEDED:
+            raise TemplateLimitExceeded("it takes too much memory")
+        if kind not in (_TEXT, _REFUSED):
+            raise _Ended
+        return kind, text
 
     def _receive(self) -> tuple[bytes, str]:
         kind, size = _HEADER.unpack(self._read(_HEADER.size))
         if size > _MOST_BYTES:
-            raise OverflowError
+            raise TemplateLimitExceeded(f"it writes more than {_MOST_BYTES >> 20} MiB")
         text = self._read(size)
         try:
             return kind, text.decode("utf-8", "surrogatepass")
@@ -322,13 +314,13 @@ class _Clock:
         """Return for how long to wait before asking again.
 
         Raises:
-            _TooSlow: the time is over.
+            TemplateLimitExceeded: the time is over.
         """
         left = self._seconds - self.passed()
         if self._process_clock is not None:
             left = min(left, _SECONDS - (self._used() - self._used_before))
         if left <= 0:
-            raise _TooSlow
+            raise TemplateLimitExceeded(_TOO_SLOW)
         return max(left, _LEAST_WAIT_SECONDS)
 
     def _used(self) -> float:

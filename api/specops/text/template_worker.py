@@ -51,21 +51,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from specops.system.seccomp import (
-    ALLOW,
-    ANY_BIT,
-    ARCH,
-    ARCHITECTURES,
-    ARGUMENTS,
-    EQUAL,
-    ERROR,
-    KILL,
-    LOAD,
-    NUMBER,
-    RETURN,
-    Instruction,
-    install,
-)
+from specops.system import seccomp
 
 HEADER = struct.Struct(">cQ")  # kind and length of an answer
 LENGTH = struct.Struct(">Q")
@@ -84,7 +70,7 @@ _CODECS = (  # for `encode`, and for `\N{...}` in a template's texts
 
 # -- what the system allows ------------------------------------------------------------------------
 
-_DENY = ERROR | errno.EPERM
+_DENY = seccomp.ERROR | errno.EPERM
 _PR_SET_PDEATHSIG = 1
 _PROT_EXEC = 4
 _BITS = 64
@@ -111,7 +97,7 @@ _CALLS: dict[str, dict[str, int]] = {
 }
 
 
-def filter_program(machine: str) -> list[Instruction]:
+def filter_program(machine: str) -> list[seccomp.Instruction]:
     """Return the seccomp filter for a processor.
 
     Allowed are reading from descriptor 0, writing to descriptor 1, memory that is not executable,
@@ -120,21 +106,32 @@ def filter_program(machine: str) -> list[Instruction]:
     Raises:
         KeyError: the numbers of this processor's calls are not known.
     """
-    arch, numbers = ARCHITECTURES[machine], _CALLS[machine]
-    program = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL)]
-    program += [(LOAD, 0, 0, NUMBER)]
+    arch, numbers = seccomp.ARCHITECTURES[machine], _CALLS[machine]
+    program = [
+        (seccomp.LOAD, 0, 0, seccomp.ARCH),
+        (seccomp.EQUAL, 1, 0, arch),
+        (seccomp.RETURN, 0, 0, seccomp.KILL),
+    ]
+    program += [(seccomp.LOAD, 0, 0, seccomp.NUMBER)]
     for name in _FREE:
-        program += [(EQUAL, 0, 1, numbers[name]), (RETURN, 0, 0, ALLOW)]
+        program += [(seccomp.EQUAL, 0, 1, numbers[name]), (seccomp.RETURN, 0, 0, seccomp.ALLOW)]
     for name, argument, test, value in (
-        ("read", 0, EQUAL, 0),
-        ("write", 0, EQUAL, 1),
-        ("mmap", 2, ANY_BIT, _PROT_EXEC),
-        ("mprotect", 2, ANY_BIT, _PROT_EXEC),
+        ("read", 0, seccomp.EQUAL, 0),
+        ("write", 0, seccomp.EQUAL, 1),
+        ("mmap", 2, seccomp.ANY_BIT, _PROT_EXEC),
+        ("mprotect", 2, seccomp.ANY_BIT, _PROT_EXEC),
     ):
-        passes, fails = (0, 1) if test == EQUAL else (1, 0)
-        program += [(EQUAL, 0, 4, numbers[name]), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]
-        program += [(test, passes, fails, value), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, _DENY)]
-    return [*program, (RETURN, 0, 0, _DENY)]
+        passes, fails = (0, 1) if test == seccomp.EQUAL else (1, 0)
+        program += [
+            (seccomp.EQUAL, 0, 4, numbers[name]),
+            (seccomp.LOAD, 0, 0, seccomp.ARGUMENTS + 8 * argument),
+        ]
+        program += [
+            (test, passes, fails, value),
+            (seccomp.RETURN, 0, 0, seccomp.ALLOW),
+            (seccomp.RETURN, 0, 0, _DENY),
+        ]
+    return [*program, (seccomp.RETURN, 0, 0, _DENY)]
 
 
 def _close_system_calls() -> str:
@@ -146,7 +143,7 @@ def _close_system_calls() -> str:
         program = filter_program(os.uname().machine if bits == _BITS else f"{bits}-bit programs")
     except KeyError as error:
         return f"the system calls of {error.args[0]} are not known here"
-    return install(program)
+    return seccomp.install(program)
 
 
 def confine(parent: int) -> str:
@@ -239,11 +236,7 @@ def _to_json(
 ) -> str:
     """`tojson` as in `transformers`: Jinja's own filter escapes characters of HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -34,7 +34,10 @@ class TextStream:
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be sent now."""
-        self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
+        piece = Piece(token, self._detokenizer.push(token), origin, logprob)
+        if not self._stop and not self._held and not self._detokenizer.incomplete:
+            return [piece]
+        self._held.append(piece)
         return self._release()
 
     def flush(self) -> list[Piece]:
@@ -54,9 +57,9 @@ class TextStream:
             pieces, self._held = self._held, []
             return pieces
         text = "".join(piece.text for piece in self._held)
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stopped = min(found)
+        stops = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if stops:
+            at, self.stopped = min(stops)
             pieces, self._held = _cut(self._held, at), []
             return pieces
         shown = len(text) - self._possible_stop(text)

@@ -94,8 +94,10 @@ class Tokenizer:
         """
         # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
         with _panics_are_errors():
-            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-        return tuple(found.ids)
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=special_tokens
+            )
+        return tuple(encoding.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -128,8 +130,8 @@ class Tokenizer:
                 return bytes([_BYTES[letter] for letter in entry])
             except KeyError:  # an entry that does not use these letters
                 return entry.encode()
-        if self._byte_fallback and (found := _BYTE_ENTRY.fullmatch(entry)):
-            return bytes([int(found[1], 16)])
+        if self._byte_fallback and (byte := _BYTE_ENTRY.fullmatch(entry)):
+            return bytes([int(byte[1], 16)])
         text: str = self._decoder.decode(["a", entry])
         return text[1:].encode()
 
@@ -168,7 +170,7 @@ def _bytes_by_letter() -> dict[str, int]:
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTES = _bytes_by_letter()

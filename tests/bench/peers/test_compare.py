@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.models import BenchModel
 from bench.peers import compare, environment
-from bench.peers.compare import OURS, Measured, Plan, SideProcess
-from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
+from bench.peers.compare import Measured, Plan, SideProcess
+from bench.peers.models import LLAMA_CPP, OPENVINO, OURS, TYPES, Lineup, peer_models
 from bench.tools.quiet import Turns
 from bench.tools.worker import WorkerError
 from specops.config import Settings
@@ -20,9 +21,9 @@ from specops.engine.engine import NO_DRAFTER
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import make_llama_checkpoint
 
-VOCAB = 320
+VOCAB = 304  # all of them have a spelling, as llama.cpp demands
 PLAN = Plan(loads=1, rounds=4, passes=3)
-PREFILL = compare.prefill("prefill 256", 256, VOCAB, target=0.9)
+PREFILL = compare.prefill("prompt of 256", 256, VOCAB)
 CASES = [*compare.cases(PLAN.passes, VOCAB)[:-1], PREFILL]
 
 
@@ -43,9 +44,28 @@ def write_checkpoint(path: Path, seed: int = 0) -> Path:
     return make_llama_checkpoint(path, **sizes, seed=seed, dtype="float16")
 
 
-def measure(processes: dict[str, SideProcess]) -> Measured:
+def measure(
+    processes: dict[str, SideProcess], sides: dict[str, dict[str, str]] | None = None
+) -> Measured:
     """Other tests compute meanwhile: times are not judged here."""
-    return compare.measure(processes, CASES, PLAN, VOCAB, Turns(allowed=math.inf))
+    sides = sides or {"small": {name: name for name in processes}}
+    return compare.measure(processes, sides, CASES, PLAN, VOCAB, turns=Turns(allowed=math.inf))
+
+
+def test_a_peer_is_compared_round_by_round_on_its_own_file() -> None:
+    sides = {
+        kind: {OURS: kind, LLAMA_CPP: f"theirs {kind}"} for kind in ("Q4_0", *compare._PER_BYTE)
+    }
+    ms = {name: [2.0, 4.0] for compared in sides.values() for name in compared.values()}
+    ms |= {"theirs Q4_K_M": [2.0, 10.0], "IQ4_XS": [4.0, 8.0]}
+    turns = Turns(ms={"1 token": ms})
+    found = compare.outcome(dict.fromkeys(sides, 10), Measured(PLAN, sides, turns))
+    rows = {row[0]: row[2:] for row in found.tables[0].rows}
+    ours, theirs, _, over, over_openvino = rows["Q4_K_M"]
+    assert (ours[:3], theirs[:3], over[:4], over_openvino) == ("3.0", "6.0", "1.75", "")
+    judged = {target.what: (target.measured, target.met) for target in found.targets}
+    assert judged["Q4_K_M, 1 token: times as fast as llama.cpp"] == (1.75, True)
+    assert judged["IQ4_XS, 1 token: time per byte of the file, over Q4_0's"] == (2.0, False)
 
 
 @pytest.mark.e2e
@@ -73,15 +93,29 @@ needs_peers = pytest.mark.skipif(
 )
 
 
+def lineups(model: BenchModel, folder: Path) -> tuple[Path, list[Lineup]]:
+    """The small model in all kinds of weights that are compared."""
+    python = environment.python()
+    files = peer_models(python, write_checkpoint, cache=folder)
+    openvino = {OPENVINO: files[OPENVINO]}
+    found = [Lineup("int4", model, {LLAMA_CPP: files["Q4_0"], **openvino})]
+    for kind in TYPES:
+        settings = replace(model.settings, target=str(files[kind]))
+        own = BenchModel(kind, kind, settings)
+        found.append(Lineup(kind, own, {LLAMA_CPP: files[kind], **openvino}))
+    return python, found
+
+
 @pytest.mark.e2e
 @needs_peers
-def test_the_real_peers_compute_what_we_compute(model: BenchModel, tmp_path: Path) -> None:
-    python = environment.python()
-    files = peer_models(python, write_checkpoint, tmp_path)
-    modules = {LLAMA_CPP: "llama_worker", OPENVINO: "openvino_worker"}
-    peers = {
-        name: SideProcess.peer(python, module, files[name]) for name, module in modules.items()
-    }
-    measured = measure({OURS: SideProcess.ours(model.settings), **peers})
-    assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
-    assert min(measured.agreement.values()) > 0.5
+def test_the_real_peers_compute_what_we_compute(
+    model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "lineups", lambda cache: lineups(model, cache))
+    monkeypatch.setattr(compare, "TINYLLAMA_VOCAB", VOCAB)
+    monkeypatch.setattr(compare, "Turns", partial(Turns, allowed=math.inf))
+    found = compare.run(PLAN, tmp_path)
+    assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(CASES)
+    assert found.result["agreement"]["Q4_K_M and llama.cpp Q4_K_M"] > 0.99
+    assert min(found.result["agreement"].values()) > 0.5
+    assert all(set(case["over"]) == {LLAMA_CPP, OPENVINO} for case in found.result["cases"])

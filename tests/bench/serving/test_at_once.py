@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.models import BenchModel
-from bench.peers import environment
-from bench.peers.compare import OURS, SideProcess
-from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
+from bench.peers.models import LLAMA_CPP, OPENVINO, TYPES
 from bench.serving import at_once, server
 from bench.serving.at_once import HttpSide, Measured, Plan
 from bench.serving.server import serving
 from bench.tools.quiet import Turns
 from specops.config import Settings
-from tests.bench.peers.test_compare import VOCAB, model, needs_peers, write_checkpoint
+from tests.bench.peers.test_compare import VOCAB, lineups, model, needs_peers
 
 __all__ = ["model"]  # a fixture
 
@@ -27,7 +26,7 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(at_once, "PROMPT", 20)  # fits a tiny model's context
-    measured = Measured(Plan(starts=1, rounds=1, clients=(3,), output=8))
+    measured = Measured(Plan(starts=1, rounds=1, clients=(3,), output=8), {})
     with serving(server.environment(replace(tiny_settings, slots=3))) as running:
         side = HttpSide(running)
         seconds, firsts = side.complete([[5, 6], [7, 8], [9, 10]], 1)
@@ -40,16 +39,13 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
 
 @pytest.mark.e2e
 @needs_peers
-def test_the_real_peers_answer_beside_the_real_service(model: BenchModel, tmp_path: Path) -> None:
-    python = environment.python()
-    files = peer_models(python, write_checkpoint, tmp_path)
-    processes = {
-        LLAMA_CPP: SideProcess.peer(python, "llama_worker", files[LLAMA_CPP]),
-        OPENVINO: SideProcess.peer(python, "genai_worker", files[OPENVINO]),
-    }
+def test_the_real_peers_answer_beside_the_real_service(
+    model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at_once, "lineups", lambda cache: lineups(model, cache))
+    monkeypatch.setattr(at_once, "TINYLLAMA_VOCAB", VOCAB)
+    monkeypatch.setattr(at_once, "Turns", partial(Turns, allowed=math.inf))
     plan = Plan(starts=1, rounds=2, clients=(1, 3), output=4)
-    turns = Turns(allowed=math.inf)  # other tests compute meanwhile
-    measured = at_once.measure(model, processes, plan, VOCAB, turns)
-    assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
-    for found in measured.turns.ms.values():
-        assert [len(rounds) for rounds in found.values()] == [2, 2, 2]
+    found = at_once.run(plan, tmp_path)
+    assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(plan.clients)
+    assert all(set(case["over"]) == {LLAMA_CPP, OPENVINO} for case in found.result["cases"])

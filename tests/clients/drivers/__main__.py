@@ -40,8 +40,8 @@ def main() -> None:
     os.dup2(2, 1)  # some clients print
     driver = importlib.import_module(f"{__package__}.{module}")
     for line in sys.stdin:
-        told = attempt(driver, Server(address, model), json.loads(line))
-        print(json.dumps(told), file=answers, flush=True)
+        outcome = attempt(driver, Server(address, model), json.loads(line))
+        print(json.dumps(outcome), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ class Model(dspy.LM):
     supports_response_schema = True
 
 
-def place(server: Server) -> dict[str, Any]:
+def endpoint(server: Server) -> dict[str, Any]:
     return {"api_base": f"{server.address}/v1", "api_key": KEY}
 
 
 def model(server: Server, max_tokens: int = SHORT) -> Model:
-    there = place(server) | {"num_retries": 0, "cache": False}
+    there = endpoint(server) | {"num_retries": 0, "cache": False}
     return Model(server.model, **there, temperature=0, max_tokens=max_tokens)
 
 
@@ -46,8 +46,7 @@ def chat(server: Server, question: str) -> str:
 
 async def pieces(server: Server, question: str, max_tokens: int = SHORT) -> AsyncIterator[str]:
     program = dspy.streamify(
-        dspy.Predict(QUESTION_ANSWER),
-        stream_listeners=[dspy.streaming.StreamListener("answer")],
+        dspy.Predict(QUESTION_ANSWER), stream_listeners=[dspy.streaming.StreamListener("answer")]
     )
     with dspy.context(lm=model(server, max_tokens), adapter=dspy.JSONAdapter()):
         async for part in program(question=question):
@@ -80,7 +79,7 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 
 
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
-    embedder = dspy.Embedder(server.model, caching=False, **place(server))
+    embedder = dspy.Embedder(server.model, caching=False, **endpoint(server))
     return [[float(number) for number in vector] for vector in embedder(list(texts))]
 
 

@@ -8,14 +8,7 @@ from typing import Any
 import instructor
 from pydantic import BaseModel, Field
 
-from tests.clients.drivers import (
-    SHORT,
-    STRUCTURED,
-    Form,
-    Server,
-    anthropic_messages,
-    openai_chat,
-)
+from tests.clients.drivers import SHORT, STRUCTURED, Form, Server, anthropic_messages, openai_chat
 
 
 class Answer(BaseModel):

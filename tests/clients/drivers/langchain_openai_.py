@@ -38,9 +38,11 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 
 
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
-    place = {"base_url": f"{server.address}/v1", "api_key": KEY, "model": server.model}
+    endpoint = {"base_url": f"{server.address}/v1", "api_key": KEY, "model": server.model}
     # It counts tokens of OpenAI's models, and would send these instead of texts.
-    return OpenAIEmbeddings(**place, check_embedding_ctx_length=False).embed_documents(list(texts))
+    return OpenAIEmbeddings(**endpoint, check_embedding_ctx_length=False).embed_documents(
+        list(texts)
+    )
 
 
 def too_long(server: Server, messages: list[dict[str, str]]) -> str:

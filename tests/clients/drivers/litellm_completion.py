@@ -15,7 +15,7 @@ from tests.clients.forms import earlier_calls
 def request(server: Server, question: str, max_tokens: int = SHORT) -> dict[str, Any]:
     return {
         "model": server.model,
-        **place(server),
+        **endpoint(server),
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": max_tokens,
@@ -23,7 +23,7 @@ def request(server: Server, question: str, max_tokens: int = SHORT) -> dict[str,
     }
 
 
-def place(server: Server) -> dict[str, str]:
+def endpoint(server: Server) -> dict[str, str]:
     below = "/v1" if server.model.startswith("openai/") else ""
     return {"api_base": server.address + below, "api_key": KEY}
 
@@ -60,7 +60,7 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     model = server.model.replace("ollama_chat/", "ollama/")
-    answer = litellm.embedding(model=model, input=list(texts), **place(server))
+    answer = litellm.embedding(model=model, input=list(texts), **endpoint(server))
     return [item["embedding"] for item in answer.data]
 
 

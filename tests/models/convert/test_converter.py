@@ -206,6 +206,8 @@ def test_the_command_fails_with_a_sentence_and_no_traceback(
         ("int4-32", 4, 32, "int4-32"),
         ("int4-rtn", 4, 128, "int4-128-rtn"),
         ("int4-64-rtn", 4, 64, "int4-64-rtn"),
+        ("int4-mixed", 4, 128, "int4-128-mixed"),
+        ("int4-32-mixed-rtn", 4, 32, "int4-32-mixed-rtn"),
     ],
 )
 def test_quantization_texts(text: str, bits: int, block: int, name: str) -> None:
@@ -217,7 +219,9 @@ def test_quantization_texts(text: str, bits: int, block: int, name: str) -> None
 UNKNOWN = ("", "int4-", "int4-33", "int4-x", "fp32-32", "int2", "INT4", "int8-128-rtn")
 
 
-@pytest.mark.parametrize("text", [*UNKNOWN, "int4-rtn-32", "int4-32-zp", "int4-128-hqq"])
+@pytest.mark.parametrize(
+    "text", [*UNKNOWN, "int8-mixed", "int4-rtn-32", "int4-32-zp", "int4-128-hqq"]
+)
 def test_unknown_quantizations_are_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"use fp32|block must be"):
         Quantization.parse(text)

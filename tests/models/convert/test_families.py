@@ -263,7 +263,7 @@ def test_quantized_logits_stay_close_to_fp32(
 
 def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(folder: Path) -> None:
     """Alone, in chunks of any width and beside other slots; also beyond a sliding window."""
-    passes = opened(export(folder, "int4-32-rtn"))
+    passes = opened(export(folder, "int4-32-mixed-rtn"))
     tokens = TOKENS[:96]
     whole = passes.step(0, tokens)
     singles = np.concatenate([passes.step(1, [token]) for token in tokens])

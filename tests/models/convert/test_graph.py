@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from specops.models.convert import ExportedModel, Quantization, export_checkpoint
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_llama_checkpoint, make_phi3_checkpoint
 from tests.models.convert.runner import Runner
 
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 320, 70)]
@@ -91,6 +93,29 @@ def test_rows_of_different_lengths_decode_together(model: ExportedModel) -> None
     alone = np.stack([rows[0].step([7])[0], rows[1].step([9])[0]])
     tolerance = 1e-5 if model.quantization.bits == 32 else 0.03
     assert np.abs(together - alone).max() <= tolerance * np.abs(alone).max()
+
+
+@pytest.mark.parametrize("make", [make_llama_checkpoint, make_phi3_checkpoint])
+def test_in_a_mix_the_projections_to_values_have_8_bits(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where a checkpoint stores queries, keys and values as one tensor."""
+    source = make(tmp_path / "source")
+    logits = {}
+    for name in ("fp32", "int4-32-rtn", "int4-32-mixed-rtn"):
+        quantization = Quantization.parse(name)
+        model = export_checkpoint(source, tmp_path / name, quantization=quantization)
+        logits[name] = Runner(model).step(TOKENS)
+    products = [node for node in onnx.load(model.graph_file).graph.node if "NBits" in node.op_type]
+    bits = {node.name: helper.get_node_attr_value(node, "bits") for node in products}
+    assert {name for name, own in bits.items() if own == 8} == {
+        "layers.0.v",
+        "layers.1.v",
+        "logits",
+    }
+    expected = logits.pop("fp32")
+    pure, mixed = (np.linalg.norm(found - expected) for found in logits.values())
+    assert mixed < pure
 
 
 @pytest.mark.parametrize(

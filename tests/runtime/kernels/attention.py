@@ -46,7 +46,7 @@ class Layer:
         }
 
 
-def random_weights(layer: Layer, positions: int = 512) -> dict[str, np.ndarray]:
+def random_weights(layer: Layer, positions: int = 768) -> dict[str, np.ndarray]:
     """What a layer has besides its tokens."""
     random = np.random.default_rng(7)
     weights = {}
@@ -82,7 +82,7 @@ class Cache:
     """Blocks of a cache, full of NaN, and tables that give each slot blocks of its own."""
 
     def __init__(
-        self, layer: Layer, dtype: str, *, slots: int = 3, max_blocks: int = 8, fill: int = 0xFF
+        self, layer: Layer, dtype: str, *, slots: int = 3, max_blocks: int = 12, fill: int = 0xFF
     ) -> None:
         self.bytes = kernels.block_bytes(layer.layers, layer.kv_heads, layer.size, dtype)
         self.dtype, blocks = dtype, slots * max_blocks
@@ -102,7 +102,7 @@ class Attention:
     """The operator Attention with random weights."""
 
     def __init__(
-        self, layer: Layer, positions: int = 512, /, *, without: str = "", **changed: Any
+        self, layer: Layer, positions: int = 768, /, *, without: str = "", **changed: Any
     ) -> None:
         self.layer, self.weights = layer, random_weights(layer, positions)
         there = {*INPUTS[:6], *self.weights} - ({"key", "value"} if layer.packed else {without})

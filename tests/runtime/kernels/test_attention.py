@@ -10,7 +10,7 @@ import pytest
 from specops.runtime import kernels
 from tests.runtime.kernels.attention import Attention, Cache, Layer, Tokens, expected
 
-LENGTH = 150  # over three blocks, the last one partly
+LENGTH, LONG = 150, 600  # over three blocks and three splits, the last one partly
 DTYPES = list(kernels.KV_DTYPES)
 ERRORS = {"fp32": 1e-6, "fp16": 5e-4, "int8": 1.5e-2}  # root mean square, of the output's
 SHAPES = {
@@ -29,17 +29,19 @@ SHAPES = {
     "window of one": Layer(window=1),
     "window within a block": Layer(window=10, rotated=16),
     "window over blocks": Layer(window=70, rotated=16),
+    "window over splits": Layer(heads=8, kv_heads=2, size=64, window=300),
     "soft cap": Layer(softcap=0.7),
     "norms": Layer(norm=True),
     "everything": Layer(
         *(6, 3, 40, 16), interleaved=True, window=33, softcap=2.0, norm=True, packed=True
     ),
 }
-FEW = ["groups", "everything", "size 96", "window over blocks"]
+LONG_SHAPES = SHAPES["groups"], SHAPES["window over splits"]
+FEW = ["groups", "everything", "size 96", "window over blocks", "window over splits"]
 
 
 def made(layer: Layer) -> tuple[Attention, Tokens]:
-    return Attention(layer), Tokens.random(layer, LENGTH)
+    return Attention(layer), Tokens.random(layer, LONG if layer in LONG_SHAPES else LENGTH)
 
 
 @pytest.fixture(params=FEW)
@@ -68,8 +70,8 @@ def test_it_agrees_with_float64_on_every_processor(any_kernel: None, name: str, 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chunks_and_other_requests_change_nothing(layer: Layer, dtype: str) -> None:
     """Prompts are cut at any tokens; other slots' spans are in the pass, in any order."""
-    attention, _ = made(layer)
-    lengths = {0: 150, 1: 70, 2: 3}
+    attention, whole = made(layer)
+    lengths = {0: len(whole.query), 1: 70, 2: 3}
     tokens = {slot: Tokens.random(layer, length, seed=slot) for slot, length in lengths.items()}
     alone = {slot: attention.whole(Cache(layer, dtype), slot, tokens[slot]) for slot in lengths}
     cache, done = Cache(layer, dtype), dict.fromkeys(lengths, 0)
@@ -77,7 +79,7 @@ def test_chunks_and_other_requests_change_nothing(layer: Layer, dtype: str) -> N
     while done != lengths:
         spans = []
         for slot in random.permutation(list(lengths)).tolist():
-            stop = min(done[slot] + int(random.choice([0, 1, 1, 4, 70])), lengths[slot])
+            stop = min(done[slot] + int(random.choice([0, 1, 1, 4, 9, 70])), lengths[slot])
             spans.append((slot, done[slot], tokens[slot].part(done[slot], stop)))
             done[slot] = stop
         found = attention.step(cache, *spans)
@@ -88,14 +90,31 @@ def test_chunks_and_other_requests_change_nothing(layer: Layer, dtype: str) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rollbacks_and_shared_blocks_change_nothing(layer: Layer, dtype: str) -> None:
     attention, tokens = made(layer)
+    length = len(tokens.query)
     whole = attention.whole(Cache(layer, dtype), 0, tokens)
-    cache, wrong = Cache(layer, dtype), Tokens.random(layer, LENGTH, seed=9)
+    cache, wrong = Cache(layer, dtype), Tokens.random(layer, length, seed=9)
     attention.step(cache, (0, 0, tokens.part(0, 60)))
-    attention.step(cache, (0, 60, wrong.part(60, 130)))
-    assert np.array_equal(attention.step(cache, (0, 60, tokens.part(60, 150))), whole[60:])
-    cache.tables[1, :2] = cache.tables[0, :2]
-    found = attention.step(cache, (1, 128, tokens.part(128, 150)), (0, 149, tokens.part(149, 150)))
-    assert np.array_equal(found, np.concatenate([whole[128:], whole[149:]]))
+    attention.step(cache, (0, 60, wrong.part(60, length - 20)))
+    again = attention.step(cache, (0, 60, tokens.part(60, length)))
+    assert np.array_equal(again, whole[60:])
+    shared = (length - 22) // 64
+    cache.tables[1, :shared] = cache.tables[0, :shared]
+    start = 64 * shared
+    last = (0, length - 1, tokens.part(length - 1, length))
+    found = attention.step(cache, (1, start, tokens.part(start, length)), last)
+    assert np.array_equal(found, np.concatenate([whole[start:], whole[-1:]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", LONG_SHAPES, ids=lambda layer: f"window {layer.window}")
+def test_splits_that_threads_share_change_nothing(layer: Layer, dtype: str) -> None:
+    """Spans that end before, at and behind the positions where the past is split."""
+    attention, tokens = made(layer)
+    cache = Cache(layer, dtype)
+    whole = attention.whole(cache, 0, tokens)
+    for start, length in [(255, 1), (256, 1), (511, 1), (512, 1), (599, 1), (250, 9), (508, 24)]:
+        found = attention.step(cache, (0, start, tokens.part(start, start + length)))
+        assert np.array_equal(found, whole[start : start + length])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,7 +138,7 @@ def test_other_layers_keep_their_memory() -> None:
     blocks = cache.pool.reshape(-1, 3, cache.bytes // 3)
     assert (blocks[:, [0, 2]] == 0xAB).all()
     assert {int(i) for i in np.flatnonzero((blocks[:, 1] != 0xAB).any(-1))} == {
-        *cache.tables[1, :3].tolist()
+        *cache.tables[1, : -(-LONG // kernels.BLOCK_TOKENS)].tolist()
     }
 
 

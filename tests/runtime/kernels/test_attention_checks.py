@@ -12,7 +12,7 @@ from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Tok
 
 LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True)
 MOST = np.iinfo(np.int64).max
-CACHE = Cache(LAYER, "fp16")  # alive throughout: the operator has its address only
+CACHE = Cache(LAYER, "fp16", max_blocks=8)  # alive throughout: the operator has its address only
 POSITIONS = 300  # of the rotary table; the block tables have 512
 
 

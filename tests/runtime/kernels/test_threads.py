@@ -1,4 +1,4 @@
-"""Products are cut into pieces for the number of threads; results do not depend on it.
+"""Products and attention are cut into pieces for threads; results do not depend on the cut.
 
 The cut alone shows that many cores would share a pass evenly. More threads than this machine has
 cores show that the bits stay the same.
@@ -12,7 +12,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pytest
 
 from specops.runtime import kernels
 from tests.runtime.kernels.attention import Cache
-from tests.runtime.kernels.test_attention import DTYPES, FEW, LENGTH, SHAPES, made
+from tests.runtime.kernels.test_attention import DTYPES, FEW, SHAPES, made
 from tests.runtime.kernels.test_matmul import CODES, multiply, random_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +33,12 @@ PRODUCTS = {  # columns, depth
     "its MLP": (11008, 4096),
     "a vocabulary": (32000, 2048),
 }
+ATTENTION = {  # heads, heads of the cache, size
+    "SmolLM2's": (9, 3, 64),
+    "TinyLlama's": (32, 4, 64),
+    "Qwen3's": (16, 8, 128),
+    "Qwen2.5's": (14, 2, 64),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +47,10 @@ def _as_before() -> Iterator[None]:
     kernels.share(2)
 
 
-def makespan(tiles: int, pieces: int, threads: int) -> int:
-    """Tiles of the busiest thread; a thread that is done takes the next piece."""
+def makespan(pieces: Iterable[int], threads: int) -> int:
+    """Work of the busiest thread; a thread that is done takes the next piece."""
     loads = [0] * threads
-    for piece in range(pieces):
-        size = (piece + 1) * tiles // pieces - piece * tiles // pieces
+    for size in pieces:
         heapq.heapreplace(loads, loads[0] + size)
     return max(loads)
 
@@ -60,8 +65,29 @@ def test_threads_share_a_product_evenly(shape: str, threads: int, rows: int) -> 
     busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # each has enough to do
     tiles = columns // TILE
     assert pieces >= busy
+    edges = [piece * tiles // pieces for piece in range(pieces + 1)]
+    sizes = (stop - start for start, stop in itertools.pairwise(edges))
     # Threads cannot share a tile.
-    assert makespan(tiles, pieces, threads) <= tiles / busy + pieces / threads + 1
+    assert makespan(sizes, threads) <= tiles / busy + pieces / threads + 1
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+@pytest.mark.parametrize("past", [1000, 2000, 8000])
+@pytest.mark.parametrize("shape", ATTENTION)
+def test_threads_share_attention_evenly(shape: str, past: int, threads: int) -> None:
+    """That of one token; pieces of a head come one after another for each head."""
+    heads, kv_heads, size = ATTENTION[shape]
+    pieces = itertools.takewhile(
+        bool,
+        (
+            kernels.library.specops_piece_positions(heads, kv_heads, size, past, piece)
+            for piece in itertools.count()
+        ),
+    )
+    work = [positions for positions in pieces for _ in range(kv_heads)]
+    assert sum(work) == kv_heads * (past + 1)
+    mean = sum(work) / threads
+    assert makespan(work, threads) <= (1.1 if past >= 2000 else 1.2) * mean
 
 
 def test_little_work_is_not_cut() -> None:
@@ -79,7 +105,7 @@ def digest() -> str:
         attention, tokens = made(SHAPES[name])
         cache = Cache(SHAPES[name], dtype)
         found.update(attention.whole(cache, 0, tokens).tobytes())
-        for place in range(0, LENGTH, 29):
+        for place in range(0, len(tokens.query), 29):
             out = attention.step(cache, (0, place, tokens.part(place, place + 1)))
             found.update(out.tobytes())
     return found.hexdigest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def at_random(
             return tokenizer.decode(tokens)
         options = allowed[allowed != end]
         if late and rng.random() < 0.8:
-            ending = [token for token in options[:500] if tokenizer.decode([token]) in _ENDINGS]
+            ending = [token for token in options[:500] if int(token) in _endings(tokenizer)]
             options = np.array(ending or options)
         token = int(rng.choice(options))
         matcher.advance(token)
@@ -64,6 +65,13 @@ def at_random(
         if matcher.complete:
             return tokenizer.decode(tokens)
     return None
+
+
+@cache
+def _endings(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end something."""
+    tokens = tokenizer.vocabulary().values()
+    return frozenset(token for token in tokens if tokenizer.decode([token]) in _ENDINGS)
 
 
 def _allowed(matcher: Matcher) -> Any:

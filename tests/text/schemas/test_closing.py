@@ -33,29 +33,19 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "an empty list of them": ({"type": "object", "properties": {}}, [{}], [ANN]),
     "additionalProperties true": (FORM | {"additionalProperties": True}, [BOTH, OTHER], [ANN]),
     "additionalProperties false": (FORM | {"additionalProperties": False}, [BOTH], [OTHER]),
-    "additionalProperties of a kind": (
-        FORM | {"additionalProperties": {"type": "integer"}},
-        [BOTH, OTHER],
-        [BOTH | {"zip": "x"}],
-    ),
-    "patternProperties": (
-        BASE | {"patternProperties": {"^z": {"type": "integer"}}},
-        [ANN, ANN | {"zip": 1}, ANN | {"other": "x"}],
-        [ANN | {"zip": "x"}],
-    ),
+    "additionalProperties of a kind": (FORM | {"additionalProperties": {"type": "integer"}},
+        [BOTH, OTHER], [BOTH | {"zip": "x"}]),
+    "patternProperties": (BASE | {"patternProperties": {"^z": {"type": "integer"}}},
+        [ANN, ANN | {"zip": 1}, ANN | {"other": "x"}], [ANN | {"zip": "x"}]),
     "unevaluatedProperties true": (FORM | {"unevaluatedProperties": True}, [OTHER], [ANN]),
     "unevaluatedProperties false": (
         {"allOf": [BASE], "properties": AGE, "unevaluatedProperties": False},
-        [ANN, BOTH],
-        [OTHER],
-    ),
+        [ANN, BOTH], [OTHER]),
     "allOf": ({"allOf": [BASE, {"properties": AGE, "required": ["age"]}]}, [BOTH], [OTHER, ANN]),
     "allOf beside properties": ({"properties": AGE, "allOf": [BASE]}, [ANN], [OTHER]),
     "allOf with an open part": (
         {"allOf": [BASE, {"properties": AGE, "additionalProperties": True}]},
-        [BOTH, OTHER],
-        [],
-    ),
+        [BOTH, OTHER], []),
     "$ref": ({"$ref": "#/$defs/f", "$defs": {"f": FORM}}, [BOTH], [OTHER]),
     "$ref beside properties": (
         {"$ref": "#/$defs/b", "properties": AGE, "required": ["age"], "$defs": {"b": BASE}},
@@ -77,14 +67,10 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
     "branches that only require": (
         {"properties": NAME | AGE, "anyOf": [{"required": ["name"]}, {"required": ["age"]}]},
-        [ANN, BOTH, {"age": 3}],
-        [{}, OTHER],
-    ),
+        [ANN, BOTH, {"age": 3}], [{}, OTHER]),
     "branches without a type": (
         {"anyOf": [{"properties": NAME}, {"properties": AGE}], "type": "object"},
-        [{}, ANN, {"age": 3}],
-        [3, "x", BOTH],
-    ),
+        [{}, ANN, {"age": 3}], [3, "x", BOTH]),
     "a type behind the branches": (
         {
             "properties": {"next": {"anyOf": [{"$ref": "#"}], "type": "object"}},
@@ -103,16 +89,10 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"next": 3}, {"x": 3}],
     ),
     "null or an object": ({"anyOf": [FORM, {"type": "null"}]}, [BOTH, None], [OTHER]),
-    "required without being listed": (
-        {"properties": NAME, "required": ["name", "age"]},
-        [BOTH, {"name": "x", "age": "any"}],
-        [OTHER, ANN],
-    ),
-    "objects in objects": (
-        {"properties": {"p": FORM, "list": {"type": "array", "items": BASE}}},
-        [{"p": BOTH, "list": [ANN]}],
-        [{"p": OTHER}, {"list": [BOTH]}],
-    ),
+    "required without being listed": ({"properties": NAME, "required": ["name", "age"]},
+        [BOTH, {"name": "x", "age": "any"}], [OTHER, ANN]),
+    "objects in objects": ({"properties": {"p": FORM, "list": {"type": "array", "items": BASE}}},
+        [{"p": BOTH, "list": [ANN]}], [{"p": OTHER}, {"list": [BOTH]}]),
     "recursion": (
         {
             "$ref": "#/$defs/node",
@@ -126,7 +106,7 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [ANN, ANN | {"next": ANN | {"next": ANN}}],
         [ANN | {"next": {"name": "x", "zip": 1}}],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,14 +31,14 @@ def _all_to_all(keyword: str, count: int = 40) -> dict[str, Any]:
 
 def _chain(count: int = 1000) -> dict[str, Any]:
     definitions: dict[str, Any] = {
-        f"d{place}": {"allOf": [{"$ref": f"#/$defs/d{place + 1}"}], "properties": {"a": {}}}
-        for place in range(count)
+        f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}], "properties": {"a": {}}}
+        for index in range(count)
     }
     return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{count}": {}}}
 
 
 def _fields(start: str, count: int) -> dict[str, Any]:
-    return {f"{start}{place}": {"type": "string"} for place in range(count)}
+    return {f"{start}{index}": {"type": "string"} for index in range(count)}
 
 
 HOSTILE: dict[str, Any] = {

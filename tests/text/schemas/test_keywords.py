@@ -20,30 +20,18 @@ KIND = {"kind": {"enum": ["x", "y"]}, "a": {"type": "integer"}}
 ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "propertyNames, a list": (
         {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": True},
-        [{}, {"a": 1}, {"a": 1, "b": 2}],
-        [{"c": 1}],
-    ),
+        [{}, {"a": 1}, {"a": 1, "b": 2}], [{"c": 1}]),
     "propertyNames, a pattern": (
         {"propertyNames": {"pattern": "^k[0-9]$"}, "additionalProperties": {"type": "integer"}},
-        [{}, {"k1": 1}],
-        [{"k": 1}, {"k1": "x"}],
-    ),
+        [{}, {"k1": 1}], [{"k": 1}, {"k1": "x"}]),
     "propertyNames, a length": (
         {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}},
-        [{"ab": 1}, {"abc": None}],
-        [{"a": 1}, {"abcd": 1}],
-    ),
-    "dependentRequired": (
-        OBJECT | {"dependentRequired": {"a": ["b"]}},
-        [{}, {"b": 1}, {"a": 1, "b": 1}],
-        [{"a": 1}],
-    ),
+        [{"ab": 1}, {"abc": None}], [{"a": 1}, {"abcd": 1}]),
+    "dependentRequired": (OBJECT | {"dependentRequired": {"a": ["b"]}},
+        [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
     "dependencies": (OBJECT | {"dependencies": {"a": ["b"]}}, [{}, {"b": 1}], [{"a": 1}]),
-    "dependentSchemas": (
-        OBJECT | {"dependentSchemas": {"a": {"properties": {"b": {"const": 7}}}}},
-        [{"a": 1}, {"a": 1, "b": 7}, {"b": 8}],
-        [{"a": 1, "b": 8}],
-    ),
+    "dependentSchemas": (OBJECT | {"dependentSchemas": {"a": {"properties": {"b": {"const": 7}}}}},
+        [{"a": 1}, {"a": 1, "b": 7}, {"b": 8}], [{"a": 1, "b": 8}]),
     "if and then": (
         {
             "type": "object",
@@ -67,29 +55,18 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"kind": "y"}, {"kind": "x", "a": 1}],
         [{"kind": "x"}, {"kind": "y", "a": 1}],
     ),
-    "not of texts": (
-        {"type": "string", "not": {"enum": ["ab", "b"]}},
-        ["", "a", "abc", "bb", "é"],
-        ["ab", "b"],
-    ),
+    "not of texts": ({"type": "string", "not": {"enum": ["ab", "b"]}},
+        ["", "a", "abc", "bb", "é"], ["ab", "b"]),
     "not of a type": ({"not": {"type": ["string", "object"]}}, [1, None, [1]], ["a", {}]),
-    "not of what is required": (
-        OBJECT | {"not": {"required": ["a", "b"]}},
-        [{"a": 1}, {}],
-        [{"a": 1, "b": 1}],
-    ),
+    "not of what is required": (OBJECT | {"not": {"required": ["a", "b"]}},
+        [{"a": 1}, {}], [{"a": 1, "b": 1}]),
     "not of numbers": ({"type": "integer", "not": {"enum": [3, 5]}}, [2, 4, 6], [3, 5]),
     "not of a bound": ({"type": "integer", "not": {"minimum": 5}}, [4], [5, 6]),
     "not of one of several": (
         OBJECT | {"not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
-        [{}],
-        [{"a": 1}, {"b": 1}],
-    ),
-    "oneOf of what is required": (
-        OBJECT | {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
-        [{"a": 1}, {"b": 1}],
-        [{"a": 1, "b": 1}, {}],
-    ),
+        [{}], [{"a": 1}, {"b": 1}]),
+    "oneOf of what is required": (OBJECT | {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}, {}]),
     "oneOf of objects with other names": (
         {
             "oneOf": [
@@ -101,51 +78,28 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
     "oneOf of patterns": (
         {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]},
-        ["a", "bx"],
-        ["c"],
-    ),
-    "contains": (
-        {"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}},
-        [[5], [5, 1]],
-        [[], [1]],
-    ),
+        ["a", "bx"], ["c"]),
+    "contains": ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}},
+        [[5], [5, 1]], [[], [1]]),
     "uniqueItems of few values": (
         {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 1},
-        [["a"], ["b", "a"]],
-        [["a", "a"], []],
-    ),
+        [["a"], ["b", "a"]], [["a", "a"], []]),
     "unevaluatedItems": (
         {"type": "array", "prefixItems": [{"type": "integer"}], "unevaluatedItems": False},
-        [[1]],
-        [[1, 2]],
-    ),
+        [[1]], [[1, 2]]),
     "minProperties": (OBJECT | {"minProperties": 1}, [{"a": 1}, {"a": 1, "b": 1}], [{}]),
-    "minProperties of three": (
-        {"properties": AB | {"c": {"type": "integer"}}, "minProperties": 2},
-        [{"a": 1, "c": 1}],
-        [{"a": 1}],
-    ),
+    "minProperties of three": ({"properties": AB | {"c": {"type": "integer"}}, "minProperties": 2},
+        [{"a": 1, "c": 1}], [{"a": 1}]),
     "maxProperties": (OBJECT | {"maxProperties": 1}, [{}, {"a": 1}], [{"a": 1, "b": 1}]),
     "patternProperties that overlap and say the same": (
         {"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "integer"}}},
-        [{"ab": 1}, {"cb": 1}],
-        [{"ab": "x"}],
-    ),
-    "look-ahead": (
-        {"type": "string", "pattern": "^(?=.*[0-9])(?=.*[A-Z]).{3,5}$"},
-        ["aB1", "1xXy"],
-        ["abc", "aB1aB1", "aB"],
-    ),
-    "negative look-ahead": (
-        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-        ["1", "-0.5", ".5"],
-        ["", "+", "."],
-    ),
-    "dates of the calendar": (
-        {"type": "string", "format": "date"},
-        ["2024-02-29", "2026-11-26"],
-        ["2026-02-29", "2026-04-31", "26-11-26", "0000-01-01"],
-    ),
+        [{"ab": 1}, {"cb": 1}], [{"ab": "x"}]),
+    "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9])(?=.*[A-Z]).{3,5}$"},
+        ["aB1", "1xXy"], ["abc", "aB1aB1", "aB"]),
+    "negative look-ahead": ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+        ["1", "-0.5", ".5"], ["", "+", "."]),
+    "dates of the calendar": ({"type": "string", "format": "date"},
+        ["2024-02-29", "2026-11-26"], ["2026-02-29", "2026-04-31", "26-11-26", "0000-01-01"]),
     "relative references of pages": (
         {"type": "string", "format": "uri-reference"},
         ["a/b?c=d#e", "/x", "https://example.org/a"],
@@ -177,7 +131,7 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [3],
     ),
     "unknown keywords": ({"type": "integer", "x-order": 1, "discriminator": {}}, [1], ["a"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ENFORCED)
@@ -193,15 +147,11 @@ def test_answers_keep_to_a_keyword(name: str) -> None:
 
 # A schema, and the JSON pointers of what it says and the grammar does not.
 LEFT_OUT: dict[str, tuple[Any, set[str]]] = {
-    "format": (
-        {"properties": {"a": {"type": "string", "format": "path"}}},
-        {"/properties/a/format"},
-    ),
+    "format": ({"properties": {"a": {"type": "string", "format": "path"}}},
+        {"/properties/a/format"}),
     "format of a number": ({"type": "integer", "format": "int64"}, set()),
-    "uniqueItems": (
-        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
-        {"/uniqueItems"},
-    ),
+    "uniqueItems": ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        {"/uniqueItems"}),
     "pattern": ({"type": "string", "pattern": "a(?<!b)c"}, {"/pattern"}),
     "oneOf": ({"oneOf": [{"type": "integer"}, {"type": "number", "maximum": 5}]}, {"/oneOf"}),
     "not": ({"type": "string", "not": {"pattern": "a"}}, {"/not"}),
@@ -211,7 +161,7 @@ LEFT_OUT: dict[str, tuple[Any, set[str]]] = {
         {"$defs": {"a/b": {"type": "string", "format": "password"}}, "$ref": "#/$defs/a~1b"},
         {"/$defs/a~1b/format"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

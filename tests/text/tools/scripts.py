@@ -19,7 +19,7 @@ TOOLS = (
             "type": "object",
             "properties": {
                 "city": {"type": "string"},
-                **{f"{kind}{place}": {"type": kind} for kind in _KINDS for place in range(3)},
+                **{f"{kind}{index}": {"type": kind} for kind in _KINDS for index in range(3)},
             },
         },
     ),
@@ -28,79 +28,43 @@ TOOLS = (
 # The formats of published templates.
 BY_NAME = {
     "hermes": ToolFormat(
-        opening="<tool_call>\n",
-        between="\n</tool_call>\n<tool_call>\n",
-        closing="\n</tool_call>",
-    ),
+        opening="<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", closing="\n</tool_call>"),
     "llama": ToolFormat(between="; ", arguments_key="parameters", other_marks=("<|python_tag|>",)),
     "mistral": ToolFormat(opening="[TOOL_CALLS][", between=", ", closing="]"),
     "mistral-args": ToolFormat(
-        "named", opening="[TOOL_CALLS]", between="[TOOL_CALLS]", middle="[ARGS]"
-    ),
+        "named", opening="[TOOL_CALLS]", between="[TOOL_CALLS]", middle="[ARGS]"),
     "phi": ToolFormat(
-        opening="<|tool_call|>[",
-        between=", ",
-        closing="]<|/tool_call|>",
-        other_marks=("functools[",),
-    ),
+        opening="<|tool_call|>[", between=", ", closing="]<|/tool_call|>",
+        other_marks=("functools[",)),
     "granite": ToolFormat(
-        opening="<|tool_call|>[", between=", ", closing="]", other_marks=("<tool_call>",)
-    ),
+        opening="<|tool_call|>[", between=", ", closing="]", other_marks=("<tool_call>",)),
     "functionary": ToolFormat(
-        "named",
-        opening="<function=",
-        between="</function><function=",
-        closing="</function>",
-        middle=">",
-    ),
+        "named", opening="<function=", between="</function><function=", closing="</function>",
+        middle=">"),
     "kimi": ToolFormat(
-        "named",
-        opening="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        "named", opening="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
         between="<|tool_call_end|><|tool_call_begin|>functions.",
         closing="<|tool_call_end|><|tool_calls_section_end|>",
-        middle=":\0<|tool_call_argument_begin|>",
-    ),
+        middle=":\0<|tool_call_argument_begin|>"),
     "command-r7b": ToolFormat(
-        opening="<|START_ACTION|>[\n    ",
-        between=",\n    ",
-        closing="\n]<|END_ACTION|>",
-        lead='"tool_call_id": "\0", ',
-        name_key="tool_name",
-        arguments_key="parameters",
-    ),
+        opening="<|START_ACTION|>[\n    ", between=",\n    ", closing="\n]<|END_ACTION|>",
+        lead='"tool_call_id": "\0", ', name_key="tool_name", arguments_key="parameters"),
     "qwen3-coder": ToolFormat(
-        "tagged",
-        opening="<tool_call>\n<function=",
+        "tagged", opening="<tool_call>\n<function=",
         between="</function>\n</tool_call>\n<tool_call>\n<function=",
-        closing="</function>\n</tool_call>",
-        other_marks=("<function=",),
-        middle=">\n",
-        key_open="<parameter=",
-        key_close=">\n",
-        value_close="\n</parameter>\n",
-    ),
+        closing="</function>\n</tool_call>", other_marks=("<function=",), middle=">\n",
+        key_open="<parameter=", key_close=">\n", value_close="\n</parameter>\n"),
     "glm": ToolFormat(
-        "tagged",
-        opening="<tool_call>",
-        between="</tool_call>\n<tool_call>",
-        closing="</tool_call>",
-        middle="\n",
-        key_open="<arg_key>",
-        key_close="</arg_key>\n<arg_value>",
-        value_close="</arg_value>\n",
-    ),
+        "tagged", opening="<tool_call>", between="</tool_call>\n<tool_call>",
+        closing="</tool_call>", middle="\n", key_open="<arg_key>",
+        key_close="</arg_key>\n<arg_value>", value_close="</arg_value>\n"),
     "minimax": ToolFormat(
-        "tagged",
-        opening='<minimax:tool_call>\n<invoke name="',
-        between='</invoke>\n<invoke name="',
-        closing="</invoke>\n</minimax:tool_call>",
-        middle='">\n',
-        key_open='<parameter name="',
-        key_close='">',
-        value_close="</parameter>\n",
-    ),
+        "tagged", opening='<minimax:tool_call>\n<invoke name="',
+        between='</invoke>\n<invoke name="', closing="</invoke>\n</minimax:tool_call>",
+        middle='">\n', key_open='<parameter name="', key_close='">',
+        value_close="</parameter>\n"),
     "json": GENERIC,
-}
+}  # fmt: skip
 _TURNS = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}CALLS<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -184,9 +148,9 @@ def scripts(form: ToolFormat) -> list[Script]:
         simple = {"string": text, "number": rng.random, "boolean": lambda: True}
         return simple[kind]() if kind in simple else None
 
-    def argument(place: int) -> tuple[str, Any]:
+    def argument(index: int) -> tuple[str, Any]:
         kind = rng.choice(_KINDS)
-        return f"{kind}{place}", value(kind)
+        return f"{kind}{index}", value(kind)
 
     found = []
     for number in range(COUNT):
@@ -195,7 +159,7 @@ def scripts(form: ToolFormat) -> list[Script]:
             tool = rng.choice(TOOLS)
             # Without JSON only the schema tells a text of digits from a number.
             most = 3 if form.style != "tagged" or tool.parameters else 0
-            arguments = dict(argument(place) for place in range(rng.randint(0, most)))
+            arguments = dict(argument(index) for index in range(rng.randint(0, most)))
             call = (tool.name, arguments)
             if call not in calls:  # a repeated one would end the answer
                 calls.append(call)

@@ -31,9 +31,9 @@ SHOWING = [name for name in TEMPLATES if name not in ("phi", "granite", "json")]
 @pytest.mark.parametrize("name", SHOWING)
 @pytest.mark.parametrize("tools", [TOOLS, ()])
 def test_tools_and_calls_are_those_of_transformers(name: str, tools: Any) -> None:
-    told = [tool.for_template() for tool in tools] or None
+    described = [tool.for_template() for tool in tools] or None
     (theirs,), _ = render_jinja_template(
-        [MESSAGES], tools=told, chat_template=TEMPLATES[name], add_generation_prompt=True
+        [MESSAGES], tools=described, chat_template=TEMPLATES[name], add_generation_prompt=True
     )
     assert ChatTemplate(TEMPLATES[name], {}).render(MESSAGES, tools) == theirs
 
@@ -85,12 +85,12 @@ def test_tools_are_where_a_template_looks_for_them() -> None:
 
 def two_calls() -> list[dict[str, Any]]:
     calls = [
-        {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": {}}}
-        for place, name in enumerate(("get_weather", "search.web-2"))
+        {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for index, name in enumerate(("get_weather", "search.web-2"))
     ]
     results = [
-        {"role": "tool", "content": f"result {place}", "tool_call_id": f"call_{place}"}
-        for place in (1, 0)
+        {"role": "tool", "content": f"result {index}", "tool_call_id": f"call_{index}"}
+        for index in (1, 0)
     ]
     return [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 

@@ -25,13 +25,13 @@ def read(
     for start in range(0, len(answer), size):
         deltas += reader.push(answer[start : start + size])
     deltas += reader.finish()
-    told: dict[int, str] = {}
-    for place, text in deltas:
-        if reader.blocks[place].kind == "call" and place not in told:
+    texts: dict[int, str] = {}
+    for index, text in deltas:
+        if reader.blocks[index].kind == "call" and index not in texts:
             assert text == ""  # the name comes first
-        told[place] = told.get(place, "") + text
-    assert list(told) == list(range(len(reader.blocks)))
-    assert [told[place] for place in told] == [block.text for block in reader.blocks]
+        texts[index] = texts.get(index, "") + text
+    assert list(texts) == list(range(len(reader.blocks)))
+    assert [texts[index] for index in texts] == [block.text for block in reader.blocks]
     return reader.blocks
 
 
@@ -52,7 +52,7 @@ def test_the_cuts_of_an_answer_do_not_matter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_template_tells_its_format(name: str) -> None:
+def test_the_format_is_read_from_the_template(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], {}).calls == BY_NAME[name]
 
 
@@ -182,7 +182,7 @@ def test_whatever_a_model_writes_its_cuts_do_not_matter(name: str) -> None:
             assert read(name, answer, size) == whole, answer
 
 
-def test_a_name_is_not_sought_for_ever() -> None:
+def test_the_search_for_a_name_ends() -> None:
     answer = "[TOOL_CALLS]get_weather" + " " * 100_000
     (block,) = read("mistral-args", answer, len(answer))
     assert (block.kind, block.text) == ("text", answer)
@@ -219,7 +219,7 @@ def test_a_call_that_repeats_another_word_for_word_ends_the_answer(name: str) ->
         assert read_until == closed
         calls = [(block.name, json.loads(block.text)) for block in reader.blocks]
         assert calls == [first, second, other]
-        assert {place for place, _ in deltas} == {0, 1, 2}  # nothing of the fourth was ever told
+        assert {index for index, _ in deltas} == {0, 1, 2}  # nothing of the fourth was ever sent
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -26,11 +26,11 @@ class AnswerFormat:
             template and not answer and template.begins_thinking(conversation.template_options)
         )
         tags = (*(self._calls.tags if self._calls else ()), *(self._thinking or ()))
-        found = {tag: tokenizer.token(tag) for tag in tags}
+        known = {tag: tokenizer.token(tag) for tag in tags}
         # A decoded text leaves special tokens out.
         self._special = {
             tag: token
-            for tag, token in found.items()
+            for tag, token in known.items()
             if token is not None and not tokenizer.decode([token])
         }
         self._tags = {token: tag for tag, token in self._special.items()}
@@ -76,8 +76,5 @@ class AnswerFormat:
         callable_ = asked.callable
         tools = [tool for tool in asked.tools if callable_ is None or tool.name in callable_]
         return writer.grammar(
-            tools,
-            required=asked.required,
-            parallel=asked.parallel,
-            text_grammar=text_grammar,
+            tools, required=asked.required, parallel=asked.parallel, text_grammar=text_grammar
         )

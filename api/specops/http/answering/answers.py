@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from specops.http.answering.answer_format import AnswerFormat
@@ -20,16 +21,9 @@ from specops.http.answering.ignored import ignored_header
 from specops.http.errors import ApiError, internal_error, too_late, unavailable
 from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
 from specops.http.state import Context
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    GenerationStats,
-    Logprob,
-    Output,
-    Piece,
-)
+from specops.request import FinishReason, GenerationRequest, GenerationStats, Logprob, Output, Piece
 from specops.serving.request_handle import RequestHandle
-from specops.text.json_values import loads
+from specops.text.json_values import dumps, loads
 from specops.text.tools.reader import AnswerReader, Block, Delta
 
 PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
@@ -297,6 +291,28 @@ def json_answer(
     """Return a response with a schema's JSON."""
     text = json_of(content, exclude_none=exclude_none)
     return Response(text, headers=dict(headers), media_type="application/json")
+
+
+def list_answer(
+    rest: Mapping[str, Any], field: str, items: Iterable[bytes], headers: Mapping[str, str]
+) -> Response:
+    """Return a response with a list that is written item by item: all at once hold the event loop.
+
+    Args:
+        rest: the other fields.
+        field: name of the list, which comes last.
+        items: JSON of one or several items each; made when the last one has been sent.
+    """
+
+    async def written() -> AsyncIterator[bytes]:
+        begin = dumps(rest)[:-1] + (b"," if rest else b"")
+        yield begin + f'"{field}":['.encode()
+        for index, item in enumerate(items):
+            yield b"," + item if index else item
+            await asyncio.sleep(0)  # a fast client never makes the server wait
+        yield b"]}"
+
+    return StreamingResponse(written(), headers=dict(headers), media_type="application/json")
 
 
 class Writer:

@@ -94,10 +94,12 @@ class StructuredOutputs(Body):
     @cached_property
     def grammars(self) -> list[Grammar]:
         """The grammar of each of the fields; there is one."""
-        found = [ANY_OBJECT] if self.json_object else []
+        objects = [ANY_OBJECT] if self.json_object else []
         values = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
         values = {"json": self.json_schema, **values}
-        return found + [_MAKERS[name](value) for name, value in values.items() if value is not None]
+        return objects + [
+            _MAKERS[name](value) for name, value in values.items() if value is not None
+        ]
 
 
 class Constraints(Body):
@@ -146,15 +148,15 @@ class Constraints(Body):
     @cached_property
     def constraints(self) -> dict[str, Grammar]:
         """Each field that constrains the answer, and its grammar; two of them are refused."""
-        found = {}
+        by_field = {}
         if isinstance(self.response_format, JsonObject | JsonBySchema):
-            found["response_format"] = self.response_format.grammar
+            by_field["response_format"] = self.response_format.grammar
         for name, form in synonyms.CONSTRAINTS.items():
             if (value := getattr(self, name)) is not None:
-                found[name] = _MAKERS[form](value)
+                by_field[name] = _MAKERS[form](value)
         if self.structured_outputs is not None:
-            (found["structured_outputs"],) = self.structured_outputs.grammars
-        return found
+            (by_field["structured_outputs"],) = self.structured_outputs.grammars
+        return by_field
 
 
 def json_grammar(schema: Any, *, strict: bool = False) -> Grammar:

@@ -123,8 +123,8 @@ def conversation(
     Raises:
         InvalidField: two tools have one name, or the tool that must be called is missing.
     """
-    found = [(tool.type, tool.tool()) for tool in tools or ()]
-    offered = tuple(tool for _, tool in found if tool and mode != "none")
+    known = [(tool.type, tool.tool()) for tool in tools or ()]
+    offered = tuple(tool for _, tool in known if tool and mode != "none")
     names = {tool.name for tool in offered}
     if len(names) < len(offered):
         raise InvalidField("tools", "two tools have the same name")
@@ -139,7 +139,7 @@ def conversation(
         source=source,
         tools=offered,
         skipped=(
-            *dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None),
+            *dict.fromkeys(f"tools.{kind}" for kind, tool in known if tool is None),
             *dict.fromkeys(left_out),
             *removed,
         ),

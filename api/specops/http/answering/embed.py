@@ -6,16 +6,12 @@ them one after the other, with the room that other requests leave in a pass.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
-from fastapi import Response
-from fastapi.responses import StreamingResponse
 
 from specops.http.answering.answers import Generation
 from specops.http.answering.body import Body
@@ -74,35 +70,7 @@ async def embed(
     )
     generation = enqueue(ctx, [request], shown)
     (answer,) = await generation.finished()
-    found = answer.last.embeddings if answer.last else None
-    if found is None:
+    rows = answer.last.embeddings if answer.last else None
+    if rows is None:
         raise AssertionError("a finished request for embeddings has them")
-    return generation, found, sum(map(len, encoded))
-
-
-def vectors_answer(
-    field: str,
-    vectors: Vector,
-    item: Callable[[int, Vector], Any],
-    rest: Mapping[str, Any],
-    headers: Mapping[str, str],
-) -> Response:
-    """Return an answer that is written vector by vector: thousands at once hold the event loop.
-
-    Args:
-        field: name of the list of vectors.
-        vectors: [texts, entries].
-        item: makes an item of the list from its index and its vector.
-        rest: the other fields.
-        headers: of the response.
-    """
-
-    async def written() -> AsyncIterator[bytes]:
-        yield orjson.dumps(rest)[:-1] + f',"{field}":['.encode()
-        for index, vector in enumerate(vectors):
-            text = orjson.dumps(item(index, vector), option=orjson.OPT_SERIALIZE_NUMPY)
-            yield b"," + text if index else text
-            await asyncio.sleep(0)  # a fast client never makes the server wait
-        yield b"]}"
-
-    return StreamingResponse(written(), headers=dict(headers), media_type="application/json")
+    return generation, rows, sum(map(len, encoded))

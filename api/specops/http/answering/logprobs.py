@@ -11,7 +11,7 @@ from specops.text.tokenizer import Tokenizer
 
 
 class TopLogprob(BaseModel):
-    """A token that was possible at this place."""
+    """A token that was possible in this position."""
 
     token: str
     logprob: float = Field(description="natural logarithm of its probability")
@@ -26,13 +26,13 @@ class TokenLogprob(TopLogprob):
 
 def token_logprobs(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[TokenLogprob]:
     """Return the tokens' probabilities; an empty list if nobody asked for them."""
-    found = []
+    logprobs = []
     for piece in pieces:
         if piece.logprob is not None:
             top = [_top(token, value, tokenizer) for token, value in piece.logprob.top]
             chosen = _top(piece.token, piece.logprob.chosen, tokenizer)
-            found.append(TokenLogprob(**chosen.model_dump(), top_logprobs=top))
-    return found
+            logprobs.append(TokenLogprob(**chosen.model_dump(), top_logprobs=top))
+    return logprobs
 
 
 def _top(token: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:

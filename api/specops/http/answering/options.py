@@ -154,8 +154,8 @@ class EngineOptions(Constraints):
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer; None: as many as the server allows."""
-        found: int | None = getattr(self, self.limit_field, None)
-        return found
+        most: int | None = getattr(self, self.limit_field, None)
+        return most
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -186,8 +186,8 @@ class EngineOptions(Constraints):
         requested = SamplingDefaults(
             self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         )
-        found = requested.over(model).over(self.usual)
-        return found if found.temperature else requested._replace(temperature=0.0)
+        chosen = requested.over(model).over(self.usual)
+        return chosen if chosen.temperature else requested._replace(temperature=0.0)
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn, without biases and bad words.

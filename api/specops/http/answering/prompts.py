@@ -38,11 +38,11 @@ def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
     Raises:
         InvalidField: the model was not trained for that.
     """
-    found = FillIn.of(engine.tokenizer) if suffix else None
-    if suffix and found is None:
+    form = FillIn.of(engine.tokenizer) if suffix else None
+    if suffix and form is None:
         message = "this model cannot fill in a gap: its tokenizer has no tokens for that"
         raise InvalidField("suffix", message, code="unsupported_parameter")
-    return found
+    return form
 
 
 def render(engine: Engine, asked: Conversation) -> str:

@@ -47,10 +47,10 @@ class RecentItems:
 
         A request may refer to all items, which takes long to read: the caller knows how much it is.
         """
-        found = {}
+        kept = {}
         with self._lock:
             for item_id in ids:
                 if (text := self._items.get((client, item_id))) is not None:
                     self._items.move_to_end((client, item_id))
-                    found[item_id] = text
-        return found
+                    kept[item_id] = text
+        return kept

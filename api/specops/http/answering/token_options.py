@@ -23,14 +23,14 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
     Raises:
         InvalidField: a token does not exist.
     """
-    found: dict[int, float] = {}
+    by_token: dict[int, float] = {}
     for name, bias in (body.logit_bias or {}).items():
         number = name.isdecimal() and len(name) <= _DIGITS
         tokens = (int(name),) if number else _spelled(name, engine)
         if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
             raise InvalidField("logit_bias", f"{name!r} is not a token of this model")
-        found[tokens[0]] = bias
-    return tuple(found.items())
+        by_token[tokens[0]] = bias
+    return tuple(by_token.items())
 
 
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
@@ -42,15 +42,15 @@ def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...
     Raises:
         InvalidField: a word has no tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    words: dict[tuple[int, ...], None] = {}
     for word in body.bad_words or ():
         for text in (word,) if word[0].isspace() else (word, f" {word}"):
             if not (tokens := _spelled(text, engine)):
                 raise InvalidField(
                     "bad_words", f"{word[:64]!r} cannot be written in this model's tokens"
                 )
-            found[tokens] = None
-    return tuple(found)
+            words[tokens] = None
+    return tuple(words)
 
 
 def _spelled(text: str, engine: Engine) -> tuple[int, ...]:

@@ -8,8 +8,6 @@ by which Ollama's clients know a server.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator
@@ -22,6 +20,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from specops.engine.model_info import ModelState
+from specops.http.documentation import policy_source
 from specops.http.protocols import PROTOCOLS
 from specops.http.sse import EventStream, event
 from specops.http.state import AppState, Ctx
@@ -54,14 +53,10 @@ def _page() -> tuple[str, str]:
     script = "".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
     html = (_FOLDER / "index.html").read_text("utf-8")
     html = html.replace("/*style*/", style).replace("/*script*/", script)
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
     policy = (
-        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        f"default-src 'none'; style-src {policy_source(style)}; "
+        f"script-src {policy_source(script)}; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     )
     return html, policy
 

@@ -12,13 +12,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import (
-    BlockWriter,
-    Generation,
-    arguments,
-    call_id,
-    json_answer,
-)
+from specops.http.answering.answers import BlockWriter, Generation, arguments, call_id, json_answer
 from specops.http.answering.body import Body, FreeObject, Text
 from specops.http.answering.constraints import json_grammar
 from specops.http.answering.conversation import (
@@ -50,12 +44,7 @@ from specops.text.tools.formats import Tool
 from specops.text.tools.reader import Block
 
 _FIELD = "messages"
-_MODES: dict[str, Mode] = {
-    "auto": "auto",
-    "none": "none",
-    "any": "required",
-    "tool": "required",
-}
+_MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
 
 
 # What Anthropic's own servers run: the calls, and what they brought.

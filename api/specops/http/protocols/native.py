@@ -118,7 +118,7 @@ class Details(BaseModel):
             draft_tokens=stats.draft_tokens,
             accepted_tokens=stats.accepted_tokens,
             accepted_per_position=stats.accepted_per_position,
-            acceptance={name: found.acceptance for name, found in stats.sources.items()},
+            acceptance={name: source.acceptance for name, source in stats.sources.items()},
             tokens_per_jump=stats.tokens_per_jump,
             mean_acceptance_length=stats.mean_acceptance_length,
             draft_length=stats.draft_length,

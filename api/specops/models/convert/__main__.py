@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder, or GGUF")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
     parser.add_argument(
-        "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-rtn]; int4 unless it is a GGUF: gguf"
+        "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-mixed][-rtn]; int4, or gguf for a GGUF"
     )
     parser.add_argument(
         "--weights",

@@ -114,6 +114,18 @@ class Matrix:
         parts = (part[order] for part, order in zip(self.parts, orders, strict=True))
         return Matrix(self.name, tuple(parts))
 
+    def divided(self, row: int) -> tuple[Matrix, Matrix]:
+        """The rows before one, and the others."""
+        parts: tuple[list[Any], list[Any]] = ([], [])
+        start = 0
+        for part in self.parts:
+            middle = min(max(row - start, 0), len(part))
+            for side, piece in zip(parts, (part[:middle], part[middle:]), strict=True):
+                side.extend([piece] if len(piece) else [])
+            start += len(part)
+        first, second = map(tuple, parts)
+        return Matrix(f"{self.name}[:{row}]", first), Matrix(f"{self.name}[{row}:]", second)
+
     def columns(self, start: int, stop: int) -> Float:
         """Columns [start, stop) of all rows: float32 [N, stop - start]."""
         return np.concatenate([np.asarray(part[:, start:stop], np.float32) for part in self.parts])

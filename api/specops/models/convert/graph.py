@@ -141,9 +141,22 @@ class DecoderGraph:
         return self._node("Gather", [table, "position_ids"], name, axis=0)
 
     def linear(self, name: str, x: str, matrix: Matrix, bias: Float | None = None) -> str:
-        """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N]."""
+        """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N].
+
+        `name` ends with `.qkv` for queries, keys and values together, with `.v` for values.
+        """
+        own, values = self.quantization.bits, self.quantization.value_bits
+        if name.endswith(".qkv") and values != own:
+            before = matrix.shape[0] - self.shape.num_kv_heads * self.shape.head_dim
+            biases = (None, None) if bias is None else (bias[:before], bias[before:])
+            (qk, v), stem = matrix.divided(before), name.removesuffix("qkv")
+            both = [
+                self.linear(f"{stem}qk", x, qk, biases[0]),
+                self.linear(f"{stem}v", x, v, biases[1]),
+            ]
+            return self._node("Concat", both, name, axis=-1)
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
-        return self._linear(name, x, matrix, self.quantization.bits, added)
+        return self._linear(name, x, matrix, values if name.endswith(".v") else own, added)
 
     def head(self, x: str, matrix: Matrix, bias: Float | None = None) -> None:
         """The graph's output `logits`: x times the transposed `matrix` [vocab, hidden], + bias."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specops.models.gguf_files import OWN_WEIGHTS
-from specops.weights import BLOCKS, DATA_FREE, DEFAULT_BLOCK, WeightsName
+from specops.weights import BLOCKS, DATA_FREE, DEFAULT_BLOCK, MIXED, WeightsName
 
 _BITS = (4, 8)
 
@@ -53,7 +53,7 @@ class Quantization:
 
     @classmethod
     def parse(cls, text: str) -> Quantization:
-        """Reads `fp32`, `int8[-BLOCK]` or `int4[-BLOCK][-rtn]`; the default block is 128.
+        """Reads `fp32`, `int8[-BLOCK]` or `int4[-BLOCK][-mixed][-rtn]`; the default block is 128.
 
         Raises ValueError naming the text for anything else.
         """
@@ -61,17 +61,39 @@ class Quantization:
         if found is None:
             raise ValueError(
                 f"unknown quantization {text!r}: use fp32, int8, int4, or a block size with "
-                f"one of them such as int8-32 or int4-{DEFAULT_BLOCK}, and for int4 {DATA_FREE} "
-                f"behind it to round each weight to the nearest, such as int4-32{DATA_FREE}"
+                f"one of them such as int8-32 or int4-{DEFAULT_BLOCK}, and for int4 {MIXED} behind "
+                f"it to leave the most sensitive weights in 8 bits, then {DATA_FREE} to round each "
+                f"weight to the nearest, such as int4-32{MIXED}{DATA_FREE}"
             )
         if found.bits == 32:
             return cls(bits=32, head_bits=32, embedding_bits=32)
-        return cls(bits=found.bits, block=found.block, calibrated=not found.data_free)
+        kind = MixedQuantization if found.mixed else cls
+        return kind(bits=found.bits, block=found.block, calibrated=not found.data_free)
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of the layers' projections to attention's values."""
+        return self.bits
 
     @property
     def name(self) -> str:
         """The text that `parse` reads, always with the block."""
-        return WeightsName(self.bits, self.block, not self.calibrated).full
+        mixed = self.value_bits != self.bits
+        return WeightsName(self.bits, self.block, mixed, not self.calibrated).full
+
+
+@dataclass(frozen=True)
+class MixedQuantization(Quantization):
+    """Layers in 4 bits, but their projections to attention's values in 8.
+
+    Every position that attends reads the values' errors, and these weights are few: with grouped
+    queries one or two in a hundred. docs/quantization.md has what other mixes cost.
+    """
+
+    @property
+    def value_bits(self) -> int:
+        """8."""
+        return 8
 
 
 @dataclass(frozen=True)

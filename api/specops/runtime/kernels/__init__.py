@@ -67,6 +67,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "block_bytes": (_SIZE, *[_SIZE] * 3, _INT),
     "share": (None, _SIZE),
     "pieces": (_SIZE, *[_SIZE] * 3, _INT, _SIZE),
+    "piece_positions": (_SIZE, *[_SIZE] * 5),
     "filter": (_INT, _POINTER, _SIZE, _SIZE, ctypes.POINTER(Filter), _POINTER),
     "mask": (None, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE),
     "draw": (_SIZE, _POINTER, _SIZE, _DOUBLE),

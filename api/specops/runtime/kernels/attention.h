@@ -2,11 +2,14 @@
 //
 // A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's
 // keys, writes keys and values into the cache's blocks, and then each token attends to all positions of
-// its slot up to its own. Softmax is computed online over blocks of 64 positions, in order from the
-// first that the token sees. So a token's result depends neither on other tokens of the pass, nor on the
-// chunks of a prompt, nor on the number of threads.
+// its slot up to its own. A slot's positions are split at fixed ones, the multiples of SPLIT. In each
+// split softmax is computed online over blocks of 64 positions, in order from the first that the token
+// sees; then the splits' results are merged in their order. So threads may share the splits, and a token's
+// result depends neither on other tokens of the pass, nor on the chunks of a prompt, nor on the number of
+// threads.
 // Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Kwon et al.,
-// "Efficient Memory Management for LLM Serving with PagedAttention" (2023).
+// "Efficient Memory Management for LLM Serving with PagedAttention" (2023); Dao et al., "Flash-Decoding
+// for long-context inference" (2023).
 //
 // The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head:
 //   keys    [size][64], so that 16 scores are computed at once and keys are read in order
@@ -21,7 +24,7 @@
 
 #include "threads.h"
 
-enum { BLOCK = 64, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
+enum { BLOCK = 64, SPLIT = 4 * BLOCK, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
 enum { KV_FLOAT32, KV_FLOAT16, KV_INT8, TYPES };
 
 // A layer of the model.
@@ -57,13 +60,23 @@ typedef struct {
     int64_t count;
 } Pass;
 
+// Some splits of a span, `first` up to below `end`, and the memory for the results of all of its splits,
+// [splits][rows][result_floats], from the one with number `from` on.
+typedef struct {
+    int64_t first, end, from;
+    float *results;
+} Splits;
+
 // The kernel for one kind of processor.
 typedef struct {
     // Writes the keys and values of a span's tokens for a head of the cache.
     void (*write)(const Pass *pass, const Span *span, int64_t head);
     // Computes `count` rows from `first` on, at most `tile_rows`. A row is a token of the span and one
-    // of the query's heads that share the cache's `head`.
-    void (*attend)(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count);
+    // of the query's heads that share the cache's `head`. NULL: over all splits.
+    void (*attend)(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
+                   const Splits *some);
+    // Makes a span's results for a head of those of its splits, which begin with `from`.
+    void (*merge)(const Pass *pass, const Span *span, int64_t head, const Splits *all);
 } AttentionKernel;
 
 enum { MOST_ROWS = 32 };
@@ -79,6 +92,13 @@ static inline int64_t element_bytes(int type) {
 }
 
 static inline int64_t padded_size(int64_t size) { return (size + 15) / 16 * 16; }
+
+// A row's result over a split: its sums, its highest score and the sum of its weights.
+static inline int64_t result_floats(const Layer *layer) { return padded_size(layer->size) + 2; }
+
+static inline int64_t rows_of(const Pass *pass, const Span *span) {
+    return span->tokens * (pass->layer.heads / pass->layer.kv_heads);
+}
 
 static inline int64_t key_bytes(int64_t size, int type) {
     return BLOCK * size * element_bytes(type);

@@ -97,7 +97,7 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
 // A tile has at most 16 rows of more than 128 numbers.
 enum { MOST_FLOATS = MOST_ROWS * 128 };
 
-// The state of a tile's rows from one block to the next.
+// The state of a tile's rows from one block of a split to the next.
 typedef struct {
     int64_t rows, padded;
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
@@ -217,8 +217,7 @@ static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base,
 // Converts elements [first, last) to float32, once for many rows.
 static const void *expand(int type, const void *elements, int64_t first, int64_t last, float *to) {
     for (int64_t i = first; i < last; i += LANES)
-        store(to + i, type == KV_FLOAT16 ? element(KV_FLOAT16, elements, i)
-                                         : element(KV_INT8, elements, i));
+        store(to + i, type == KV_FLOAT16 ? element(KV_FLOAT16, elements, i) : element(KV_INT8, elements, i));
     return to;
 }
 
@@ -254,42 +253,112 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     }
 }
 
-static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
-                        int64_t count) {
+// The positions that a row sees are `from` up to below `to`.
+INLINE void set_positions(const Pass *pass, const Span *span, int64_t row, int64_t *from, int64_t *to) {
+    const Layer *layer = &pass->layer;
+    *to = span->start + row / (layer->heads / layer->kv_heads) + 1;
+    *from = layer->window && layer->window < *to ? *to - layer->window : 0;
+}
+
+// Merges a row's result over the next split into that over those before it, [size, padded], the highest
+// score and the sum of weights.
+static void merge_result(float *into, const float *next, int64_t padded) {
+    const Floats before = splat(into[padded]), after = splat(next[padded]);
+    const Floats most = larger(after, before);
+    const Floats old = exponential(before - most), new = exponential(after - most);
+    for (int64_t i = 0; i < padded; i += LANES) store(into + i, load(into + i) * old + load(next + i) * new);
+    into[padded] = most[0];
+    into[padded + 1] = into[padded + 1] * old[0] + next[padded + 1] * new[0];
+}
+
+static void clear_result(float *result, int64_t padded) {
+    for (int64_t i = 0; i < padded; i += LANES) store(result + i, splat(0));
+    result[padded] = -INFINITY, result[padded + 1] = 0;
+}
+
+static void write_result(const Pass *pass, const Span *span, int64_t head, int64_t row,
+                         const float *result) {
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
-    Rows rows;
-    rows.rows = count, rows.padded = padded_size(size), rows.from[0] = 0;
-    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
-    // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
-    rows.prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
-    for (int64_t row = 0; row < MOST_ROWS; row++) rows.row_max[row] = -INFINITY;
-    for (int64_t row = 0; row < count; row++) {
-        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
-        const int64_t position = span->start + token;
-        float *query = rows.queries + row * rows.padded;
-        prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
-                pass->query_norm, position, query);
-        for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
-        for (int64_t i = 0; i < rows.padded; i++) rows.sums[row * rows.padded + i] = 0;
-        rows.to[row] = position + 1;
-        rows.from[row] = layer->window && layer->window < position + 1
-                             ? position + 1 - layer->window : 0;
-        rows.weights[row] = (Floats){0};
-    }
-    const int64_t last = span->start + (first + count - 1) / group;
-    for (int64_t block = rows.from[0] / BLOCK; block <= last / BLOCK; block++)
-        see_block(pass, &rows, part_of(pass, span, head, block),
-                  part_of(pass, span, head, block < last / BLOCK ? block + 1 : block),
-                  block * BLOCK);
-    for (int64_t row = 0; row < count; row++) {
-        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
-        float *sums = rows.sums + row * rows.padded;
-        const float inverse = 1.0f / total(rows.weights[row]);
-        for (int64_t i = 0; i < size; i++) sums[i] *= inverse;
-        memcpy(pass->out + ((span->first + token) * layer->heads + number) * size, sums,
-               size * sizeof(float));
+    const int64_t token = span->first + row / group, number = head * group + row % group;
+    float *out = pass->out + (token * layer->heads + number) * size;
+    const float inverse = 1.0f / result[padded_size(size) + 1];
+    for (int64_t i = 0; i < size; i++) out[i] = result[i] * inverse;
+}
+
+static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *all) {
+    const int64_t padded = padded_size(pass->layer.size), floats = result_floats(&pass->layer);
+    const int64_t rows = rows_of(pass, span);
+    float result[MOST_SIZE + 2];
+    for (int64_t row = 0, from, to; row < rows; row++) {
+        set_positions(pass, span, row, &from, &to);
+        clear_result(result, padded);
+        for (int64_t split = from / SPLIT; split * SPLIT < to; split++)
+            merge_result(result, all->results + ((split - all->from) * rows + row) * floats, padded);
+        write_result(pass, span, head, row, result);
     }
 }
 
-const AttentionKernel ATTENTION = {write_span, attend_rows};
+static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
+                         int64_t count, Rows *rows) {
+    const Layer *layer = &pass->layer;
+    const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
+    rows->rows = count, rows->padded = padded_size(size);
+    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
+    // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
+    rows->prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
+        float *query = rows->queries + row * rows->padded;
+        prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
+                pass->query_norm, span->start + token, query);
+        for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
+        set_positions(pass, span, first + row, rows->from + row, rows->to + row);
+    }
+}
+
+// Computes blocks `block` up to below `end` of one split, each seen by a row. Rows that see none have no
+// result.
+static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t block,
+                      int64_t end) {
+    for (int64_t i = 0; i < rows->rows * rows->padded; i += LANES) store(rows->sums + i, splat(0));
+    for (int64_t row = 0; row < rows->rows; row++) rows->weights[row] = splat(0);
+    for (int64_t row = 0; row < rows->rows; row += LANES) store(rows->row_max + row, splat(-INFINITY));
+    for (; block < end; block++) {
+        const int64_t next = (block + 1) * BLOCK < rows->to[rows->rows - 1] ? block + 1 : block;
+        see_block(pass, rows, part_of(pass, span, head, block), part_of(pass, span, head, next),
+                  block * BLOCK);
+    }
+}
+
+static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
+                        int64_t count, const Splits *some) {
+    enum { SPLIT_BLOCKS = SPLIT / BLOCK };
+    Rows rows;
+    prepare_rows(pass, span, head, first, count, &rows);
+    const int64_t padded = rows.padded, floats = result_floats(&pass->layer);
+    float results[MOST_FLOATS + 2 * MOST_ROWS];
+    for (int64_t row = 0; row < count; row++) clear_result(results + row * floats, padded);
+    int64_t block = rows.from[0] / BLOCK, last = (rows.to[count - 1] + BLOCK - 1) / BLOCK;
+    if (some && some->first * SPLIT_BLOCKS > block) block = some->first * SPLIT_BLOCKS;
+    if (some && some->end * SPLIT_BLOCKS < last) last = some->end * SPLIT_BLOCKS;
+    for (int64_t split = block / SPLIT_BLOCKS, end; block < last; block = end, split++) {
+        end = (split + 1) * SPLIT_BLOCKS < last ? (split + 1) * SPLIT_BLOCKS : last;
+        see_split(pass, span, head, &rows, block, end);
+        for (int64_t row = 0; row < count; row++) {
+            if (rows.to[row] <= block * BLOCK || rows.from[row] >= end * BLOCK) continue;
+            float result[MOST_SIZE + 2], *to = result;
+            if (some)
+                to = some->results +
+                     ((split - some->from) * rows_of(pass, span) + first + row) * floats;
+            memcpy(to, rows.sums + row * padded, padded * sizeof(float));
+            to[padded] = rows.row_max[row];
+            to[padded + 1] = total(rows.weights[row]);
+            if (!some) merge_result(results + row * floats, to, padded);
+        }
+    }
+    for (int64_t row = 0; row < count && !some; row++)
+        write_result(pass, span, head, first + row, results + row * floats);
+}
+
+const AttentionKernel ATTENTION = {write_span, attend_rows, merge_splits};

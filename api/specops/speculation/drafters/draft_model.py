@@ -8,7 +8,7 @@ twice. All slots share a pass per draft token.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,25 +88,18 @@ class DraftModelDrafter:
             if length := self._reserve(request):
                 drafts[index], lengths[index] = Draft(), length
                 pending[index] = request.text[place:]
-        probs: dict[int, list[Floats]] = {}  # by request, each [V], of draws without a seed
+                if request.sampling.temperature and request.sampling.seed is None:
+                    # The target's vocabulary: ids that the draft model lacks have probability 0.
+                    drafts[index].probs = np.zeros((length, self._target_vocab), np.float32)
         while pending:
             slots = [requests[index].slot for index in pending]
             found = self._forward(slots, [*pending.values()])
             for index, logits in zip([*pending], found, strict=True):
-                draft, request = drafts[index], requests[index]
-                token, drawn_from = self._draw(request, len(draft.tokens), logits)
-                draft.tokens += (token,)
-                if drawn_from is not None:
-                    probs.setdefault(index, []).append(drawn_from)
+                token = self._draw(requests[index], drafts[index], logits)
+                drafts[index].tokens += (token,)
                 pending[index] = (token,)
-                if len(draft.tokens) == lengths[index]:
+                if len(drafts[index].tokens) == lengths[index]:
                     del pending[index]
-        for index, rows in probs.items():
-            # In the target's vocabulary: ids that the draft model does not know have probability 0.
-            wide = np.zeros((len(rows), self._target_vocab), np.float32)
-            for row, known in enumerate(rows):
-                wide[row, : self._vocab] = known
-            drafts[index].probs = wide
         return drafts
 
     def release(self, slot: int) -> None:
@@ -139,13 +132,12 @@ class DraftModelDrafter:
         self.runner.cache.commit(slot, self._known(computed), same)
         return same
 
-    def _forward(self, slots: Sequence[int], pending: Sequence[Sequence[int]]) -> list[Floats]:
+    def _forward(self, slots: Sequence[int], pending: Sequence[Sequence[int]]) -> Iterator[Floats]:
         """Compute the next tokens of each slot, in passes as wide as they may be.
 
-        Returns:
-            for each slot, the logits [V] after its last token.
+        Yields:
+            For each slot, the logits [V] after its last token, valid until the next are asked for.
         """
-        found: list[Floats] = []
         room = self.runner.max_tokens
         batch, members = Batch(), list[tuple[int, Sequence[int]]]()
         for slot, missing in zip(slots, pending, strict=True):
@@ -155,20 +147,20 @@ class DraftModelDrafter:
                 self._run(alone, [(slot, tokens[:room])])
                 tokens = tokens[room:]
             if batch.num_tokens + len(tokens) > room:
-                found += self._run(batch, members)
+                yield from self._run(batch, members)
                 batch, members = Batch(), []
             self._add(batch, slot, tokens, 1)
             members.append((slot, tokens))
-        return found + self._run(batch, members)
+        yield from self._run(batch, members)
 
     def _add(self, batch: Batch, slot: int, tokens: Sequence[int], num_logits: int = 0) -> None:
         batch.add(slot, len(self._slots[slot].computed), self._known(tokens), num_logits)
 
-    def _run(self, batch: Batch, members: Sequence[tuple[int, Sequence[int]]]) -> list[Floats]:
+    def _run(self, batch: Batch, members: Sequence[tuple[int, Sequence[int]]]) -> Floats:
         logits = self._pass(batch)[:, : self._vocab]
         for slot, tokens in members:
             self._slots[slot].computed.extend(tokens)
-        return [row.copy() for row in logits]  # each pass writes over those of the one before
+        return logits
 
     def _pass(self, batch: Batch) -> Floats:
         """Run a pass. Its cost is the time since the last one: tokens have to be drawn, too."""
@@ -179,18 +171,17 @@ class DraftModelDrafter:
         self._begun = now
         return logits
 
-    def _draw(
-        self, request: DraftRequest, position: int, logits: Floats
-    ) -> tuple[int, Floats | None]:
-        """Choose a draft token from [V] logits; with the distribution [V] that it needs, if any."""
-        sampling = request.sampling
+    def _draw(self, request: DraftRequest, draft: Draft, logits: Floats) -> int:
+        """Choose a draft's next token from [V] logits."""
+        sampling, position = request.sampling, len(draft.tokens)
         if sampling.temperature == 0:
-            return int(logits.argmax()), None
-        probs = filtered_probs(logits[None], sampling)[0]
+            return int(logits.argmax())
+        kept = None if draft.probs is None else draft.probs[position, None, : self._vocab]
+        (probs,) = filtered_probs(logits[None], sampling, kept)
         if sampling.seed is None:
-            return draw(probs, request.rng), probs
+            return draw(probs, request.rng)
         # The target's own noise: similar distributions mostly draw the same token.
-        return draw_seeded(probs, sampling.seed, len(request.text) + position), None
+        return draw_seeded(probs, sampling.seed, len(request.text) + position)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens as the draft model takes them."""

@@ -62,27 +62,27 @@ def _against(keyword: str, value: Any, schema: Schema, resolve: Resolve, depth: 
     """Return the values that do not follow one keyword; None: they cannot be expressed."""
     match keyword, value:
         case "$ref", _:
-            found = complement(resolve(schema), resolve, depth)
+            against = complement(resolve(schema), resolve, depth)
         case "not", _:
-            found = value
+            against = value
         case "type", _:
-            found = _other_types([value] if isinstance(value, str) else value)
+            against = _other_types([value] if isinstance(value, str) else value)
         case "const", _:
-            found = _other_values([value])
+            against = _other_values([value])
         case "enum", list():
-            found = _other_values(value)
+            against = _other_values(value)
         case "required", list():
             lacking = [{"type": "object", "properties": {name: False}} for name in value]
-            found = {"anyOf": lacking} if lacking else False
+            against = {"anyOf": lacking} if lacking else False
         case "properties", dict():
-            found = _other_properties(value, resolve, depth)
+            against = _other_properties(value, resolve, depth)
         case "anyOf" | "allOf", list():
             others = [complement(inner, resolve, depth) for inner in value]
             joined = "allOf" if keyword == "anyOf" else "anyOf"
-            found = None if not others or None in others else {joined: others}
+            against = None if not others or None in others else {joined: others}
         case _:
-            found = _beyond(keyword, value, schema)
-    return found
+            against = _beyond(keyword, value, schema)
+    return against
 
 
 def _beyond(keyword: str, value: Any, schema: Schema) -> Any:

@@ -14,12 +14,7 @@ from collections.abc import Iterator, Sequence
 # By the library.
 ENFORCED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri"})
 # Wider formats, each with one of its subsets that is enforced.
-NARROWED_FORMATS = {
-    "idn-email": "email",
-    "idn-hostname": "hostname",
-    "iri": "uri",
-    "url": "uri",
-}
+NARROWED_FORMATS = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri", "url": "uri"}
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
@@ -75,7 +70,7 @@ def split_lookahead(pattern: str) -> list[str] | None:
     """
     if not pattern.startswith("^") and "(?=" not in pattern and "(?!" not in pattern:
         return [pattern]
-    rest, found = pattern.removeprefix("^"), []
+    rest, parts = pattern.removeprefix("^"), []
     anchored = pattern.startswith("^")
     while (group := _GROUP.match(rest)) is not None:
         end = _closing(rest, rest.index("("))
@@ -88,16 +83,16 @@ def split_lookahead(pattern: str) -> list[str] | None:
             if refused is None:
                 return None
             part = refused
-        found.append(part)
+        parts.append(part)
         anchored, rest = True, rest[end + 1 :]
-    if re.search(r"\(\?(?:[=!]|<[=!])", rest) or (found and _alternatives(rest)):
+    if re.search(r"\(\?(?:[=!]|<[=!])", rest) or (parts and _alternatives(rest)):
         return None
-    found.append(("^" + rest if anchored else rest) if rest != "" else "^")
-    return found
+    parts.append(("^" + rest if anchored else rest) if rest != "" else "^")
+    return parts
 
 
 def _closing(text: str, opening: int) -> int | None:
-    """Return the place of the parenthesis that closes the one at `opening`."""
+    """Return the index of the parenthesis that closes the one at `opening`."""
     depths = _operators(text[opening:])
     return next((opening + at for at, sign, depth in depths if sign == ")" and not depth), None)
 
@@ -108,7 +103,7 @@ def _alternatives(text: str) -> bool:
 
 
 def _operators(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield place and depth of each parenthesis and `|`; a group's own are one level higher."""
+    """Yield index and depth of each parenthesis and `|`; a group's own are one level higher."""
     depth, in_class = 0, False
     for token in re.finditer(r"\\.|.", text, re.DOTALL):
         sign = token[0]

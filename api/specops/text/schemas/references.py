@@ -22,7 +22,7 @@ _ANCHORS = ("$anchor", "$dynamicAnchor")
 
 
 class Document:
-    """A schema, with the place of each of its objects."""
+    """A schema, with the pointer to each of its objects."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -34,8 +34,8 @@ class Document:
 
     def _index(self, node: Any, pointer: str, base: str, *, by_name: bool = False) -> None:
         if isinstance(node, list):
-            for place, item in enumerate(node):
-                self._index(item, f"{pointer}/{place}", base)
+            for index, item in enumerate(node):
+                self._index(item, f"{pointer}/{index}", base)
         if not isinstance(node, dict):
             return
         self._pointers[id(node)] = pointer
@@ -50,8 +50,8 @@ class Document:
     def _identified(self, node: Schema, base: str) -> str:
         """Note the names that a schema gives itself; returns its base URI."""
         for name in ("$id", "id"):
-            if isinstance(given := node.get(name), str):
-                uri, anchor = urldefrag(_joined(base, given))
+            if isinstance(own := node.get(name), str):
+                uri, anchor = urldefrag(_joined(base, own))
                 if anchor:  # in drafts up to 7
                     self._anchors.setdefault((uri, anchor), node)
                 else:
@@ -59,8 +59,8 @@ class Document:
                     base = uri
                 break
         for name in _ANCHORS:
-            if isinstance(given := node.get(name), str):
-                self._anchors.setdefault((base, given), node)
+            if isinstance(own := node.get(name), str):
+                self._anchors.setdefault((base, own), node)
         return base
 
     def pointer(self, node: Schema) -> str:
@@ -87,14 +87,14 @@ class Document:
             raise SchemaError(f"{at}/$ref", "it is outside this schema, and is not fetched")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            found = self._anchors.get((uri, fragment), self._anchors.get(("", fragment)))
+            target = self._anchors.get((uri, fragment), self._anchors.get(("", fragment)))
         else:
-            found = _walked(resource, fragment)
-        if not isinstance(found, dict | bool):
+            target = _walked(resource, fragment)
+        if not isinstance(target, dict | bool):
             raise SchemaError(f"{at}/$ref", f"{reference[:128]} does not exist")
-        if isinstance(found, dict) and id(found) not in self._pointers:
+        if isinstance(target, dict) and id(target) not in self._pointers:
             raise SchemaError(f"{at}/$ref", f"{reference[:128]} is not a schema")
-        return found
+        return target
 
 
 def _joined(base: str, reference: str) -> str:

@@ -203,33 +203,33 @@ class _Writer:
     def _branched_elsewhere(self, node: Schema) -> Names:
         """Return the names that a schema lists in other branches than those of its forms."""
         others = [node[keyword] for keyword in ("if", "then", "else", "not") if keyword in node]
-        found: dict[str, None] = {}
+        listed: dict[str, None] = {}
         for keyword in ("dependentSchemas", "dependencies", "dependentRequired"):
             for needed in _values(node.get(keyword)):
                 if isinstance(needed, list):
-                    found |= dict.fromkeys(filter(_is_text, needed))
+                    listed |= dict.fromkeys(filter(_is_text, needed))
                 else:
                     others.append(needed)
         for other in others:
             facts = self._facts.of(other)
-            found |= dict.fromkeys(facts.names) | facts.branch_names
+            listed |= dict.fromkeys(facts.names) | facts.branch_names
         joined = [*_values(node.get("allOf"))]
         joined += [self._facts.target(node)] if any(name in node for name in REFERENCES) else []
         for part in joined:
-            found |= self._facts.of(part).branch_names
-        return found
+            listed |= self._facts.of(part).branch_names
+        return listed
 
     def _unevaluated(self, node: Schema, facts: Facts, at: str, *, grouped: bool) -> Any:
         """Write what further properties must be by `unevaluatedProperties`; None: nothing."""
-        given = node.get("unevaluatedProperties", True)
-        if given is True or given == {}:
+        value = node.get("unevaluatedProperties", True)
+        if value is True or value == {}:
             return None
         at = f"{at}/unevaluatedProperties"
         others = any(name in node for name in OPEN[:2])
-        if others or (facts.branched and not (grouped and given is False)):
+        if others or (facts.branched and not (grouped and value is False)):
             self._leave_out(at)
         # By then all branches' names are allowed at least.
-        return None if others or given is not False else False
+        return None if others or value is not False else False
 
     def _count_properties(
         self, node: Schema, facts: Facts, at: str, written: Schema, names: Mapping[str, None]
@@ -360,7 +360,7 @@ class _Writer:
         items = node[keyword]
         if isinstance(items, list):
             written[keyword] = [
-                self._value(item, f"{at}/{place}") for place, item in enumerate(items)
+                self._value(item, f"{at}/{index}") for index, item in enumerate(items)
             ]
         elif keyword == "items":
             written[keyword] = self._value(items, at)
@@ -370,17 +370,17 @@ class _Writer:
     def _pattern_properties(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         if not isinstance(node[keyword], dict):
             raise SchemaError(at, "it is not an object")
-        found = {
+        by_pattern = {
             pattern: self._value(schema, f"{at}/{escaped(pattern)}")
             for pattern, schema in node[keyword].items()
         }
-        together = enforced({"type": "object", keyword: dict.fromkeys(found, True)})
-        if not together and len({json.dumps(schema) for schema in found.values()}) == 1:
-            joined = "|".join(f"(?:{pattern})" for pattern in found)
-            found = {joined: next(iter(found.values()))}
-        together = enforced({"type": "object", keyword: dict.fromkeys(found, True)})
-        if together and not (self._most_ways == 1 and _circular(node, found)):
-            written[keyword] = found
+        together = enforced({"type": "object", keyword: dict.fromkeys(by_pattern, True)})
+        if not together and len({json.dumps(schema) for schema in by_pattern.values()}) == 1:
+            joined = "|".join(f"(?:{pattern})" for pattern in by_pattern)
+            by_pattern = {joined: next(iter(by_pattern.values()))}
+        together = enforced({"type": "object", keyword: dict.fromkeys(by_pattern, True)})
+        if together and not (self._most_ways == 1 and _circular(node, by_pattern)):
+            written[keyword] = by_pattern
             return
         self._leave_out(at)
         # Which properties are additional depends on the patterns.
@@ -420,18 +420,18 @@ class _Writer:
             if keyword not in ANNOTATIONS and keyword != "type"
         }
         low, high = (_whole(rules.pop(name, None)) for name in ("minLength", "maxLength"))
-        found = []
+        expressions = []
         if low or high is not None:
-            found.append(f"^(?s:.{{{low or 0},{'' if high is None else high}}})$")
+            expressions.append(f"^(?s:.{{{low or 0},{'' if high is None else high}}})$")
         if isinstance(pattern := rules.pop("pattern", None), str):
-            found += patterns.split_lookahead(pattern) or []
+            expressions += patterns.split_lookahead(pattern) or []
         if (form := rules.get("format")) in patterns.FORMAT_PATTERNS:
-            found.append(patterns.FORMAT_PATTERNS[rules.pop("format")])
+            expressions.append(patterns.FORMAT_PATTERNS[rules.pop("format")])
         elif form in patterns.FREE_FORMATS:
             rules.pop("format")
-        if rules or len(found) > 1 or (pattern is not None and not found):
+        if rules or len(expressions) > 1 or (pattern is not None and not expressions):
             self._leave_out(at)
-        return found[-1] if found else None
+        return expressions[-1] if expressions else None
 
     def _unevaluated_items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         value = node[keyword]
@@ -500,14 +500,14 @@ class _Writer:
         return {"$ref": f"#/$defs/{known[1]}"}
 
     def _all_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        for place, member in enumerate(_listed(node[keyword], at)):
-            self._join(written, self._part(member, f"{at}/{place}"))
+        for index, member in enumerate(_listed(node[keyword], at)):
+            self._join(written, self._part(member, f"{at}/{index}"))
 
     def _any_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         options, joined = [], self._joined
-        for place, option in self._options(node, keyword, at, None):
+        for index, option in self._options(node, keyword, at, None):
             self._joined = set(joined)
-            options.append(self._part(option, f"{at}/{place}"))
+            options.append(self._part(option, f"{at}/{index}"))
         self._joined = joined
         self._offer(written, options)
 
@@ -517,8 +517,8 @@ class _Writer:
         at = f"{at}/{keyword}"
         joined = bool(node.keys() - ANNOTATIONS - {keyword}) and not self._only_forms(node)
         options = [
-            self._value(option, f"{at}/{place}", names, branch=True, joined=joined)
-            for place, option in self._options(node, keyword, at, names or ())
+            self._value(option, f"{at}/{index}", names, branch=True, joined=joined)
+            for index, option in self._options(node, keyword, at, names or ())
         ]
         self._offer(written, options)
 
@@ -567,7 +567,7 @@ class _Writer:
         if not pairs:
             return list(enumerate(options))
         few = len(options) <= _MOST_EXCLUSIONS and self._most_ways > 1
-        excluding = [[options[place]] for place in range(len(options))]
+        excluding = [[options[index]] for index in range(len(options))]
         for one, other in pairs:
             for kept, left in ((one, other), (other, one)):
                 against = self._opposite(options[left]) if few else None
@@ -576,8 +576,8 @@ class _Writer:
                     return list(enumerate(options))
                 excluding[kept].append(against)
         return [
-            (place, parts[0] if len(parts) == 1 else {"allOf": parts})
-            for place, parts in enumerate(excluding)
+            (index, parts[0] if len(parts) == 1 else {"allOf": parts})
+            for index, parts in enumerate(excluding)
         ]
 
     def _not(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
@@ -593,12 +593,12 @@ class _Writer:
             return
         first = then if other is True else {"allOf": [condition, then]}
         if other is True:
-            found: Any = {"anyOf": [against, first]}
+            forms: Any = {"anyOf": [against, first]}
         elif then is True:
-            found = {"anyOf": [condition, other]}
+            forms = {"anyOf": [condition, other]}
         else:
-            found = {"anyOf": [first, {"allOf": [against, other]}]}
-        self._alternatives(written, found, at)
+            forms = {"anyOf": [first, {"allOf": [against, other]}]}
+        self._alternatives(written, forms, at)
 
     def _dependencies(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         if not isinstance(node[keyword], dict):
@@ -637,12 +637,12 @@ class _Writer:
         types = node.get("type", "string")
         if not isinstance(types, str | list) or "string" not in types:
             return
-        found = self._pattern(node, at)
-        if not (found and node.get("format") in patterns.SAID_BY_PATTERN):
-            found += self._format(node, at, written)
-        if not found:
+        required = self._pattern(node, at)
+        if not (required and node.get("format") in patterns.SAID_BY_PATTERN):
+            required += self._format(node, at, written)
+        if not required:
             return
-        parts = [{"pattern": pattern} for pattern in found]
+        parts = [{"pattern": pattern} for pattern in required]
         whole: Schema = {"type": "string", "allOf": parts}
         # Some expressions are too much for the library together.
         for name in ("format", "minLength", "maxLength"):
@@ -654,7 +654,7 @@ class _Writer:
                 self._leave_out(f"{at}/{name}")
                 del written[name]
         if len(parts) == 1:
-            written["pattern"] = found[0]
+            written["pattern"] = required[0]
         else:
             for part in parts:
                 self._join(written, part)
@@ -694,13 +694,13 @@ def _closed(written: Schema, names: Names, rest: Any) -> Schema:
     return {**written, "properties": listed, "additionalProperties": rest}
 
 
-def _circular(node: Schema, found: Mapping[str, Any]) -> bool:
+def _circular(node: Schema, by_pattern: Mapping[str, Any]) -> bool:
     """Whether listed properties must also follow references that patterns of names have.
 
     The library joins them, and cannot where one leads back to the object.
     """
     listed = node.get("properties")
-    for pattern, schema in found.items():
+    for pattern, schema in by_pattern.items():
         if "$ref" not in json.dumps(schema) or not isinstance(listed, dict):
             continue
         others = [name for name in listed if listed[name] != node["patternProperties"].get(pattern)]
@@ -750,16 +750,16 @@ def _ways(schema: Any) -> int:
     return ways
 
 
-def _values(given: Any) -> Iterable[Any]:
-    if isinstance(given, dict):
-        return given.values()
-    return given if isinstance(given, list) else ()
+def _values(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
-def _listed(given: Any, at: str) -> list[Any]:
-    if not isinstance(given, list):
+def _listed(value: Any, at: str) -> list[Any]:
+    if not isinstance(value, list):
         raise SchemaError(at, "it is not a list of schemas")
-    return given
+    return value
 
 
 def _whole(value: Any) -> int | None:

@@ -31,14 +31,14 @@ _TYPES: dict[type, set[str]] = {
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of an argument, references followed; an empty one if there is none."""
     listed = parameters.get("properties")
-    found: Any = listed.get(name) if isinstance(listed, Mapping) else None
+    schema: Any = listed.get(name) if isinstance(listed, Mapping) else None
     with contextlib.suppress(SchemaError):  # a reference that leads nowhere
         for _ in range(_MOST_REFERENCES):
-            if not isinstance(found, dict):
+            if not isinstance(schema, dict):
                 break
-            if "$ref" not in found:
-                return found
-            found = Document(parameters).resolve(found["$ref"], found)
+            if "$ref" not in schema:
+                return schema
+            schema = Document(parameters).resolve(schema["$ref"], schema)
     return {}
 
 
@@ -47,15 +47,15 @@ def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type")
-    found = {item for item in _listed(named) or [named] if isinstance(item, str)}
-    if not found:
+    kinds = {item for item in _listed(named) or [named] if isinstance(item, str)}
+    if not kinds:
         values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-        found = {kind for value in values for kind in _TYPES.get(type(value), set())}
+        kinds = {kind for value in values for kind in _TYPES.get(type(value), set())}
     for key in ("anyOf", "oneOf") if depth else ():
-        found |= {
+        kinds |= {
             kind for choice in _listed(schema.get(key)) for kind in types_of(choice, depth - 1)
         }
-    return found
+    return kinds
 
 
 def _listed(value: Any) -> list[Any]:

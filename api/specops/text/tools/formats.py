@@ -100,8 +100,8 @@ class ToolFormat:
         """Marks that may be special tokens, so that they must be kept in the answer's text."""
         texts = [self.opening, self.between, self.closing, self.middle, *self.other_marks]
         texts += [self.key_open, self.key_close, self.value_close]
-        found = (tag for text in texts for tag in re.findall(_TAG, text))
-        return tuple(dict.fromkeys(found))
+        all_tags = (tag for text in texts for tag in re.findall(_TAG, text))
+        return tuple(dict.fromkeys(all_tags))
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write calls, given as names and arguments, as the model does."""

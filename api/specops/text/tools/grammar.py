@@ -117,14 +117,14 @@ class CallGrammar:
         calls = f"{space}{self._literal(opening)} call"
         if parallel:
             calls += f" ({self._literal(form.between)} call)*"
-        names = " | ".join(f"call_{place}" for place in range(len(tools)))
+        names = " | ".join(f"call_{index}" for index in range(len(tools)))
         rules: list[Rule] = [f"calls: {calls} {self._literal(form.closing)}", f"call: {names}"]
         varies = any(
             VARIES in text for text in (form.opening, form.between, form.middle, form.lead)
         )
         rules += [r"varies: /[\w-]{1,40}/"] if varies else []
-        for place, tool in enumerate(tools):
-            rules += self._call_rule(f"_{place}", tool)
+        for index, tool in enumerate(tools):
+            rules += self._call_rule(f"_{index}", tool)
         return rules
 
     def _call_rule(self, suffix: str, tool: Tool) -> list[Rule]:
@@ -155,8 +155,8 @@ class CallGrammar:
         order += [key for key in required if key not in properties]
         arguments: list[str] = []
         rules: list[Rule] = []
-        for place, key in enumerate(order):
-            name = f"arg{suffix}_{place}"
+        for index, key in enumerate(order):
+            name = f"arg{suffix}_{index}"
             value = self._value_rule(name, tool, key, argument_schema(schema, key))
             opened = self._literal(f"{form.key_open}{key}{form.key_close}")
             rules += [f"{name}: {opened} {name}_value", *value]

@@ -228,8 +228,8 @@ def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
         reader = AnswerReader(form, _TOOLS)
         reader.push(section)
         reader.finish()
-        found = [(block.name, _loaded(block.text)) for block in reader.blocks]
-        if found != calls:
+        read = [(block.name, _loaded(block.text)) for block in reader.blocks]
+        if read != calls:
             return False
     return True
 
@@ -268,9 +268,10 @@ def _object(text: str, call: Call) -> tuple[int, int, str, str] | None:
             value, end = json.JSONDecoder().raw_decode(text, index)
         except ValueError:
             continue
-        found = [key for key, item in value.items() if item == arguments]
-        if name in value.values() and found:
-            return index, end, next(k for k, item in value.items() if item == name), found[0]
+        argument_keys = [key for key, item in value.items() if item == arguments]
+        if name in value.values() and argument_keys:
+            name_key = next(key for key, item in value.items() if item == name)
+            return index, end, name_key, argument_keys[0]
     return None
 
 
@@ -311,10 +312,10 @@ def _named(text: str, call: Call, after: int = 0) -> tuple[int, str, int] | None
 
 def _as_tagged(one: str, two: str = "") -> ToolFormat | None:
     name = _FIRST[0]
-    found = re.search(rf"(?s)^\s*(.+?){name}(.*?)keyone(.+?)firstvalue(.+?)keytwo(.+?)73(.*)$", one)
-    if found is None:
+    match = re.search(rf"(?s)^\s*(.+?){name}(.*?)keyone(.+?)firstvalue(.+?)keytwo(.+?)73(.*)$", one)
+    if match is None:
         return None
-    opening, before, key_close, after, key_close_again, rest = found.groups()
+    opening, before, key_close, after, key_close_again, rest = match.groups()
     tag = max(before.rfind("<"), before.rfind("["))
     key_open = before[tag:]
     if tag < 0 or key_close != key_close_again or not after.endswith(key_open):

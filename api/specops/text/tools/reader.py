@@ -7,23 +7,15 @@ call but is none stays text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from specops.text.json_values import loads
 from specops.text.tools.arguments import argument_schema, as_json, types_of
-from specops.text.tools.formats import (
-    GENERIC,
-    TOOL_NAME,
-    VARIES,
-    Tool,
-    ToolFormat,
-    parts,
-)
+from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFormat, parts
 
 # Keys with which a call may begin, besides those of its format.
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
@@ -31,7 +23,8 @@ _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
 _MOST_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
-Steps = Generator[None, str, str]  # is sent characters, returns the first one after its part
+_T = TypeVar("_T")
+Reading = Generator[None, None, _T]  # reads a part of the answer, up to the character after it
 Take = Callable[[str], object]
 
 
@@ -45,9 +38,9 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """New text of the block number `place`. The first delta of a call has no text."""
+    """New text of a block, which has this number. The first delta of a call has no text."""
 
-    place: int
+    block: int
     text: str
 
 
@@ -92,6 +85,7 @@ class AnswerReader:
         self.unread = 0
         # Arguments of the earlier calls of the tool that is being called.
         self._earlier: list[str] = []
+        self._char = ""  # that is read next; empty: the answer has ended
         self._machine = self._answer(begun=begun)
         next(self._machine)
 
@@ -101,18 +95,18 @@ class AnswerReader:
             if text:
                 self._add("text", text)
         else:
-            for position, character in enumerate(text):
+            for position, self._char in enumerate(text):
                 if self.repeated:
                     self.unread = len(text) - position
                     break
-                self._machine.send(character)
+                next(self._machine)
         return self._take()
 
     def finish(self) -> list[Delta]:
         """Return the text that was held back; the answer has ended."""
         if not self._plain and not self.repeated:
-            with contextlib.suppress(StopIteration):
-                self._machine.send("")
+            self._char = ""
+            next(self._machine, None)
             self._end_call()
             spaces = "".join(self._spaces)
             if spaces and (not self.blocks or self._open("text")):
@@ -128,12 +122,12 @@ class AnswerReader:
         shown = len(self._deltas)
         if any(text.startswith(self.blocks[-1].text) for text in self._earlier):
             last = len(self.blocks) - 1
-            held = (at for at, delta in enumerate(self._deltas) if delta.place == last)
+            held = (at for at, delta in enumerate(self._deltas) if delta.block == last)
             shown = next(held, shown)
         for delta in self._deltas[:shown]:
-            begins = self.blocks[delta.place].kind == "call" and not delta.text
-            if merged and merged[-1].place == delta.place and not begins and merged[-1].text:
-                merged[-1] = Delta(delta.place, merged[-1].text + delta.text)
+            begins = self.blocks[delta.block].kind == "call" and not delta.text
+            if merged and merged[-1].block == delta.block and not begins and merged[-1].text:
+                merged[-1] = Delta(delta.block, merged[-1].text + delta.text)
             else:
                 merged.append(delta)
         del self._deltas[:shown]
@@ -162,7 +156,7 @@ class AnswerReader:
         """The call that is being read is whole: drop it if it repeats an earlier one."""
         if self._earlier and self.blocks[-1].text in self._earlier:
             self.blocks.pop()
-            self._deltas = [delta for delta in self._deltas if delta.place < len(self.blocks)]
+            self._deltas = [delta for delta in self._deltas if delta.block < len(self.blocks)]
             self.repeated = True
         self._earlier = []
 
@@ -188,101 +182,96 @@ class AnswerReader:
             text = text.lstrip()
         self._add(kind, text)
 
-    # -- the state machine: each step gets a character and returns the first one after its part ----
+    # -- the state machine: each `yield` goes on to the next character -----------------------------
 
-    def _answer(self, *, begun: bool) -> Steps:
-        char = yield
+    def _answer(self, *, begun: bool) -> Reading[None]:
+        yield
         if begun:
-            char = yield from self._thoughts(char)
+            yield from self._thoughts()
         think = self._thinking[:1]
         fresh = self._bare
-        while char:
+        while self._char:
             if fresh:
-                char = yield from self._space(char, self._say)
-                char = yield from self._objects(char)
-            found, char = yield from self._until((*self._marks, *think), char, self._say)
-            fresh = found in think and self._bare
-            if found in think:
-                char = yield from self._thoughts(char)
-            elif found:
-                char = yield from self._opened(found, char)
-        return ""
+                yield from self._space(self._say)
+                yield from self._objects()
+            mark = yield from self._until((*self._marks, *think), self._say)
+            fresh = mark in think and self._bare
+            if mark in think:
+                yield from self._thoughts()
+            elif mark:
+                yield from self._opened(mark)
 
-    def _thoughts(self, char: str) -> Steps:
+    def _thoughts(self) -> Reading[None]:
         self._thought = True
-        _, char = yield from self._until(self._thinking[1:], char, self._think)
+        yield from self._until(self._thinking[1:], self._think)
         self._spaces = []
-        return char
 
-    def _until(
-        self, markers: tuple[str, ...], char: str, take: Take
-    ) -> Generator[None, str, tuple[str, str]]:
-        """Read text up to one of the markers; return the marker and the character after it."""
+    def _until(self, markers: tuple[str, ...], take: Take) -> Reading[str]:
+        """Read text up to one of the markers; return the marker, or nothing at the end."""
         held = ""
-        while char:
-            held += char
+        while self._char:
+            held += self._char
             while held and not any(marker.startswith(held) for marker in markers):
                 take(held[0])
                 held = held[1:]
-            char = yield
+            yield
             if held in markers:
-                return held, char
+                return held
         take(held)
-        return "", ""
+        return ""
 
-    def _space(self, char: str, take: Take = str) -> Steps:
-        while char and char in _SPACES:
-            take(char)
-            char = yield
-        return char
+    def _space(self, take: Take = str) -> Reading[None]:
+        while self._char and self._char in _SPACES:
+            take(self._char)
+            yield
 
-    def _opened(self, mark: str, char: str) -> Steps:
+    def _past(self, raw: list[str]) -> Reading[None]:
+        """Read a character, and the white space after it."""
+        raw.append(self._char)
+        yield
+        yield from self._space(raw.append)
+
+    def _opened(self, mark: str) -> Reading[None]:
         """Read the calls after a mark that begins them, and what closes them."""
         raw = [mark]
         opening = [part for part in parts(self._form.opening) if part != "["]
         rest = opening[opening.index(mark) + 1 :] if mark in opening else []
-        follows, char = yield from self._follow(rest, char, raw)
+        follows = yield from self._follow(rest, raw)
         if follows and self._form.style != "tagged":
-            char = yield from self._space(char, raw.append)
-        listed = mark.endswith("[") or char == "["
-        if follows and self._form.style != "json" and not (char and char in "[{"):
-            return (yield from self._unquoted(char, raw, sure=mark == self._form.mark))
-        if follows and char == "[":
-            raw.append(char)
-            char = yield from self._space((yield), raw.append)
-        if not follows or char != "{":
+            yield from self._space(raw.append)
+        listed = mark.endswith("[") or self._char == "["
+        if follows and self._form.style != "json" and self._char not in ("[", "{"):
+            yield from self._unquoted(raw, sure=mark == self._form.mark)
+            return
+        if follows and self._char == "[":
+            yield from self._past(raw)
+        if not follows or self._char != "{":
             self._say("".join(raw))
-            return char
-        char = yield from self._objects(char, "".join(raw))
-        if listed and char == "]":
-            char = yield
-        closing = self._form.closing.lstrip(_SPACES + "]")
-        _, after, char = yield from self._one_of([closing], char)
+            return
+        yield from self._objects("".join(raw))
+        if listed and self._char == "]":
+            yield
+        _, after = yield from self._one_of([self._form.closing.lstrip(_SPACES + "]")])
         self._say(after)
-        return char
 
-    def _follow(
-        self, expected: list[str], char: str, raw: list[str]
-    ) -> Generator[None, str, tuple[bool, str]]:
+    def _follow(self, expected: list[str], raw: list[str]) -> Reading[bool]:
         """Read parts of a format, with any white space before each; return whether they came."""
         for index, part in enumerate(expected):
-            char = yield from self._space(char, raw.append)
+            yield from self._space(raw.append)
             if part == VARIES:
                 stop = expected[index + 1][0] if index + 1 < len(expected) else ""
-                while char and char != stop:
-                    raw.append(char)
-                    char = yield
+                while self._char and self._char != stop:
+                    raw.append(self._char)
+                    yield
                 continue
             for letter in part:
-                if char != letter:
-                    return False, char
-                raw.append(char)
-                char = yield
-        return True, char
+                if self._char != letter:
+                    return False
+                raw.append(letter)
+                yield
+        return True
 
-    def _one_of(
-        self, texts: Sequence[str], char: str
-    ) -> Generator[None, str, tuple[int | None, str, str]]:
+    def _one_of(self, texts: Sequence[str]) -> Reading[tuple[int | None, str]]:
         """Read one of several texts; white space does not matter.
 
         Returns:
@@ -291,14 +280,14 @@ class AnswerReader:
         cut = [parts(text.partition(VARIES)[0]) for text in texts]
         squeezed = ["".join(pieces) for pieces in cut]
         held = spaces = ""
-        while char:
+        while char := self._char:
             if char in _SPACES:
                 spaces += char
             elif any(text.startswith(held + char) for text in squeezed):
                 held += char
             else:
                 break
-            char = yield
+            yield
         complete = [
             (len(begun), number == len(pieces), -index)
             for index, pieces in enumerate(cut)
@@ -306,21 +295,21 @@ class AnswerReader:
             if held.startswith(begun := "".join(pieces[:number]))
         ]
         if not complete:
-            return None, held + spaces if held else "", char
+            return None, held + spaces if held else ""
         length, whole, index = max(complete)
-        return -index if whole else None, held[length:], char
+        return -index if whole else None, held[length:]
 
-    def _objects(self, char: str, before: str = "") -> Steps:
+    def _objects(self, before: str = "") -> Reading[None]:
         """Read calls as JSON objects, with separators between them."""
-        while char == "{":
-            char = yield from self._call(char, before)
+        while self._char == "{":
+            yield from self._call(before)
             before = ""
-            char = yield from self._space(char, self._say)
-            if char and char in ",;" and self._open("call"):
-                char = yield from self._space((yield))
-        return char
+            yield from self._space(self._say)
+            if self._char in (",", ";") and self._open("call"):
+                yield
+                yield from self._space()
 
-    def _unquoted(self, char: str, raw: list[str], *, sure: bool) -> Steps:
+    def _unquoted(self, raw: list[str], *, sure: bool) -> Reading[None]:
         """Read calls whose names are not JSON, or else text.
 
         Args:
@@ -330,71 +319,65 @@ class AnswerReader:
         form = self._form
         while True:
             name = ""
-            while char and _NAME_CHARACTER.fullmatch(char):
-                name += char
-                raw.append(char)
-                char = yield
+            while _NAME_CHARACTER.fullmatch(self._char):
+                name += self._char
+                raw.append(self._char)
+                yield
             if form.style == "named":
                 between = ""
-                while char and char != "{" and len(between) < _MOST_BETWEEN:
-                    between += char
-                    raw.append(char)
-                    char = yield
-                found = re.fullmatch(_before_arguments(form), name + between)
-                name = found[1] if found and char == "{" else ""
-            else:
-                follows, char = yield from self._follow(parts(form.middle), char, raw)
-                name = name if follows else ""
+                while self._char and self._char != "{" and len(between) < _MOST_BETWEEN:
+                    between += self._char
+                    raw.append(self._char)
+                    yield
+                match = re.fullmatch(_before_arguments(form), name + between)
+                name = match[1] if match and self._char == "{" else ""
+            elif not (yield from self._follow(parts(form.middle), raw)):
+                name = ""
             if not self._is_call(name) or not (sure or name in self._schemas):
                 self._say("".join(raw))
-                return char
+                return
             self._begin_call(name)
             if form.style == "named":
-                char = yield from self._value(char, self._argue, self._end_call)
-                ended, after, char = yield from self._one_of([form.between, form.closing], char)
+                yield from self._value(self._argue, self._end_call)
+                ended, after = yield from self._one_of([form.between, form.closing])
                 self._say(after)
             else:
-                ended, char = yield from self._tagged(char, self._schemas.get(name, {}))
+                ended = yield from self._tagged(self._schemas.get(name, {}))
             if ended != 0:
-                return char
+                return
             raw = []
             if VARIES in form.between:
                 _, _, rest = form.between.partition(VARIES)
-                _, char = yield from self._follow([VARIES, *parts(rest)], char, raw)
+                yield from self._follow([VARIES, *parts(rest)], raw)
 
-    def _tagged(
-        self, char: str, schema: dict[str, Any]
-    ) -> Generator[None, str, tuple[int | None, str]]:
+    def _tagged(self, schema: dict[str, Any]) -> Reading[int | None]:
         """Read a call's arguments with tags around them; return what follows: 0 another call."""
         form = self._form
         separator = "{"
         while True:
-            ends = [form.between, form.closing, form.key_open]
-            found, after, char = yield from self._one_of(ends, char)
-            if found != 2:
+            which, after = yield from self._one_of([form.between, form.closing, form.key_open])
+            if which != 2:
                 self._argue("}" if separator == ", " else "{}")
                 self._end_call()
                 self._say(after)
-                return found, char
+                return which
             first, *rest = parts(form.key_close)
             key: list[str] = []
-            _, char = yield from self._until((first,), char, key.append)
-            _, char = yield from self._follow(rest, char, [])
-            if not char:
-                return None, char
+            yield from self._until((first,), key.append)
+            yield from self._follow(rest, [])
+            if not self._char:
+                return None
             name = "".join(key).strip()
             self._argue(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
             separator = ", "
-            types = types_of(argument_schema(schema, name))
-            whole, char = yield from self._tagged_value(char, types)
-            if not whole:
-                return None, char
+            if not (yield from self._tagged_value(types_of(argument_schema(schema, name)))):
+                return None
 
-    def _tagged_value(self, char: str, types: set[str]) -> Generator[None, str, tuple[bool, str]]:
+    def _tagged_value(self, types: set[str]) -> Reading[bool]:
         """Read an argument and the tag that closes it; return whether it was whole."""
         form = self._form
-        if form.key_close.endswith("\n") and char == "\n":
-            char = yield
+        if form.key_close.endswith("\n") and self._char == "\n":
+            yield
         first, *rest = parts(form.value_close)
         spaced = form.value_close.startswith("\n")
         streamed = types == {"string"}
@@ -413,31 +396,29 @@ class AnswerReader:
 
         if streamed:
             self._argue('"')
-        found, char = yield from self._until((first,), char, take)
-        if not found:
-            return False, char
+        if not (yield from self._until((first,), take)):
+            return False
         self._argue('"' if streamed else as_json("".join(text), types))
-        _, char = yield from self._follow(rest, char, [])
-        return True, char
+        yield from self._follow(rest, [])
+        return True
 
-    def _call(self, char: str, before: str) -> Steps:
+    def _call(self, before: str) -> Reading[None]:
         """Read a JSON object: a call, or else text, together with the text `before` it."""
-        raw = [before, char]
+        raw = [before]
         name = arguments = ""
         begun = False
-        char = yield from self._space((yield), raw.append)
-        while char == '"':
+        yield from self._past(raw)
+        while self._char == '"':
             start = len(raw)
-            char = yield from self._string(char, raw.append)
+            yield from self._string(raw.append)
             key = _loaded("".join(raw[start:]))
-            char = yield from self._space(char, raw.append)
-            if char != ":" or key not in _KEYS | self._name_keys | self._argument_keys:
+            yield from self._space(raw.append)
+            if self._char != ":" or key not in _KEYS | self._name_keys | self._argument_keys:
                 break
-            raw.append(char)
-            char = yield from self._space((yield), raw.append)
+            yield from self._past(raw)
             start = len(raw)
-            streamed = begun and key in self._argument_keys and char == "{"
-            char = yield from self._value(char, self._argue if streamed else raw.append)
+            streamed = begun and key in self._argument_keys and self._char == "{"
+            yield from self._value(self._argue if streamed else raw.append)
             value = "".join(raw[start:])
             if key in self._name_keys and not begun:
                 name = str(_loaded(value) or "")
@@ -451,55 +432,51 @@ class AnswerReader:
                 arguments = str(_loaded(value)) if value.startswith('"') else value
                 if begun:
                     self._argue(arguments)
-            char = yield from self._space(char, raw.append)
-            if char == ",":
-                raw.append(char)
-                char = yield from self._space((yield), raw.append)
+            yield from self._space(raw.append)
+            if self._char == ",":
+                yield from self._past(raw)
         if not begun:
             self._say("".join(raw))
-        elif char == "}":
+        elif self._char == "}":
             if not self.blocks[-1].text:
                 self._argue("{}")
             self._end_call()
-            char = yield
-        return char
+            yield
 
     def _is_call(self, name: str) -> bool:
         if not _TOOL_NAME.fullmatch(name):
             return False  # the client could not send the call back
         return not self._bare or name in self._schemas
 
-    def _value(self, char: str, take: Take, ended: Callable[[], object] = lambda: None) -> Steps:
+    def _value(self, take: Take, ended: Callable[[], object] = lambda: None) -> Reading[None]:
         """Read one JSON value; call `ended` at the end of an object or array."""
-        if char == '"':
-            return (yield from self._string(char, take))
+        if self._char == '"':
+            yield from self._string(take)
+            return
         depth = 0
-        while char:
+        while char := self._char:
             if depth and char == '"':
-                char = yield from self._string(char, take)
+                yield from self._string(take)
                 continue
             if not depth and char in ",}]" + _SPACES:
-                return char
+                return
             take(char)
             depth += (char in "{[") - (char in "}]")
-            closed = not depth and char in "}]"
-            if closed:
+            if closed := not depth and char in "}]":
                 ended()
-            char = yield
+            yield
             if closed:
-                return char
-        return ""
+                return
 
-    def _string(self, char: str, take: Take) -> Steps:
+    def _string(self, take: Take) -> Reading[None]:
         """Read one JSON string."""
         escaped = True  # the quote that begins it does not end it
-        while char:
+        while char := self._char:
             take(char)
+            yield
             if char == '"' and not escaped:
-                return (yield)
+                return
             escaped = not escaped and char == "\\"
-            char = yield
-        return ""
 
 
 def _loaded(text: str) -> object:

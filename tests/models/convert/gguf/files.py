@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,13 @@ _PERMUTED = ("llama", "mistral3", "smollm3", "granite")  # by llama.cpp's conver
 
 def stored_tensors(folder: Path) -> dict[str, Array]:
     """Every tensor of a checkpoint's folder, in float32."""
+    return dict(_each_tensor(folder))
+
+
+def _each_tensor(folder: Path) -> Iterator[tuple[str, Array]]:
     checkpoint = Checkpoint(folder)
-    return {name: np.asarray(checkpoint._view(name), np.float32) for name in checkpoint.tensors}
+    for name in checkpoint.tensors:
+        yield name, np.asarray(checkpoint._view(name), np.float32)
 
 
 def packed(kind: Kind, values: Array) -> Array:
@@ -113,7 +118,6 @@ def write_gguf(
     config = json.loads((folder / "config.json").read_text())
     called = config.get("gguf") or _ARCHITECTURES[config["model_type"]]
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
-    tensors = stored_tensors(folder)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(architecture, layers)
     writer = GGUFWriter(file, called, split_max_tensors=split)
@@ -122,7 +126,7 @@ def write_gguf(
     if change is not None:
         change(writer)
     kept: dict[str, Array] = {}
-    for name, values in tensors.items():
+    for name, values in _each_tensor(folder):
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if called is None or name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
@@ -141,6 +145,8 @@ def write_gguf(
         kind = kind_of(name)
         data = packed(kind, np.ascontiguousarray(stored))
         writer.add_tensor(called, data, raw_dtype=kind)
+        if dequantized is None:
+            continue
         numbers = gguf.dequantize(data, kind)
         numbers = straight(numbers, heads) if heads else numbers
         kept[name] = numbers.T if turned else numbers

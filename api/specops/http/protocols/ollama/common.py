@@ -48,12 +48,12 @@ class OllamaBody(Body):
     def _known_in_any_case(cls, raw: Any) -> Any:
         if not isinstance(raw, dict) or raw.keys() <= cls.model_fields.keys():
             return raw
-        found = {}
+        fields = {}
         for name, value in raw.items():
             small = name.lower() if isinstance(name, str) else name
             known = small in cls.model_fields and small not in raw
-            found[small if known else name] = value
-        return found
+            fields[small if known else name] = value
+        return fields
 
 
 class OllamaModel(OllamaBody):

@@ -9,9 +9,9 @@ import numpy as np
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from specops.http.answering.answers import json_answer
+from specops.http.answering.answers import json_answer, list_answer
 from specops.http.answering.body import Text
-from specops.http.answering.embed import embed, vectors_answer
+from specops.http.answering.embed import embed
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
     ERRORS,
@@ -22,6 +22,7 @@ from specops.http.protocols.ollama.common import (
     served,
 )
 from specops.http.state import Ctx
+from specops.text.json_values import dumps
 
 EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
 router = APIRouter(tags=["ollama"])
@@ -94,7 +95,7 @@ async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
     figures.total_duration = nanoseconds(time.monotonic() - generation.arrival)
     figures.prompt_eval_count = tokens
     rest = figures.model_dump(exclude={"embeddings"})
-    return vectors_answer("embeddings", vectors, lambda _, vector: vector, rest, generation.headers)
+    return list_answer(rest, "embeddings", map(dumps, vectors), generation.headers)
 
 
 @router.post(OLD_EMBED_PATH, response_model=OllamaVector, responses=ERRORS)

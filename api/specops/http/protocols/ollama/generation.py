@@ -145,8 +145,8 @@ class OllamaRequest(OllamaModel, SeededOptions):
 
     def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
         """Return how tokens are drawn; the penalty has two names."""
-        found, penalty = super().drawing(model), self.repeat_penalty
-        return found if penalty is None else found._replace(repetition_penalty=penalty)
+        chosen, penalty = super().drawing(model), self.repeat_penalty
+        return chosen if penalty is None else chosen._replace(repetition_penalty=penalty)
 
     @property
     def limit(self) -> int | None:
@@ -503,8 +503,8 @@ class _Writer(Writer):
         ]
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        found = token_logprobs(pieces, self._engine.tokenizer)
-        return {"logprobs": [token.model_dump() for token in found]} if found else {}
+        reported = token_logprobs(pieces, self._engine.tokenizer)
+        return {"logprobs": [token.model_dump() for token in reported]} if reported else {}
 
     def _tokens(self) -> list[int]:
         """Return the tokens of prompt and answer, without what ends the answer."""

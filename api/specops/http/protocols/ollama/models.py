@@ -138,14 +138,14 @@ def _model(engine: Engine) -> dict[str, Any]:
 
 def _capabilities(engine: Engine) -> list[str]:
     template = engine.chat_template
-    found = {
+    capabilities = {
         "completion": True,
         "tools": bool(template and template.calls),
         "thinking": bool(template and template.thinking),
         "insert": FillIn.of(engine.tokenizer) is not None,
         "embedding": bool(engine.info.embedding_size),
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in capabilities.items() if there]
 
 
 def _loaded_since(ctx: Context) -> str:

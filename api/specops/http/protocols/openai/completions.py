@@ -219,11 +219,11 @@ class _Writer(OpenAiWriter):
         answers, body = self.generation.answers, self._body
         if not body.ranks:
             return range(len(answers))
-        found = []
+        kept = []
         for first in range(0, len(answers), body.choices):
             indexes = range(first, first + body.choices)
-            found += sorted(indexes, key=lambda index: -_mean(answers[index]))[: body.returned]
-        return found
+            kept += sorted(indexes, key=lambda index: -_mean(answers[index]))[: body.returned]
+        return kept
 
     def _usage(self) -> Usage:
         counted = usage(self.generation)

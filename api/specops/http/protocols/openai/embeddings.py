@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from itertools import starmap
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
+from specops.http.answering.answers import list_answer
 from specops.http.answering.body import Body, Text, TokenId
-from specops.http.answering.embed import Vector, embed, vectors_answer
+from specops.http.answering.embed import Vector, embed
 from specops.http.answering.served_model import check_model
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import ERRORS
 from specops.http.state import Ctx
+from specops.text.json_values import dumps
 
 MOST_INPUTS = 2048  # OpenAI's own bound
 _Text = Annotated[Text, Field(min_length=1)]
@@ -95,10 +98,10 @@ async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
     generation, vectors, tokens = await embed(ctx, body, body.inputs, body.input)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
 
-    def item(index: int, vector: Vector) -> dict[str, Any]:
+    def item(index: int, vector: Vector) -> bytes:
         as_base64 = body.encoding_format == "base64"
         entries = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector
-        return {"object": "embedding", "index": index, "embedding": entries}
+        return dumps({"object": "embedding", "index": index, "embedding": entries})
 
     rest = {"object": "list", "model": engine.info.name, "usage": usage}
-    return vectors_answer("data", vectors, item, rest, generation.headers)
+    return list_answer(rest, "data", starmap(item, enumerate(vectors)), generation.headers)

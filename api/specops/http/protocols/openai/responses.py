@@ -429,11 +429,7 @@ class Response(BaseModel):
 
 
 PATH = "/v1/responses"
-_STEMS = {
-    "text": "output_text",
-    "reasoning": "reasoning_text",
-    "call": "function_call_arguments",
-}
+_STEMS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from specops.engine.proposer import Proposer
+from specops.engine.planner import Scheduled
 from specops.engine.request_state import RequestState
-from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
 from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
@@ -22,9 +21,10 @@ from tests.simulated_target import (
     Text,
     chains,
     expected,
+    make_planner,
     make_request,
     make_scheduler,
-    make_sequence,
+    make_state,
     serve,
     tinyllama,
 )
@@ -73,7 +73,7 @@ class CrampedModel(ScriptedModel):
 
 
 def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object) -> RequestState:
-    state = make_sequence(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
+    state = make_state(make_request(20, output, drafter=drafter, k_draft=k_draft, **fields))
     state.tokens.append(5)
     state.num_computed = 20
     return state
@@ -97,11 +97,11 @@ def propose(
     clock: Clock | None = None,
     prompt_tokens: int = 0,
 ) -> list[Scheduled]:
-    proposer = Proposer(cache_of(*states), asked, controller, clock or Clock(), max_tokens=96)
+    planner = make_planner(cache_of(*states), asked, controller, clock=clock)
     for drafter in {one for chain in asked.values() for one in chain.drafters}:
         for state in states:
             drafter.begin(state.slot, state.tokens, "")
-    return proposer.propose(list(states), prompt_tokens)
+    return planner.propose(list(states), prompt_tokens)
 
 
 def test_what_was_looked_up_is_cut_to_what_pays() -> None:
@@ -191,13 +191,13 @@ def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
         state.num_computed = length
     lookup = Scripted(Text(), 1.0, name="lookup")
     cache = cache_of(full, roomy, num_blocks=2)
-    proposer = Proposer(cache, chains(lookup), FixedLengths(8), Clock(), max_tokens=96)
-    found = proposer.propose([full, roomy], 0)
+    planner = make_planner(cache, chains(lookup), FixedLengths(8))
+    found = planner.propose([full, roomy], 0)
     assert [len(item.draft.tokens) for item in found] == [1, 4]  # one place in its block
     full.tokens.append(5)
     full.num_computed = 63
     assert cache.reserve(full.slot, 64)
-    item, _ = proposer.propose([full, roomy], 0)
+    item, _ = planner.propose([full, roomy], 0)
     assert (item.draft.tokens, item.missed) == ((), None)
 
 
@@ -218,7 +218,7 @@ def test_forced_tokens_leave_room_to_prompts_that_wait(prompt_tokens: int, most:
     """Eight answers whose grammar forces far more than a pass takes."""
     grammar = Grammar(GrammarKind.CHOICE, '["one answer, and no other that could be given"]')
     fields = {"sampling": SamplingParams(grammar=grammar), "drafter": "silent", "output": 60}
-    states = [make_sequence(make_request(20, k_draft=2, **fields)) for _ in range(8)]
+    states = [make_state(make_request(20, k_draft=2, **fields)) for _ in range(8)]
     for state in states:
         state.num_computed = 19
     found = propose(
