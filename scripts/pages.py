@@ -146,7 +146,7 @@ PROCESS_BYTES = 0.35e9  # the process, a pass and the spare of the memory plan: 
 SCALE_BITS = 16
 KV_ELEMENT_BYTES = 2  # fp16
 # What `specops info` says of bundled models, in GB.
-MEASURED = {"demo": ("0.01", "0.4"), "smollm2": ("0.14", "0.7")}
+MEASURED = {"demo": ("0.01", "0.4"), "smollm2": ("0.10", "0.6")}
 # The repository of a graph that is published ready-made has the shapes of its source.
 SOURCES = {"microsoft/Phi-3-mini-4k-instruct-onnx": "microsoft/Phi-3-mini-4k-instruct"}
 
@@ -160,18 +160,18 @@ def weight_bytes(repository: str, quant: str) -> float:
     """The mapped weights of a published model in `int8-128` and the like, in bytes.
 
     Within 5 % of what `specops info` says. A matrix has its bits, and a scale (int4: and a zero
-    point) for every block of a row. Embedding and output head have 8 bits, each once.
+    point) for every block of a row. Embedding and output head have 8 bits; tied, they are one.
     """
     published = REPOSITORIES[repository]
-    bits, block = int(quant[3]), int(quant.split("-")[1])
+    layers, block = int(quant[3]), int(quant.split("-")[1])
     vocabulary = size(published.config, "vocab_size")
     total = 0.0
     for shape in published.shapes(published.config).values():
-        if len(shape) == 2 and vocabulary not in shape:
+        if len(shape) == 2:
+            bits = 8 if vocabulary in shape else layers
             extra = SCALE_BITS + (bits if bits < 8 else 0)
             total += math.prod(shape) * (bits + extra / block) / 8
-    hidden = size(published.config, "hidden_size", "n_embd")
-    return total + 2 * vocabulary * hidden * (8 + SCALE_BITS / block) / 8
+    return total
 
 
 def kv_bytes(repository: str) -> float:

@@ -48,6 +48,37 @@ static inline __m512i dpbusd_epi32(__m512i sums, __m512i one, __m512i other) {
     return out.all;
 }
 
+static inline __m512i shuffle_epi8(__m512i one, __m512i other) {  // within each 16 bytes
+    const Register a = {one}, b = {other};
+    Register out;
+    for (int i = 0; i < 64; i++)
+        out.unsigned8[i] = b.unsigned8[i] & 128 ? 0 : a.unsigned8[i / 16 * 16 + (b.unsigned8[i] & 15)];
+    return out.all;
+}
+
+static inline __m512i abs_epi8(__m512i one) {
+    Register out = {one};
+    for (int i = 0; i < 64; i++) out.unsigned8[i] = (uint8_t)(out.signed8[i] < 0 ? -out.signed8[i] : out.signed8[i]);
+    return out.all;
+}
+
+static inline __mmask64 movepi8_mask(__m512i one) {
+    const Register a = {one};
+    __mmask64 mask = 0;
+    for (int i = 0; i < 64; i++) mask |= (__mmask64)(a.unsigned8[i] >> 7) << i;
+    return mask;
+}
+
+static inline __m512i mask_sub_epi8(__m512i kept, __mmask64 mask, __m512i one, __m512i other) {
+    const Register a = {one}, b = {other};
+    Register out = {kept};
+    for (int i = 0; i < 64; i++)
+        if (mask >> i & 1) out.unsigned8[i] = (uint8_t)(a.unsigned8[i] - b.unsigned8[i]);
+    return out.all;
+}
+
+static inline __m512i setzero_si512(void) { return (__m512i){0}; }
+
 // Behind the compiler's own headers, which would take these for its flags.
 #define __AVX512BW__ 1
 #define __AVX512VNNI__ 1
@@ -55,6 +86,16 @@ static inline __m512i dpbusd_epi32(__m512i sums, __m512i one, __m512i other) {
 #undef _mm512_maddubs_epi16
 #undef _mm512_madd_epi16
 #undef _mm512_dpbusd_epi32
+#undef _mm512_shuffle_epi8
+#undef _mm512_abs_epi8
+#undef _mm512_movepi8_mask
+#undef _mm512_mask_sub_epi8
+#undef _mm512_setzero_si512
+#define _mm512_shuffle_epi8 shuffle_epi8
+#define _mm512_abs_epi8 abs_epi8
+#define _mm512_movepi8_mask movepi8_mask
+#define _mm512_mask_sub_epi8 mask_sub_epi8
+#define _mm512_setzero_si512 setzero_si512
 #define _mm512_set1_epi32 set1_epi32
 #define _mm512_maddubs_epi16 maddubs_epi16
 #define _mm512_madd_epi16 madd_epi16

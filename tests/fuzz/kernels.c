@@ -61,12 +61,12 @@ static const Processor OTHERS[] = {
     {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, PLAIN},
 };
 enum { OTHER = sizeof OTHERS / sizeof *OTHERS };
-int specops_agree(const MatmulKernel *, const MatmulKernel *, int bits, int64_t block);
+extern int64_t amx_configured, amx_fetched, amx_multiplied, amx_unpacked;
 
 static void piece_of_zeros(const Piece *p) {
     for (int64_t row = 0; row < p->rows; row++)
         for (int64_t column = 0; column < p->columns && column < p->tiles * TILE; column++)
-            p->y[row * p->shape->columns + column] = 0;
+            p->y[row * p->stride + column] = 0;
 }
 #endif
 
@@ -161,7 +161,13 @@ struct OrtValue {
     size_t count;
 };
 struct OrtStatus { char message[1]; };
-typedef struct { const char *name; int64_t whole; float real; } Attribute;
+typedef struct {
+    const char *name;
+    int64_t whole;
+    float real;
+    int64_t list[MOST_SEGMENTS + 1];
+    size_t count;
+} Attribute;
 struct OrtKernelInfo { Attribute attributes[MOST_ATTRIBUTES]; size_t count; };
 struct OrtKernelContext {
     OrtValue *inputs[MOST_TENSORS], outputs[OUTPUTS];
@@ -191,6 +197,13 @@ static OrtStatus *get_real(const OrtKernelInfo *info, const char *name, float *o
     const Attribute *found = attribute(info, name);
     if (!found) return &refused;
     return *out = found->real, NULL;
+}
+
+static OrtStatus *get_list(const OrtKernelInfo *info, const char *name, int64_t *out, size_t *count) {
+    const Attribute *found = attribute(info, name);
+    if (!found) return &refused;
+    if (out) memcpy(out, found->list, found->count * sizeof *out);
+    return *count = found->count, NULL;
 }
 
 static OrtStatus *get_input(const OrtKernelContext *context, size_t index, const OrtValue **out) {
@@ -273,6 +286,7 @@ static const OrtApi API = {.CreateStatus = create_status,
                            .GetTensorTypeAndShape = get_shape,
                            .KernelInfoGetAttribute_float = get_real,
                            .KernelInfoGetAttribute_int64 = get_whole,
+                           .KernelInfoGetAttributeArray_int64 = get_list,
                            .KernelContext_GetInput = get_input,
                            .KernelContext_GetOutput = get_output,
                            .ReleaseTensorTypeAndShapeInfo = release_shape,
@@ -291,7 +305,13 @@ typedef struct {
 } Case;
 
 static void put_attribute(Case *c, const char *name, int64_t whole, float real) {
-    c->info.attributes[c->info.count++] = (Attribute){name, whole, real};
+    c->info.attributes[c->info.count++] = (Attribute){name, whole, real, {0}, 0};
+}
+
+static void put_list(Case *c, const char *name, const int64_t *list, int64_t count) {
+    Attribute *attribute = c->info.attributes + c->info.count++;
+    *attribute = (Attribute){.name = name, .count = (size_t)count};
+    memcpy(attribute->list, list, (size_t)count * sizeof *list);
 }
 
 static void *put_input(Case *c, size_t index, int64_t size, size_t count, const int64_t *shape) {
@@ -339,6 +359,8 @@ static void make_wrong(Case *c, const int64_t *sizes) {
     if (one_in(3)) {
         Attribute *one = c->info.attributes + below((int64_t)c->info.count);
         one->whole = odd_number(), one->real = odd_float();
+        if (one->count && one_in(4)) one->count = (size_t)below(MOST_SEGMENTS + 2);
+        else one->list[one->count ? below((int64_t)one->count) : 0] = odd_number();
         if (one_in(8)) c->info.count--;
     } else if (one_in(4)) {
         free(c->inputs[index].data);
@@ -346,25 +368,40 @@ static void make_wrong(Case *c, const int64_t *sizes) {
     } else if (c->inputs[index].count) reshape(c->inputs + index, sizes[index]);
 }
 
-// Replaces the random bits of scales and zero points by numbers that are seldom odd.
-static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
-    const int fractions = shape->zero_points == FRACTIONS;
-    for (int64_t tile = 0; tile < tiles_of(shape); tile++) {
-        uint8_t *at = tiles + tile * tile_bytes(shape);
-        for (int64_t block = 0; block < blocks_of(shape); block++) {
-            at += code_bytes(shape);
-            if (shape->half_scales && !fractions && block % 2) continue;
-            const int lines = fractions && !shape->half_scales ? 2 : 1;
-            for (uint8_t *end = at + lines * LINE; at < end; at += shape->half_scales ? 2 : 4) {
-                const float scale = some_float(odd);
-                // float16: a random sign, an exponent near 1 and random digits, or any bits.
-                uint16_t half = (uint16_t)random_word();
-                if (!odd || !one_in(odd)) half = (half & 0x8fff) | 0x2000;
-                if (shape->half_scales) memcpy(at, &half, sizeof half);
-                else memcpy(at, &scale, sizeof scale);
+// Replaces the random bits of a group's header by scales that are seldom odd, and zero points that are codes.
+static void tame_header(const Form f, uint8_t *at, int64_t blocks, int64_t odd) {
+    const int64_t floats = f.scales == FLOAT || f.scales == FLOAT_ZERO ? 16 * blocks : 0;
+    int64_t halves = 16, zeros = 0;
+    if (floats || f.scales == EXPONENT) halves = 0;
+    if (f.scales == HALF || f.scales == HALF_ZERO) halves = 16 * blocks;
+    if (f.scales == HALF_PAIR) halves = 32 * blocks;
+    if (f.scales == SIX_PAIR || f.scales == SIXTEEN_PAIR) halves = 32;
+    if (f.scales == HALF_ZERO || f.scales == FLOAT_ZERO) zeros = 16 * blocks;
+    for (int64_t i = 0; i < floats; i++, at += 4) {
+        const float scale = some_float(odd);
+        memcpy(at, &scale, sizeof scale);
+    }
+    for (int64_t i = 0; i < halves; i++, at += 2) {
+        // A random sign, an exponent near 1 and random digits, or any bits.
+        uint16_t half = (uint16_t)random_word();
+        if (!odd || !one_in(odd)) half = (half & 0x8fff) | 0x2000;
+        memcpy(at, &half, sizeof half);
+    }
+    for (int64_t i = 0; f.low == 4 && i < zeros; i++) at[i] &= 15;
+    for (int64_t i = 0; f.scales == EXPONENT && i < 16 * blocks; i++)
+        if (!odd || !one_in(odd)) at[i] = (uint8_t)from_to(120, 135);
+}
+
+static void tame_scales(const Weights *w, uint8_t *tiles, int64_t odd) {
+    for (const Segment *s = w->segments; s < w->segments + w->count; s++)
+        for (int64_t tile = 0; tile < s->tiles; tile++) {
+            uint8_t *at = tiles + s->bytes_before + tile * s->size;
+            for (int64_t left = w->blocks; left > 0; left -= GROUP_BLOCKS) {
+                const int64_t blocks = left < GROUP_BLOCKS ? left : GROUP_BLOCKS;
+                tame_header(s->form, at, blocks, odd);
+                at += header_bytes(s->form, blocks) + blocks * code_bytes(s->form, w->block);
             }
         }
-    }
 }
 
 // The inputs of a norm from number `index` on: weight, residual and shift.
@@ -434,31 +471,32 @@ static void table(Case *c) {
 
 static void product(Case *c) {
     static const int64_t SIZES[] = {4, 1, 4, 4, 4, 4};
-    const int64_t odd = oddness();
-    Shape shape = {.columns = from_to(1, one_in(32) ? 200 : 40),
-                   .depth = from_to(1, one_in(32) ? 1200 : 150), .block = 32 << below(4),
-                   .bits = one_in(2) ? 4 : 8, .zero_points = (int)below(3),
-                   .half_scales = one_in(2)};
-    if (one_in(6)) shape.block = 32 * from_to(1, 8);
-    const int bias = one_in(2);
+    const int64_t odd = oddness(), count = one_in(2) ? 1 : from_to(2, 3);
+    const int bias = one_in(2), of_file = one_in(2);
+    const Matrix first = some_matrix(of_file);
+    int64_t columns[MOST_SEGMENTS] = {one_in(32) ? 200 : first.columns}, types[MOST_SEGMENTS] = {first.type};
+    for (int64_t i = 1; i < count; i++) {
+        const Matrix other = some_matrix(of_file);
+        columns[i] = other.columns, types[i] = other.type;
+    }
+    Weights weights;
+    check(!describe_weights(&weights, first.depth, first.block, count, columns, types), "a right product");
     c->operator = &MATMUL_OPERATOR.op;
-    put_attribute(c, "N", shape.columns, 0), put_attribute(c, "K", shape.depth, 0);
-    put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
-    put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
-    put_attribute(c, "half_scales", shape.half_scales, 0);
+    put_list(c, "N", columns, count), put_list(c, "types", types, count);
+    put_attribute(c, "K", first.depth, 0), put_attribute(c, "block_size", first.block, 0);
+    put_attribute(c, "bias", bias, 0);
     const int made = one_in(2) ? AS_IT_IS : (int)below(GELU_GATE + 1);
     put_attribute(c, "input", made, 0), put_attribute(c, "epsilon", 0, 1e-5f);
     c->absent = 2 * (int)below(4);
-    const int64_t rows = one_in(4) ? from_to(0, 40) : from_to(1, 6);
-    const int64_t x[] = {1, rows, made >= SILU_GATE ? 2 * shape.depth : shape.depth};
+    const int64_t rows = one_in(4) ? from_to(0, 70) : from_to(1, 6);
+    const int64_t x[] = {1, rows, made >= SILU_GATE ? 2 * first.depth : first.depth};
     const size_t rank = one_in(2) ? 2 : 3;
     put_floats(c, 0, odd, rank, x + 3 - rank);
     if (made == NORM || made == LAYER_NORM) put_norm(c, made, 3, odd, rank, x + 3 - rank);
-    const int64_t bytes = tiles_of(&shape) * tile_bytes(&shape);
-    uint8_t *tiles = put_input(c, 1, 1, 1, &bytes);
-    fill(tiles, bytes);
-    tame_scales(&shape, tiles, odd ? 10 * odd : 0);
-    if (bias) put_floats(c, 2, odd, 1, &shape.columns);
+    uint8_t *tiles = put_input(c, 1, 1, 1, &weights.bytes);
+    fill(tiles, weights.bytes);
+    tame_scales(&weights, tiles, odd ? 10 * odd : 0);
+    if (bias) put_floats(c, 2, odd, 1, &weights.columns);
     if (one_in(4)) make_wrong(c, SIZES);
 }
 
@@ -838,6 +876,45 @@ static void try_compensation(void) {
     free(weights), free(wanted), free(feedback), free(grids);
 }
 
+// -- matrices of AMX -------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+// Four matrices are read for four products, a piece is configured once, and weights are unpacked once for
+// all groups of rows of a panel. For one tile and 16 rows each product needs two matrices.
+static void count_matrices(int type, int64_t block, int64_t rows, int64_t tiles, int64_t pieces,
+                           int64_t products, int64_t read) {
+    enum { DEPTH = 512 };
+    Weights w;
+    const int64_t kind = type, columns = tiles * TILE;
+    check(!describe_weights(&w, DEPTH, block, 1, &columns, &kind), "a right product");
+    uint8_t *weights = calloc((size_t)w.bytes, 1);
+    float *x = calloc((size_t)(rows * DEPTH), sizeof *x), *y = calloc((size_t)(rows * columns), sizeof *y);
+    amx_configured = amx_fetched = amx_multiplied = amx_unpacked = 0;
+    const Input input = {.kind = AS_IT_IS, .x = x};
+    multiply(&MATMUL_AMX_BY_C, &w, weights, NULL, &input, rows, y, (Threads){run_in_turn, NULL});
+    check(amx_configured == pieces, "configurations of AMX");
+    check(amx_multiplied == products && amx_fetched == read, "matrices that AMX reads");
+    check(amx_unpacked == tiles * DEPTH / UNIT, "weights that AMX unpacks");
+    free(weights), free(x), free(y);
+}
+
+static void try_amx(void) {
+    static const Matrix KINDS[] = {{Q6_K, 0, 0, 32}, {Q3_K, 0, 0, 32}, {Q4_K, 0, 0, 32}, {IQ4_NL, 0, 0, 32},
+                                   {INT4, 0, 0, 32}, {INT8, 0, 0, 96}, {INT4, 0, 0, 128}, {INT8, 0, 0, 256}};
+    MatmulKernel wrong = MATMUL_PLAIN;
+    wrong.piece = piece_of_zeros;
+    for (const Matrix *m = KINDS; m < KINDS + sizeof KINDS / sizeof *KINDS; m++) {
+        check(specops_agree(&MATMUL_AMX_BY_C, &MATMUL_PLAIN, m->type, m->block), "AMX's own test");
+        check(!specops_agree(&wrong, &MATMUL_PLAIN, m->type, m->block), "AMX's own test sees nothing");
+    }
+    for (int size = 0; size < SUM_SIZES; size++) use_wide_from(size, 0);
+    count_matrices(INT4, 128, 128, 4, 2, 8 * 4 * 8, 8 * 4 * 8);
+    count_matrices(Q4_K, 32, 128, 4, 2, 8 * 4 * 16, 8 * 4 * 16);
+    count_matrices(Q6_K, 32, 32, 2, 1, 2 * 2 * 32, 2 * 2 * 32);
+    count_matrices(INT8, 64, 16, 1, 1, 8, 2 * 8);
+}
+#endif
+
 int main(int count, char **arguments) {
     if (count != 4) return fprintf(stderr, "kernels CASES SECONDS SEED\n"), 2;
     const uint64_t cases = strtoull(arguments[1], NULL, 10);
@@ -847,13 +924,7 @@ int main(int count, char **arguments) {
     signal(SIGABRT, tell_seed);
     list_kernels();
 #if defined(__x86_64__)
-    MatmulKernel wrong = MATMUL_PLAIN;
-    wrong.piece = piece_of_zeros;
-    for (int bits = 4; bits <= 8; bits += 4)
-        for (int64_t block = 32; block <= MOST_BLOCK; block *= 2) {
-            check(specops_agree(&MATMUL_AMX_BY_C, &MATMUL_PLAIN, bits, block), "AMX's own test");
-            check(!specops_agree(&wrong, &MATMUL_PLAIN, bits, block), "AMX's own test sees nothing");
-        }
+    try_amx();
 #endif
     do {
         state = seed;

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from specops.models.convert import ExportedModel
+from specops.runtime import kernels
+from specops.runtime.session import load, plain_options
 
 Float = NDArray[np.float32]
 
@@ -66,6 +70,32 @@ class Runner:
     def rewind(self, past: int) -> None:
         """Forgets all but the first `past` tokens."""
         self.past = past
+
+
+def embedded(graph: Path, tokens: Sequence[int]) -> Float:
+    """The embeddings [len(tokens), hidden] that a graph, prepared or not, looks up."""
+    model = onnx.load(graph)
+    (node,) = (node for node in model.graph.node if "embedding" in node.output)
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in node.input]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
+    found = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, None)
+    lookup = helper.make_model(
+        helper.make_graph([node], "lookup", [ids], [found], weights),
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+    )
+    session = load(lookup.SerializeToString(), plain_options())
+    (rows,) = session.run(["embedding"], {"input_ids": np.array([tokens], np.int64)})
+    return rows[0]
+
+
+def is_tied(graph: Path) -> bool:
+    """Whether a prepared graph's embedding reads the tiles of its head."""
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    made = {name: node for node in nodes for name in node.output}
+    embedding, head = made["embedding"], made["logits"]
+    assert (embedding.op_type, head.op_type) == (kernels.GATHER, kernels.MATMUL)
+    return embedding.input[1] == head.input[1]
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

@@ -20,8 +20,8 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import WeightType, pack
 from specops.runtime.session import open_session
-from tests.checkpoints import make_gpt2_checkpoint
-from tests.models.convert.runner import Runner
+from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
+from tests.models.convert.runner import Runner, embedded, is_tied
 from tests.passes import Passes, prepared
 
 TOKENS = np.random.default_rng(5).integers(1, 320, 48).tolist()
@@ -157,6 +157,17 @@ def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path
     assert used_bytes(found.parent) == data + found.stat().st_size
     # Scales and whole tiles take a little more than codes alone; nothing is there twice.
     assert data < 1.3 * graph.with_name("model.onnx.data").stat().st_size
+
+
+@pytest.mark.parametrize("quant", ["int8-32", "int8-128", "int4-128-rtn"])
+def test_a_tied_embedding_shares_the_heads_tiles(tmp_path: Path, quant: str) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", hidden=128, heads=4, kv_heads=2, tie=True)
+    quantization = Quantization.parse(quant)
+    model = export_checkpoint(source, tmp_path / "onnx", quantization=quantization)
+    graph = prepared(model.graph_file, tmp_path)
+    assert is_tied(graph)
+    expected = embedded(model.graph_file, range(320))  # by ONNX Runtime's operator
+    np.testing.assert_array_equal(embedded(graph, range(320)), expected)
 
 
 def asking(tiny_pair: Path, folder: Path, level: int) -> tuple[Path, str]:

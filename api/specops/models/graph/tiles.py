@@ -43,7 +43,15 @@ _TYPES = {
     "zero_points": TensorProto.UINT8,
 }
 
+_BLOCK_GATHER = "GatherBlockQuantized"
+_IDS = "input_ids"  # int64, as our operator's are
+_WEIGHTS = {  # inputs
+    **{GGUF_MATMUL: (1,), GGUF_GATHER: (0,)},
+    **{"MatMulNBits": (1, 2, 3), _BLOCK_GATHER: (0, 2, 3)},
+}
+
 Tensors = Mapping[str, TensorProto]
+Weights = tuple[Any, ...]
 
 
 class _Segment(NamedTuple):
@@ -77,7 +85,7 @@ def write_tiles(
     _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     written: list[TensorProto] = []
-    tiled: dict[str, str] = {}  # a whole product's rows, and their tiles
+    tied: dict[Weights, onnx.NodeProto] = {}  # products that a look-up may share tiles with
     computable = partial(_computable, tensors=tensors)
     take_gelus_in(graph, computable)
     pairs = pair_gates(graph, computable, partial(_alike, tensors=tensors))
@@ -89,10 +97,10 @@ def write_tiles(
         chunks = (tiles for segment in segments for tiles in segment.tiles())
         written.append(append(name, chunks, location, target))
         if len(segments) == 1:
-            tiled[node.input[1]] = name
+            tied[_weights(node, tensors)] = node
         node.CopyFrom(_product(node, name, segments))
-    gathers = [node for node in graph.node if node.op_type == GGUF_GATHER]
-    tables = [look_up(node, tensors, folder, tiled) for node in gathers]
+    lookups = [node for node in graph.node if node.op_type in (GGUF_GATHER, _BLOCK_GATHER)]
+    tables = [look_up(node, tensors, folder, tied) for node in lookups]
     take_norms_in(graph)
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
@@ -231,36 +239,52 @@ def _product(node: onnx.NodeProto, tiles: str, segments: list[_Segment]) -> onnx
 
 
 def look_up(
-    node: onnx.NodeProto, tensors: Tensors, folder: Path, tiled: Mapping[str, str]
+    node: onnx.NodeProto, tensors: Tensors, folder: Path, tied: Mapping[Weights, onnx.NodeProto]
 ) -> TensorProto | None:
-    """Let our operator look up a GGUF's rows.
+    """Let our operator look up rows of a GGUF, or of a product's weights.
 
     Args:
-        node: a GgufGather, which becomes our operator.
+        node: the look-up, which becomes our operator if it is one of these.
         tensors: the graph's weights.
         folder: where they lie.
-        tiled: the rows of products, and the names of their tiles.
+        tied: our products by their weights.
 
     Returns:
-        The table that the operator reads; None if it reads tiles.
+        The table that the operator reads; None if there is none besides the product's tiles.
     """
-    given, rows, name = attributes_of(node), node.input[0], node.name or node.output[0]
-    raw = _rows(tensors[rows], given["type"], given["K"], folder)
+    product, given, name = tied.get(_weights(node, tensors)), attributes_of(node), node.output[0]
     table = None
-    if rows not in tiled:
-        table = TensorProto.FromString(tensors[rows].SerializeToString())
-        table.name = f"{name}.table"
+    if product is not None and node.input[1] == _IDS:
+        source, shape = product.input[1], attributes_of(product)
+        (rows,), (kind,), depth, block = (shape[key] for key in ("N", "types", "K", "block_size"))
+    elif node.op_type == GGUF_GATHER:
+        source, kind, depth, block = f"{name}.table", given["type"], given["K"], BLOCK
+        table = TensorProto.FromString(tensors[node.input[0]].SerializeToString())
+        table.name = source
+        rows = len(_rows(table, kind, depth, folder))
+    else:
+        return None
     made = helper.make_node(
         kernels.GATHER,
-        [node.input[1], tiled.get(rows, f"{name}.table")],
-        list(node.output),
-        name=name,
+        [node.input[1], source],
+        [name],
+        name=node.name or name,
         domain=kernels.DOMAIN,
-        N=len(raw),
-        K=given["K"],
-        type=given["type"],
-        block_size=BLOCK,
-        tiled=int(rows in tiled),
+        N=rows,
+        K=depth,
+        type=kind,
+        block_size=block,
+        tiled=int(table is None),
     )
     node.CopyFrom(made)
     return table
+
+
+def _weights(node: onnx.NodeProto, tensors: Tensors) -> Weights:
+    """Return what is equal for a product and a look-up with the same weights."""
+    given, found = attributes_of(node), []
+    for name in (input_of(node, place) for place in _WEIGHTS[node.op_type]):
+        entries = tensors[name].external_data if name in tensors else ()
+        found.append(tuple((entry.key, entry.value) for entry in entries) or name)
+    types = given.get("types", [given.get("type")])
+    return *found, *types, given.get("bits"), given.get("block_size")

@@ -111,10 +111,11 @@ static void quantize(void *argument, size_t group) {
         job->kernel->quantize(job->input, x, first, row, (int)count);
 }
 
-// Number of a segment's tiles that begin in the first `bytes` bytes of all weights.
-static inline int64_t tiles_before(const Segment *s, int64_t bytes) {
+// Number of a segment's tiles before a piece that begins behind `bytes` bytes of all weights.
+static inline int64_t tiles_before(const Segment *s, int64_t bytes, int64_t together) {
     if (bytes <= s->bytes_before) return 0;
-    return least((bytes - s->bytes_before + s->size - 1) / s->size, s->tiles);
+    const int64_t some = together * s->size;
+    return least((bytes - s->bytes_before + some - 1) / some * together, s->tiles);
 }
 
 static void compute(void *argument, size_t index) {
@@ -122,8 +123,9 @@ static void compute(void *argument, size_t index) {
     const Weights *w = job->weights;
     const int64_t first = index / job->pieces * job->panel * job->x.width, number = index % job->pieces;
     const int64_t from = number * w->bytes / job->pieces, to = (number + 1) * w->bytes / job->pieces;
+    const int64_t together = job->kernel->tiles;
     for (const Segment *s = w->segments; s < w->segments + w->count; s++) {
-        const int64_t start = tiles_before(s, from), stop = tiles_before(s, to);
+        const int64_t start = tiles_before(s, from, together), stop = tiles_before(s, to, together);
         const int64_t column = s->columns_before + start * TILE;
         if (start == stop) continue;
         job->kernel->piece(&(Piece){
@@ -135,21 +137,24 @@ static void compute(void *argument, size_t index) {
     }
 }
 
-// Number of pieces into which the weights are cut for a panel of so many groups, or rows.
-static int64_t pieces_of(const Weights *w, int64_t groups, int64_t rows) {
-    const int64_t large = w->bytes * groups / PIECE;
+// Number of pieces into which the weights are cut for a panel of so many groups, or rows. Of several for
+// each thread, the busiest thread has at most 1.1 of the mean, unless one for each would not do better.
+static int64_t pieces_of(const Weights *w, int64_t together, int64_t groups, int64_t rows) {
+    const int64_t all = (w->tiles + together - 1) / together, large = w->bytes * groups / PIECE;
     const int64_t worth = w->tiles * TILE * w->depth * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
     const int64_t threads = sharing, few = threads > FEW ? threads : FEW;
-    int64_t pieces = least(worth, large > few ? large : few);
-    if (pieces > threads) pieces = (pieces + threads - 1) / threads * threads;
-    return pieces < 1 ? 1 : least(pieces, w->tiles);
+    const int64_t pieces = least(worth, large > few ? large : few);
+    if (pieces <= threads) return pieces < 1 ? 1 : least(pieces, all);
+    int64_t each = (pieces + threads - 1) / threads;
+    while (each > 1 && each * ((all - 1) / (each * threads) + 1) * threads * 10 > all * 11) each--;
+    return least(each * threads, all);
 }
 
 // The same for a panel of so many rows of one matrix. For tests.
 int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int type, int64_t rows) {
     Weights weights;
     describe_weights(&weights, depth, block, 1, &columns, (const int64_t[]){type});
-    return pieces_of(&weights, (rows + 7) / 8, rows);
+    return pieces_of(&weights, 1, (rows + 7) / 8, rows);
 }
 
 int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
@@ -181,7 +186,7 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
     if (rows * weights->depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
     else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
     job.panel = least(PANEL / (pitch * job.x.width) + 1, job.groups);
-    job.pieces = pieces_of(weights, job.panel, least(rows, job.panel * job.x.width));
+    job.pieces = pieces_of(weights, kernel->tiles, job.panel, least(rows, job.panel * job.x.width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;
     threads.run(threads.context, compute, panels * job.pieces, &job);
     if (memory != few) free(memory);

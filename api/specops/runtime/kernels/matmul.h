@@ -113,6 +113,7 @@ typedef struct {
 typedef struct MatmulKernel {
     int most;    // rows of a group
     int step;    // a group has a multiple of so many rows, or `most`
+    int tiles;   // a piece has a multiple of so many tiles, or the last ones of a segment
     int by_row;  // whether activations' codes lie row by row instead, [n][K], with a LINE behind each row
     int bytes;   // of a code of activations: 1, or more if the kernel stores it in another form
     // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: less 128, or less

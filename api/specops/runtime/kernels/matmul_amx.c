@@ -270,4 +270,4 @@ static void piece(const Piece *p) {
     release();
 }
 
-const MatmulKernel MATMUL = {MOST, ROWS, 1, 1, 1, activate_row, quantize_row, piece, &NARROW};
+const MatmulKernel MATMUL = {MOST, ROWS, 2, 1, 1, 1, activate_row, quantize_row, piece, &NARROW};

@@ -16,14 +16,13 @@ import onnx
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, GGUFWriter
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from specops.heads.output_rows import output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
-from specops.runtime.session import load, plain_options
 from tests.checkpoints import (
     RELATIVES,
     make_gpt2_checkpoint,
@@ -41,7 +40,7 @@ from tests.models.convert.gguf.files import (
     stored_tensors,
     write_gguf,
 )
-from tests.models.convert.runner import edit_config
+from tests.models.convert.runner import edit_config, embedded, is_tied
 from tests.passes import Passes, prepared
 
 TOKENS = np.random.default_rng(7).integers(1, 320, 24).tolist()
@@ -188,25 +187,11 @@ def test_tokens_are_looked_up_exactly(kind: Kind, tmp_path: Path, *, tie: bool) 
         dequantized=tmp_path / "plain",
     )
     model = export_checkpoint(file, tmp_path / "own", quantization=None)
-    graph = onnx.load(prepared(model.graph_file, tmp_path / "a"))
-    (node,) = (node for node in graph.graph.node if "embedding" in node.output)
-    weights = [tensor for tensor in graph.graph.initializer if tensor.name in node.input]
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
-    found = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, None)
-    lookup = helper.make_model(
-        helper.make_graph([node], "lookup", [ids], [found], weights),
-        opset_imports=graph.opset_import,
-        ir_version=graph.ir_version,
-    )
-    session = load(lookup.SerializeToString(), plain_options())
-    (rows,) = session.run(["embedding"], {"input_ids": np.arange(320).reshape(1, -1)})
+    graph = prepared(model.graph_file, tmp_path / "a")
     table = stored_tensors(tmp_path / "plain")["model.embed_tokens.weight"]
-    np.testing.assert_array_equal(rows[0], table)
-    assert node.op_type == (kernels.GATHER if kind in BLOCKS else "Gather")
-    if kind in BLOCKS:  # a tied table shares the head's tiles
-        assert attributes_of(node)["tiled"] == int(tie)
-        heads = [other for other in graph.graph.node if "logits" in other.output]
-        assert [other.input[1] == node.input[1] for other in heads] == [tie]
+    np.testing.assert_array_equal(embedded(graph, range(320)), table)
+    if kind in BLOCKS:
+        assert is_tied(graph) == tie
 
 
 def test_a_table_whose_rows_are_looked_up_need_not_fit_into_memory(tmp_path: Path) -> None:
