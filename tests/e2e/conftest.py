@@ -8,10 +8,8 @@ import pytest
 
 from tests.e2e.engine import running_engine
 from tests.e2e.stack import Stack, running_stack
-from tests.stack import conftest as without_containers
 
 Note = Callable[[str], None]
-browser = without_containers.browser
 
 
 @pytest.fixture(scope="session")

@@ -286,13 +286,6 @@ def test_a_load_from_its_container_shows_on_the_whole_first_page(
     wait("every rule is evaluated", lambda: rules() == ["ok"] * len(queries.rules()))
 
 
-def test_a_person_runs_a_test_on_the_containers_page(
-    stack: Stack, load: dict[str, Any], browser: Any
-) -> None:
-    assert load["state"] == "stopped"
-    load_page.run_a_test(browser, stack.url("locust"), stack.url("api"))
-
-
 def test_grafana_opens_on_the_dashboard_without_login(stack: Stack) -> None:
     if "grafana" not in stack.services:
         pytest.skip("GRAFANA WAS NOT TESTED: its image cannot be pulled here")

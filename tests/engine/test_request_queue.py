@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specops.engine.request_queue import FairShares, FirstComeFirstServed, RequestQueue
+from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.request import FinishReason
 from tests.simulated_target import (
@@ -22,7 +22,6 @@ from tests.simulated_target import (
     serve,
 )
 
-ORDERS = (FirstComeFirstServed, FairShares)
 _arrivals = count()
 
 # Prompt and output lengths.
@@ -38,9 +37,9 @@ def cost(prompt: int, output: int) -> float:
     return prompt + 2 * output
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueue]) -> None:
-    queue = order()
+@pytest.mark.parametrize("by_client", [False, True])
+def test_one_client_is_served_in_the_order_of_its_coming(by_client: bool) -> None:
+    queue = RequestQueue(by_client=by_client)
     items = [waiting("ann", 3) for _ in range(5)]
     for item in items:
         queue.add(item)
@@ -66,7 +65,7 @@ def test_no_client_starves_and_shares_are_equal(
     While two clients both have requests waiting, what they have been given differs by no more than
     what slots and one more request of the largest size hold.
     """
-    queue = FairShares()
+    queue = RequestQueue(by_client=True)
     to_come, running = list(items), []
     outputs: dict[str, int] = {}
     given: dict[str, float] = {}
@@ -91,7 +90,7 @@ def test_no_client_starves_and_shares_are_equal(
             case "end":
                 item = running.pop(data.draw(st.integers(0, len(running) - 1)))
                 output = outputs[item.request.request_id]
-                queue.generated(item.request.client, output)
+                queue.generated(item, output)
                 given[item.request.client] += 2 * output
         clients = {item.request.client for item in queue}
         pairs = {frozenset((a, b)) for a in clients for b in clients if a < b}
@@ -104,7 +103,7 @@ def test_no_client_starves_and_shares_are_equal(
 
 def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -> None:
     """A request for many embeddings is charged for all of its texts."""
-    queue = FairShares()
+    queue = RequestQueue(by_client=True)
     for client, texts in [("many", 5)] * 3 + [("single", 1)] * 8:
         more = ((1,) * 10,) * (texts - 1)
         queue.add(waiting(client, 10, more_prompts=more, embed=True))
@@ -112,16 +111,16 @@ def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -
     assert order[:8] == ["many", *["single"] * 5, "many", "single"]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_no_step_looks_at_all_that_wait(order: type[RequestQueue]) -> None:
+@pytest.mark.parametrize("by_client", [False, True])
+def test_no_step_looks_at_all_that_wait(by_client: bool) -> None:
     """Not when requests come, go, are cancelled or pass their deadline, nor the client's others."""
 
-    class Closed(order):  # type: ignore[misc, valid-type]
+    class Closed(RequestQueue):
         def __iter__(self) -> Iterator[RequestState]:
             raise AssertionError("a step looks at the whole queue")
 
     target = SimulatedTarget(num_slots=2)
-    scheduler = make_scheduler(target, waiting=Closed())
+    scheduler = make_scheduler(target, waiting=Closed(by_client=by_client))
     deadlines = {0: 0.5, 1: 1e9}
     requests = [make_request(5, 3, deadline=deadlines[index % 2]) for index in range(60)]
     for request in requests:

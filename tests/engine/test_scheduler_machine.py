@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specops.engine.request_queue import FairShares, FirstComeFirstServed
+from specops.engine.request_queue import RequestQueue
 from specops.request import FinishReason, GenerationRequest, SamplingParams
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import PrefixCache
@@ -48,7 +48,7 @@ class Serving(RuleBasedStateMachine):
         reuse=st.sampled_from(PrefixCache),
         budget=st.sampled_from([16, 50, 96]),
         pause=st.sampled_from([0.05, float("inf")]),
-        order=st.sampled_from([FirstComeFirstServed, FairShares]),
+        by_client=st.booleans(),
     )
     def begin(
         self,
@@ -58,7 +58,7 @@ class Serving(RuleBasedStateMachine):
         reuse: PrefixCache,
         budget: int,
         pause: float,
-        order: type[FirstComeFirstServed | FairShares],
+        by_client: bool,
     ) -> None:
         blocks = -(-CONTEXT // BLOCK_TOKENS) + spare  # one request of any length always fits
         self.target = SimulatedTarget(
@@ -69,7 +69,7 @@ class Serving(RuleBasedStateMachine):
             drafters(self.target.text),
             max_inter_token_latency=pause,
             max_batched_tokens=budget,
-            waiting=order(),
+            waiting=RequestQueue(by_client=by_client),
         )
         self.served = Served()
         self.requests: list[GenerationRequest] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specops.engine.request_queue import FirstComeFirstServed
+from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
 from specops.runtime.batch import Batch
@@ -22,16 +22,16 @@ from tests.speculation.drafters.scripted import Scripted
 
 def made(
     num_blocks: int, num_slots: int = 4, reuse: PrefixCache = PrefixCache.OFF
-) -> tuple[SlotManager, SimulatedTarget, FirstComeFirstServed, Scripted]:
+) -> tuple[SlotManager, SimulatedTarget, RequestQueue, Scripted]:
     target = SimulatedTarget(
         num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=reuse
     )
     drafter = Scripted(Text(), 1.0)
     slots = SlotManager(target.cache, chains(drafter))
-    return slots, target, FirstComeFirstServed(), drafter
+    return slots, target, RequestQueue(), drafter
 
 
-def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[RequestState]:
+def coming(waiting: RequestQueue, *lengths: int) -> list[RequestState]:
     sequences = [
         make_state(make_request(length, 200, drafter="scripted", k_draft=2)) for length in lengths
     ]
@@ -147,7 +147,7 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     target = SimulatedTarget(num_slots=4)
     drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
     running = SlotManager(target.cache, chains(*drafters.values()))
-    waiting = FirstComeFirstServed()
+    waiting = RequestQueue()
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
         waiting.add(make_state(make_request(40, drafter=drafter, k_draft=k_draft)))

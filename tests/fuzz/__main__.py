@@ -2,9 +2,9 @@
 
 Half of the time goes to the kernels, a fifth to clients that cut, reset and stall (`sockets`).
 `--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
-and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. `--only
-resets` has 2,000 connections a second reset. The command prints how many cases ran. On the first
-finding it prints the seed, with which `--seed` repeats the case, and exits with 1.
+and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. The command
+prints how many cases ran. On the first finding it prints the seed, with which `--seed` repeats the
+case, and exits with 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
     parser.add_argument("--seed", type=int, help="of the first case; random if not given")
-    subjects = ["kernels", "sockets", "resets", *READERS, "rendering"]
+    subjects = ["kernels", "sockets", *READERS, "rendering"]
     parser.add_argument("--only", choices=subjects, help="one subject alone")
     options = parser.parse_args()
     names = [name for name in READERS if options.only in (None, name)]
@@ -48,9 +48,8 @@ def main() -> int:
             program = kernels.build(Path(folder))
             cases = options.cases * KERNEL_CASES
             status |= kernels.run(program, cases, kernel_seconds, seed)
-        if options.only in (None, "sockets", "resets"):
-            cases = options.cases * sockets.CASES
-            status |= sockets.run(options.only or "sockets", cases, socket_seconds, seed)
+        if options.only in (None, "sockets"):
+            status |= sockets.run(options.cases * sockets.CASES, socket_seconds, seed)
         # A reader that believes a file's huge sizes is a finding, too.
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         for name in names:

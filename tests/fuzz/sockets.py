@@ -8,12 +8,10 @@ lines of requests that came whole and were answered.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import math
-import os
 import random
 import re
 import signal
@@ -37,7 +35,6 @@ from tests.overload import PROMPT, serving
 
 HONEST = 8
 WORKERS = 400  # cases at a time, most of which wait for the server's patience to end
-RESETS_PER_SECOND = 2000
 MOST_LOG_BYTES = 1_000_000
 CASES = 10  # for each case of a reader
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
@@ -368,40 +365,6 @@ def _until(end: float, first: int) -> Iterator[int]:
         seed += 1
 
 
-async def _resetting(port: int, seconds: float) -> str:
-    """Have another process reset connections beside the honest clients."""
-    command = [sys.executable, "-m", "tests.fuzz.sockets", str(port), str(seconds)]
-    async with honest_clients(port) as honest:
-        crowd = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        count = int((await crowd.communicate())[0] or 0)
-    _judge(honest)
-    rate = count / seconds
-    line = f"{count:,} resets, {rate:,.0f} a second; {_described(honest)}"
-    if rate < 0.9 * RESETS_PER_SECOND:
-        print(f"this machine was too slow for {RESETS_PER_SECOND:,} resets a second", flush=True)
-    return line
-
-
-def reset_for(port: int, seconds: float) -> int:
-    """Connect, send the beginning of a request and reset; return how often it was done."""
-    os.nice(10)  # in reality these are other machines
-    contents = [*requests().values()]
-    chance = random.Random(1)
-    began, done = time.monotonic(), 0
-    while (passed := time.monotonic() - began) < seconds:
-        if done >= passed * RESETS_PER_SECOND:
-            time.sleep(0.001)
-            continue
-        content = chance.choice(contents)
-        with socket.socket() as own, contextlib.suppress(OSError):
-            own.settimeout(1)
-            own.connect((HOST, port))
-            own.sendall(content[: chance.randrange(len(content))])
-            _reset(own)
-        done += 1
-    return done
-
-
 def _described(honest: Honest) -> str:
     times = sorted(honest.seconds)
     middle, last = times[len(times) // 2], times[-1]
@@ -463,11 +426,10 @@ def _check_log(log: Path) -> str:
     return f"log {size:,} bytes, with a line for each answer {whole:,}"
 
 
-def run(subject: str, cases: int, seconds: float, seed: int) -> int:
+def run(cases: int, seconds: float, seed: int) -> int:
     """Attack a server; return the exit status.
 
     Args:
-        subject: `sockets` or `resets`.
         cases: number of cases; 0: as many as there is time for.
         seconds: the time, where there is no number.
         seed: of the first case.
@@ -479,10 +441,7 @@ def run(subject: str, cases: int, seconds: float, seed: int) -> int:
         with serving(folder, SPECOPS_QUEUE_SIZE="10000") as (port, process):
             try:
                 descriptors = _descriptors(process)
-                if subject == "sockets":
-                    line = asyncio.run(_cases(port, cases, seconds, seed))
-                else:
-                    line = asyncio.run(_resetting(port, seconds))
+                line = asyncio.run(_cases(port, cases, seconds, seed))
                 asyncio.run(_after(port, process, descriptors))
                 process.send_signal(signal.SIGTERM)
                 if status := process.wait(_PATIENCE):
@@ -491,16 +450,8 @@ def run(subject: str, cases: int, seconds: float, seed: int) -> int:
             except (FindingError, OSError, ValueError) as finding:
                 alive = process.poll()
                 state = "it serves" if alive is None else f"the server ended with {alive}"
-                print(f"{subject}, seed {seed}: {finding!r}; {state}", file=sys.stderr)
+                print(f"sockets, seed {seed}: {finding!r}; {state}", file=sys.stderr)
                 print((folder / "log").read_text("utf-8")[-2000:], file=sys.stderr)
                 return 1
-    print(f"{subject}: {line}")
+    print(f"sockets: {line}")
     return 0
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=reset_for.__doc__)
-    parser.add_argument("port", type=int)
-    parser.add_argument("seconds", type=float)
-    options = parser.parse_args()
-    print(reset_for(options.port, options.seconds))

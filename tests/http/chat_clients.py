@@ -133,6 +133,14 @@ class Said:
     finish: str
 
 
+async def whole(endpoint: Any, final: str, *, stream: bool, **body: Any) -> Any:
+    """The whole answer of an official client; of a stream, what its `get_final_…` returns."""
+    if not stream:
+        return await endpoint.create(**body)
+    async with endpoint.stream(**body) as events:
+        return await getattr(events, f"get_final_{final}")()
+
+
 async def chat(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask OpenAI's older protocol."""
     body = {
@@ -140,11 +148,7 @@ async def chat(here: Official, *, stream: bool, **body: Any) -> Said:
         "messages": [{"role": "user", "content": ASK}],
         "tools": CHAT_TOOLS,
     } | body
-    if stream:
-        async with here.openai.chat.completions.stream(**body) as events:
-            answer: Any = await events.get_final_completion()
-    else:
-        answer = await here.openai.chat.completions.create(**body)
+    answer = await whole(here.openai.chat.completions, "completion", stream=stream, **body)
     (choice,) = answer.choices
     sent = choice.message
     calls = [
@@ -160,11 +164,7 @@ async def messages(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask Anthropic's protocol."""
     asked = [{"role": "user", "content": ASK}]
     body = {"model": "fake", "max_tokens": 99, "messages": asked, "tools": MESSAGES_TOOLS} | body
-    if stream:
-        async with here.anthropic.messages.stream(**body) as events:
-            answer: Any = await events.get_final_message()
-    else:
-        answer = await here.anthropic.messages.create(**body)
+    answer = await whole(here.anthropic.messages, "message", stream=stream, **body)
     text = "".join(block.text for block in answer.content if block.type == "text")
     thought = "".join(block.thinking for block in answer.content if block.type == "thinking")
     calls = [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
@@ -174,11 +174,7 @@ async def messages(here: Official, *, stream: bool, **body: Any) -> Said:
 async def responses(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask OpenAI's newer protocol."""
     body = {"model": "fake", "input": ASK, "tools": RESPONSES_TOOLS} | body
-    if stream:
-        async with here.openai.responses.stream(**body) as events:
-            answer: Any = await events.get_final_response()
-    else:
-        answer = await here.openai.responses.create(**body)
+    answer = await whole(here.openai.responses, "response", stream=stream, **body)
     thought = "".join(
         part.text for item in answer.output if item.type == "reasoning" for part in item.content
     )

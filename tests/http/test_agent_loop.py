@@ -12,7 +12,7 @@ import pytest
 from scripts.chat_model import chat_model, is_here
 from specops.config import Settings
 from tests.conftest import THREADS
-from tests.http.chat_clients import Official
+from tests.http.chat_clients import Official, whole
 from tests.http.real_engine import in_process
 
 pytestmark = [
@@ -106,8 +106,9 @@ async def test_a_named_tool_is_called_once_and_answered_by_anthropics_protocol(
     body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS, "tools": tools}
     messages: list[dict[str, Any]] = [{"role": "user", "content": TURNS[0]}]
     named = {"type": "tool", "name": "get_weather"}
-    async with client.stream(**body, messages=messages, tool_choice=named) as events:
-        answer = await events.get_final_message()
+    answer = await whole(
+        client, "message", stream=True, **body, messages=messages, tool_choice=named
+    )
     (call,) = answer.content
     assert (answer.stop_reason, call.type) == ("tool_use", "tool_use")
     assert call.input["city"] in PLACES

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseInputItemParam
 from specops.http.answering.recent_items import RecentItems
 from specops.http.protocols.openai.responses import ResponsesRequest
 from specops.http.request_body import LARGE_BODY_BYTES
-from tests.http.chat_clients import RESPONSES_TOOLS, clients
+from tests.http.chat_clients import RESPONSES_TOOLS, clients, whole
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 
 pytestmark = pytest.mark.anyio
@@ -249,18 +249,10 @@ async def test_no_block_of_an_answer_of_anthropics_ends_a_conversation(kind: str
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("store", [None, True, False])
 async def test_references_to_recent_items_are_understood(store: bool | None, stream: bool) -> None:
-    tools: Any = RESPONSES_TOOLS
+    body = {"model": "fake", "input": "a", "tools": RESPONSES_TOOLS, "store": store}
     async with clients() as here:
         here.say("<think>hm</think>", "Let me see.", CALL)
-        if stream:
-            async with here.openai.responses.stream(
-                model="fake", input="a", tools=tools, store=store
-            ) as events:
-                answer: Any = await events.get_final_response()
-        else:
-            answer = await here.openai.responses.create(
-                model="fake", input="a", tools=tools, store=store
-            )
+        answer = await whole(here.openai.responses, "response", stream=stream, **body)
         references: Any = [{"type": "item_reference", "id": item.id} for item in answer.output]
         result = {"type": "function_call_output", "output": "sunny"}
         result["call_id"] = answer.output[-1].call_id

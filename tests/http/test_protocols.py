@@ -33,7 +33,7 @@ from specops.request import FinishReason, GenerationRequest
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
-from tests.http.chat_clients import PROTOCOLS, TEMPLATE, Clients, clients
+from tests.http.chat_clients import PROTOCOLS, TEMPLATE, Clients, clients, whole
 from tests.http.openai_api import api
 
 pytestmark = pytest.mark.anyio
@@ -183,11 +183,7 @@ async def test_the_stop_sequence_is_reported(stream: bool) -> None:
     async with clients() as here:
         here.script([output("a"), replace(output(finish=FinishReason.STOP), stop="END")])
         body = ASK[MESSAGES] | {"stop_sequences": ["END"]}
-        if stream:
-            async with here.anthropic.messages.stream(**body) as sent:
-                answer: Any = await sent.get_final_message()
-        else:
-            answer = await here.anthropic.messages.create(**body)
+        answer = await whole(here.anthropic.messages, "message", stream=stream, **body)
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
     assert here.request.stop == ("END",)
 

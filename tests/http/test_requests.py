@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from specops.http import request_body
 from specops.http.request_body import MAX_BODY_BYTES
 from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
@@ -629,20 +628,29 @@ async def test_no_body_needs_no_decompression() -> None:
     assert problem(nothing, 422)["code"] == "missing_parameter"
 
 
-async def test_a_body_is_decompressed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    inflate = request_body._inflate
+async def test_what_is_made_of_a_body_is_bounded_and_made_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, str]] = []
+    real = zlib.decompressobj
 
-    def watch(body: bytearray, encoding: str) -> bytearray:
-        threads.append(threading.get_ident())
-        return inflate(body, encoding)
+    class Watched:
+        def __init__(self, window: int) -> None:
+            self._real = real(window)
 
-    monkeypatch.setattr(request_body, "_inflate", watch)
+        def decompress(self, body: bytearray, most_bytes: int) -> bytes:
+            made.append((most_bytes, threading.current_thread().name))
+            return self._real.decompress(body, most_bytes)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    body = gzip.compress(WHOLE)
+    monkeypatch.setattr(zlib, "decompressobj", Watched)
     async with api() as here:
         headers = JSON | {"content-encoding": "gzip"}
-        await here.client.post(GENERATE, content=gzip.compress(WHOLE), headers=headers)
-    (thread,) = threads
-    assert thread != threading.get_ident()
+        assert (await here.client.post(GENERATE, content=body, headers=headers)).is_success
+    assert made == [(MAX_BODY_BYTES + 1, "inflate_0")]
 
 
 async def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:

@@ -98,10 +98,10 @@ def test_page_parses_and_holds_no_creation_times(metrics: Readable) -> None:
 
 def test_the_machine_is_read_when_asked(metrics: Readable) -> None:
     assert metrics.value("memory_bytes", kind="limit") == read_memory().limit
-    assert metrics.value("disk_bytes", kind="total") == read_disk(Path()).total
+    assert metrics.value("disk_bytes", kind="total") == read_disk(Path())["total"]
     assert metrics.value("cpus") > 0
-    before = read_faults().minor
-    assert before <= metrics.value("page_faults_total", kind="minor") <= read_faults().minor
+    before = read_faults()["minor"]
+    assert before <= metrics.value("page_faults_total", kind="minor") <= read_faults()["minor"]
 
 
 def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> None:

@@ -69,29 +69,6 @@ def test_the_console_chats(tmp_path: Path) -> None:
         assert "8 tokens" in page.locator("#turns li.assistant .hint").inner_text()
 
 
-def test_prometheus_answers_a_query(tmp_path: Path) -> None:
-    if tool("prometheus") is None:
-        pytest.skip("no Prometheus here")
-    port = free_port()
-    (tmp_path / "prometheus.yml").write_text("global: {}\n")
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
-    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
-        try:
-            wait("Prometheus", lambda: answers(f"http://127.0.0.1:{port}/-/ready"))
-            with forwarded(port, tmp_path) as way, browsing(way) as browser:
-                page = browser.new_context(ignore_https_errors=True).new_page()
-                page.goto(f"{way.url}/-/ready")
-                answer = page.evaluate(
-                    """() => fetch("/api/v1/query", {
-                        method: "POST", body: new URLSearchParams({query: "6 * 7"}),
-                    }).then((answer) => answer.json())"""
-                )
-            assert answer["data"]["result"][1] == "42"
-        finally:
-            process.terminate()
-
-
 def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
     if tool("locust") is None:
         pytest.skip("no Locust here")

@@ -154,62 +154,58 @@ def served_requests(api: str) -> float:
     return sum(map(float, found))
 
 
-def run_a_test(browser: Any, address: str, api: str) -> None:
-    """Use the page as a person does, from the form to the report; `api` is what it loads."""
-    before = served_requests(api)
-    page = browser.new_page(viewport={"width": 1300, "height": 1000})
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(address)
-    if stats(address)["state"] == "stopped":  # the page shows the test before
-        page.get_by_role("button", name="New").click()
-    page.get_by_role("textbox", name="Number of users").fill(str(USERS))
-    page.get_by_role("textbox", name="Ramp up").fill(str(USERS))
-    page.get_by_role("button", name="Custom parameters").click()
-    labels = filter(None, page.locator("form label").all_inner_texts())
-    titles = [label.split(" (")[0] for label in labels]
-    assert titles[3:6] == ["Load Shape", "Request Rate", "Max Concurrency"]
-    page.get_by_label("Protocol (").select_option("chat")
-    page.get_by_role("button", name="Start").click()
-
-    page.get_by_role("tab", name="LLM times").click()
-    cells = page.locator("tr", has_text="TPOT").locator("td")
-    cells.nth(2).filter(has_text=re.compile(r"\d\d")).wait_for()
-    live = {"ms": cells.nth(1).inner_text(), "mean": float(cells.nth(3).inner_text())}
-    assert live["ms"] == "ms"
-    assert live["mean"] > 0
-    page.get_by_role("tab", name="LLM rates").click()
-    page.locator("tr", has_text="Goodput").wait_for()
-    page.get_by_role("tab", name="Statistics").click()
-    streams = page.locator("tr", has_text="/v1/chat/completions (stream)")
-    assert int(streams.locator("td").nth(2).inner_text()) > 0
-    assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream
-
-    page.get_by_role("button", name="Stop").click()
-    wait("it stops", lambda: stats(address)["state"] == "stopped")
-    counted = stats(address)["stats"][-1]["num_requests"]
-    assert counted == pytest.approx(served_requests(api) - before, rel=0.05)
-    page.reload()
-    total = page.locator("tr", has_text="Aggregated").locator("td")
-    total.nth(2).filter(has_text=f"{counted}").wait_for()  # the page asks for it after it is shown
-    assert int(total.nth(2).inner_text()) == counted
-    assert total.nth(3).inner_text() == "0"
-    page.get_by_role("tab", name="Download").click()
-    with page.expect_popup() as opened:
-        page.get_by_text("Download Report").click()
-    with opened.value.expect_download() as saved:
-        opened.value.get_by_text("Download the Report").click()
-    assert "TPOT: time per output token" in saved.value.path().read_text()
-    with page.expect_download() as saved:
-        page.get_by_text("LLM figures (JSON)").click()
-    figures = json.loads(saved.value.path().read_text())
-    assert figures["api"] == "chat"
-    assert figures["whole"]["answered"] == counted
-    assert errors == []
-    page.close()
-
-
 @pytest.mark.e2e
 def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_path: Path) -> None:
+    """From the form to the report."""
     with load_page(console_url, tmp_path / "log", "make", "load", "ARGS=--web") as address:
-        run_a_test(browser, address, console_url)
+        before = served_requests(console_url)
+        page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        if stats(address)["state"] == "stopped":  # the page shows the test before
+            page.get_by_role("button", name="New").click()
+        page.get_by_role("textbox", name="Number of users").fill(str(USERS))
+        page.get_by_role("textbox", name="Ramp up").fill(str(USERS))
+        page.get_by_role("button", name="Custom parameters").click()
+        labels = filter(None, page.locator("form label").all_inner_texts())
+        titles = [label.split(" (")[0] for label in labels]
+        assert titles[3:6] == ["Load Shape", "Request Rate", "Max Concurrency"]
+        page.get_by_label("Protocol (").select_option("chat")
+        page.get_by_role("button", name="Start").click()
+
+        page.get_by_role("tab", name="LLM times").click()
+        cells = page.locator("tr", has_text="TPOT").locator("td")
+        cells.nth(2).filter(has_text=re.compile(r"\d\d")).wait_for()
+        live = {"ms": cells.nth(1).inner_text(), "mean": float(cells.nth(3).inner_text())}
+        assert live["ms"] == "ms"
+        assert live["mean"] > 0
+        page.get_by_role("tab", name="LLM rates").click()
+        page.locator("tr", has_text="Goodput").wait_for()
+        page.get_by_role("tab", name="Statistics").click()
+        streams = page.locator("tr", has_text="/v1/chat/completions (stream)")
+        assert int(streams.locator("td").nth(2).inner_text()) > 0
+        assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream
+
+        page.get_by_role("button", name="Stop").click()
+        wait("it stops", lambda: stats(address)["state"] == "stopped")
+        counted = stats(address)["stats"][-1]["num_requests"]
+        assert counted == pytest.approx(served_requests(console_url) - before, rel=0.05)
+        page.reload()
+        total = page.locator("tr", has_text="Aggregated").locator("td")
+        total.nth(2).filter(has_text=f"{counted}").wait_for()  # asked for once the page is shown
+        assert int(total.nth(2).inner_text()) == counted
+        assert total.nth(3).inner_text() == "0"
+        page.get_by_role("tab", name="Download").click()
+        with page.expect_popup() as opened:
+            page.get_by_text("Download Report").click()
+        with opened.value.expect_download() as saved:
+            opened.value.get_by_text("Download the Report").click()
+        assert "TPOT: time per output token" in saved.value.path().read_text()
+        with page.expect_download() as saved:
+            page.get_by_text("LLM figures (JSON)").click()
+        figures = json.loads(saved.value.path().read_text())
+        assert figures["api"] == "chat"
+        assert figures["whole"]["answered"] == counted
+        assert errors == []
+        page.close()

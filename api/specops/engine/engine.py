@@ -15,7 +15,7 @@ from typing import Any
 from specops.config import ConfigError, Settings
 from specops.engine.loading import LoadedModels, load_models
 from specops.engine.model_info import ModelInfo, Report
-from specops.engine.request_queue import FairShares, FirstComeFirstServed
+from specops.engine.request_queue import RequestQueue
 from specops.engine.scheduler import Scheduler
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
@@ -93,7 +93,7 @@ class Engine:
             end_tokens=target.folder.end_tokens,
             max_batched_tokens=target.runner.max_tokens,
             max_inter_token_latency=settings.max_inter_token_latency,
-            waiting=FairShares() if settings.queue_order == "clients" else FirstComeFirstServed(),
+            waiting=RequestQueue(by_client=settings.queue_order == "clients"),
         )
         chat_template = _chat_template(target.folder.path)
         begin = target.folder.bos_token

@@ -11,77 +11,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
 
 from specops.engine.request_state import RequestState
 
 _GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots share its pass
 
 
-class RequestQueue(Protocol):
-    """Requests that wait for a slot."""
+class RequestQueue:
+    """Requests that wait for a slot: first come, first served.
 
-    def __len__(self) -> int:
-        """Number of waiting requests."""
-
-    def __iter__(self) -> Iterator[RequestState]:
-        """All that wait, in no particular order."""
-
-    def add(self, state: RequestState) -> None:
-        """Let a request wait."""
-
-    def next(self) -> RequestState:
-        """Take out the request that gets the next slot.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
-
-    def remove(self, state: RequestState) -> bool:
-        """Take out a request that has left, in constant time; False where it does not wait."""
-
-    def generated(self, client: str, tokens: int) -> None:
-        """A client got so many new tokens."""
-
-
-class FirstComeFirstServed:
-    """Requests get slots in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[RequestState, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._states)
-
-    def add(self, state: RequestState) -> None:
-        """Go to the end."""
-        self._states[state] = None
-
-    def next(self) -> RequestState:
-        """Take out the oldest; see `RequestQueue.next`."""
-        if not self._states:
-            raise IndexError("the queue is empty")
-        return self._states.popitem(last=False)[0]
-
-    def remove(self, state: RequestState) -> bool:
-        """Take out one that has left; see `RequestQueue.remove`."""
-        return self._states.pop(state, state) is None
-
-    def generated(self, client: str, tokens: int) -> None:
-        """Nothing: all clients are alike."""
-
-
-class FairShares:
-    """Equal shares for all clients with waiting requests; within a client first come, first served.
-
-    A client's account is the number of tokens that it got; the lowest account goes first. A client
-    that comes back starts at the account that was served last: waiting saves nothing up.
+    Args:
+        by_client: clients with waiting requests get equal shares. A client's account is the number
+            of tokens that it got; the lowest account goes first. A client that comes back starts at
+            the account that was served last: waiting saves nothing up. Otherwise all requests are
+            of one client.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_client: bool = False) -> None:
+        self._by_client = by_client
         self._queues: dict[str, OrderedDict[RequestState, None]] = {}
         self._accounts: dict[str, float] = {}  # only those above the last served
         self._last_served = 0.0
@@ -90,12 +37,13 @@ class FairShares:
         return sum(len(queue) for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[RequestState]:
+        """All that wait, in no particular order."""
         for queue in self._queues.values():
             yield from queue
 
     def add(self, state: RequestState) -> None:
         """Go to the end of the client's own queue."""
-        client = state.request.client
+        client = self._client(state)
         if not self._queues:  # no request had to wait: no client took anything from another
             self._last_served = max(self._accounts.values(), default=self._last_served)
             self._accounts.clear()
@@ -105,7 +53,11 @@ class FairShares:
         self._queues[client][state] = None
 
     def next(self) -> RequestState:
-        """Take out the first request of the client with the lowest account."""
+        """Take out the request that gets the next slot, of the client with the lowest account.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
         if not self._queues:
             raise IndexError("the queue is empty")
         client = min(self._queues, key=self._order)
@@ -117,8 +69,8 @@ class FairShares:
         return state
 
     def remove(self, state: RequestState) -> bool:
-        """Take out one that has left; see `RequestQueue.remove`."""
-        client = state.request.client
+        """Take out a request that has left, in constant time; False where it does not wait."""
+        client = self._client(state)
         queue = self._queues.get(client)
         if queue is None or queue.pop(state, state) is not None:
             return False
@@ -126,9 +78,12 @@ class FairShares:
             del self._queues[client]
         return True
 
-    def generated(self, client: str, tokens: int) -> None:
-        """Charge a client's account."""
-        self._charge(client, _GENERATED * tokens)
+    def generated(self, state: RequestState, tokens: int) -> None:
+        """Charge the account of a request's client for new tokens."""
+        self._charge(self._client(state), _GENERATED * tokens)
+
+    def _client(self, state: RequestState) -> str:
+        return state.request.client if self._by_client else ""
 
     def _order(self, client: str) -> tuple[float, float]:
         return self._accounts[client], next(iter(self._queues[client])).request.arrival

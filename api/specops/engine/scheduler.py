@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from specops.engine.planner import Planner, Scheduled
-from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
+from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
@@ -65,7 +65,7 @@ class Scheduler:
         self.drafters = drafters
         self.cost_model = cost_model
         self.draft_cost_model = draft_cost_model
-        self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
+        self.waiting = RequestQueue() if waiting is None else waiting
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
         self._slots = SlotManager(target.cache, drafters)
         self._planner = Planner(
@@ -180,7 +180,7 @@ class Scheduler:
     def _hand_out(self, step: Step, state: RequestState) -> None:
         """Add a request's new output to the step's; its client's account is charged for it."""
         if (output := state.output()) is not None:
-            self.waiting.generated(state.request.client, len(output.pieces))
+            self.waiting.generated(state, len(output.pieces))
             step.outputs.append(output)
 
     def _run(self, step: Step, batch: Batch, scheduled: list[Scheduled], started: float) -> None:

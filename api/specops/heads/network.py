@@ -18,18 +18,6 @@ from specops.models.head_folder import EPSILON
 _EXPANSION = 2  # inner width, relative to the hidden state
 
 
-class Norm(nn.Module):
-    """x / rms(x) * weight over the last axis."""
-
-    def __init__(self, size: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((size,), scale))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the same shape in float32."""
-        return functional.rms_norm(x.float(), (x.shape[-1],), self.weight, EPSILON)
-
-
 class HeadNetwork(nn.Module):
     """Guesses a token.
 
@@ -44,13 +32,13 @@ class HeadNetwork(nn.Module):
         size = rows.shape[1]
         self.register_buffer("rows", rows)
         self.other = nn.Parameter(torch.zeros(1, size))
-        self.token_norm, self.state_norm = Norm(size), Norm(size)
+        norms = (nn.RMSNorm(size, EPSILON) for _ in range(4))
+        self.token_norm, self.state_norm, self.inner_norm, self.last_norm = norms
+        nn.init.constant_(self.last_norm.weight, scale)
         self.mix = nn.Linear(2 * size, size, bias=False)
-        self.inner_norm = Norm(size)
         self.gate = nn.Linear(size, _EXPANSION * size, bias=False)
         self.up = nn.Linear(size, _EXPANSION * size, bias=False)
         self.down = nn.Linear(_EXPANSION * size, size, bias=False)
-        self.last_norm = Norm(size, scale)
 
     @property
     def table(self) -> Tensor:
@@ -69,9 +57,9 @@ class HeadNetwork(nn.Module):
             [n, V + 1] logits of the next tokens, and [n, size] states from which they follow.
         """
         table = self.table
-        token = self.token_norm(functional.embedding(codes, table))
-        x = self.mix(torch.cat([token, self.state_norm(states)], -1))
-        inner = self.inner_norm(x)
+        token = self.token_norm(functional.embedding(codes, table).float())
+        x = self.mix(torch.cat([token, self.state_norm(states.float())], -1))
+        inner = self.inner_norm(x.float())  # in float32 where products are not
         x = x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
-        state = self.last_norm(x)
+        state = self.last_norm(x.float())
         return state @ table.T, state

@@ -63,8 +63,8 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
     step = max(1, _ENTRIES // nothing.shape[-1])
     for start in range(0, size, step):
         ones = np.eye(size, dtype=np.float32)[None, start : start + step]
-        found = session.run(None, {state: ones})[0][0] - nothing
-        rows[:, start : start + step] = found[:, list(tokens)].T
+        columns = session.run(None, {state: ones})[0][0] - nothing
+        rows[:, start : start + step] = columns[:, list(tokens)].T
     return rows
 
 

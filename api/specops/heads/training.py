@@ -126,12 +126,12 @@ class Training:
         return loss
 
     def _report(self) -> None:
-        found = acceptance(self._network, self._held_out, _REPORTED)
+        reached = acceptance(self._network, self._held_out, _REPORTED)
         left = max(0.0, self._seconds - self._spent) / 60
         self._tell(
             f"training: {self._seen / max(self._spent, 1e-9):,.0f} tokens/s, "
             f"{self._seen / len(self._examples):.1f} epochs, first guess right "
-            f"{found.first:.1%}, second {found.second:.1%}, about {left:.0f} min left"
+            f"{reached.first:.1%}, second {reached.second:.1%}, about {left:.0f} min left"
         )
 
     def _save(self) -> None:
@@ -174,11 +174,11 @@ def guesses(
     with torch.no_grad():
         for part in at.split(_BATCH):
             codes, states = examples.codes[part], examples.states[part].float()
-            for place in (part, part + 1):
+            for guessed in (part, part + 1):
                 logits, states = network(codes, states)
                 best = logits[:, :-1].float().softmax(-1).max(-1)
                 known = 1 - logits.float().softmax(-1)[:, -1]
-                codes = examples.chosen[place]
+                codes = examples.chosen[guessed]
                 sure.append(best.values * known)
                 right.append(best.indices == codes)
     pairs = [torch.cat(values) for values in (sure[::2], sure[1::2], right[::2], right[1::2])]
@@ -214,16 +214,16 @@ def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
         logits = torch.logit(sure, _EDGE)
         optimizer = torch.optim.LBFGS([line], max_iter=_FIT_STEPS, line_search_fn="strong_wolfe")
 
-        def loss() -> Tensor:
+        def closure() -> Tensor:
             optimizer.zero_grad()
             # The small term bounds the fit if there are few examples, all of them right.
-            found = functional.binary_cross_entropy_with_logits(
+            loss = functional.binary_cross_entropy_with_logits(
                 line[0] * logits + line[1], right.float()
             )
-            found = found + (line - torch.tensor([1.0, 0.0])).square().sum() / len(sure)
-            found.backward()
-            return found
+            loss = loss + (line - torch.tensor([1.0, 0.0])).square().sum() / len(sure)
+            loss.backward()
+            return loss
 
-        optimizer.step(loss)
+        optimizer.step(closure)
     factor, summand = line.tolist()
     return factor, summand

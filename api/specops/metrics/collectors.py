@@ -62,7 +62,7 @@ class MachineCollector(Collector):
             GaugeMetricFamily,
             "disk_bytes",
             "Size and free space of the volume that holds the models.",
-            lambda: asdict(resources.read_disk(self._volume)),
+            lambda: resources.read_disk(self._volume),
         )
 
     def _costs(self) -> Iterable[Metric]:
@@ -136,7 +136,7 @@ _FIGURES: tuple[_Figure, ...] = (
         CounterMetricFamily,
         "page_faults",
         "Page faults of the process; `major` faults read from disk.",
-        lambda: asdict(resources.read_faults()),
+        resources.read_faults,
     ),
     (
         GaugeMetricFamily,

@@ -29,6 +29,8 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics(Series):
     """All series of one service, in a registry of its own, with a method for each event.
 
+    A label's value that `series` does not list is a KeyError: so their number is bounded.
+
     Args:
         registry: registry of the series; a new one by default.
         max_k_draft: number of draft positions that have counters of their own.
@@ -169,11 +171,7 @@ class Metrics(Series):
     # -- what requests and their clients got -------------------------------------------------------
 
     def observe_admitted(self, request: GenerationRequest) -> None:
-        """Count an admitted request and its prompt for its client.
-
-        Raises:
-            KeyError: the client has no key, see `set_clients`.
-        """
+        """Count an admitted request and its prompt for its client."""
         requests, prompt_tokens, _ = self.clients[request.client or EVERYONE]
         requests.inc()
         prompt_tokens.inc(request.num_prompt_tokens)
@@ -216,19 +214,11 @@ class Metrics(Series):
             self.inter_token_latency_seconds.observe(seconds / tokens)
 
     def observe_rejected(self, reason: str) -> None:
-        """Count a refused request; `reason` is one of `series.REJECTIONS`.
-
-        Raises:
-            KeyError: another reason, which would make the label unbounded.
-        """
+        """Count a refused request; `reason` is one of `series.REJECTIONS`."""
         self.requests_rejected[reason].inc()
 
     def observe_closing(self, reason: str) -> None:
-        """Count a connection that the server closed; `reason` is one of `series.CLOSINGS`.
-
-        Raises:
-            KeyError: another reason.
-        """
+        """Count a connection that the server closed; `reason` is one of `series.CLOSINGS`."""
         self.connections_closed[reason].inc()
 
     def observe_http(self, endpoint: str, status: int) -> None:
@@ -236,11 +226,7 @@ class Metrics(Series):
         self.http_requests.labels(endpoint, status).inc()
 
     def observe_spans(self, result: str, spans: int) -> None:
-        """Count spans of traces; `result` is one of `tracing.RESULTS`. Any thread.
-
-        Raises:
-            KeyError: another result.
-        """
+        """Count spans of traces; `result` is one of `tracing.RESULTS`. Any thread."""
         self.trace_spans[result].inc(spans)
 
     def observe_load_test(self, shape: str) -> None:
@@ -256,11 +242,7 @@ class Metrics(Series):
             self.http_requests.labels(endpoint, status)
 
     def set_state(self, state: str) -> None:
-        """Show the state of the model, one of `series.STATES`.
-
-        Raises:
-            KeyError: another state.
-        """
+        """Show the state of the model, one of `series.STATES`."""
         current = self.model_state[state]
         for gauge in self.model_state.values():
             gauge.set(gauge is current)
@@ -268,11 +250,7 @@ class Metrics(Series):
             self.model_ready_timestamp_seconds.set_to_current_time()
 
     def set_download(self, model: str, done: int, total: int) -> None:
-        """Show the progress of a download in bytes; `model` is one of `series.MODELS`.
-
-        Raises:
-            KeyError: another model.
-        """
+        """Show the progress of a download in bytes; `model` is one of `series.MODELS`."""
         self.download_bytes[model].set(done)
         self.download_total_bytes[model].set(total)
 

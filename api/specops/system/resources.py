@@ -7,8 +7,8 @@ privileged exporter.
 from __future__ import annotations
 
 import logging
-import os
 import resource
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,22 +28,6 @@ class Throttling:
     periods: int
     throttled_periods: int
     throttled_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Page faults of this process since its start: served from memory, or read from disk."""
-
-    minor: int
-    major: int
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """Bytes of a volume, and bytes that this process may still write."""
-
-    total: int
-    free: int
 
 
 def read_throttling(root: Path = CGROUP_ROOT, proc: Path = PROC) -> Throttling:
@@ -78,10 +62,10 @@ def read_oom_kills(root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
     return 0
 
 
-def read_faults() -> Faults:
-    """Read this process's page faults."""
+def read_faults() -> dict[str, int]:
+    """Read this process's page faults: `minor`, served from memory, and `major`, read from disk."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return Faults(minor=usage.ru_minflt, major=usage.ru_majflt)
+    return {"minor": usage.ru_minflt, "major": usage.ru_majflt}
 
 
 def raise_open_files(count: int) -> int:
@@ -99,12 +83,12 @@ def raise_open_files(count: int) -> int:
     return min(soft, count)
 
 
-def read_disk(folder: Path) -> Disk:
-    """Read the volume of `folder`, which need not exist yet.
+def read_disk(folder: Path) -> dict[str, int]:
+    """Read the bytes of the volume of `folder`, which need not exist yet, and the free ones.
 
     Raises:
         OSError: the volume does not answer.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    volume = os.statvfs(existing)
-    return Disk(volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)
+    total, _, free = shutil.disk_usage(existing)
+    return {"total": total, "free": free}

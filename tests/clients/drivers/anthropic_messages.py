@@ -7,17 +7,12 @@ from typing import Any
 import anthropic
 
 from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers.openai_chat import TOOL
 from tests.clients.forms import get_weather
 
-TOOL: Any = {
-    "name": "get_weather",
-    "description": "Tell the weather of a city.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-    },
-}
+_FUNCTION = TOOL["function"]
+OWN_TOOL: Any = {"name": _FUNCTION["name"], "description": _FUNCTION["description"]}
+OWN_TOOL |= {"input_schema": _FUNCTION["parameters"]}
 
 
 def client(server: Server) -> anthropic.Anthropic:
@@ -48,7 +43,7 @@ def stream(server: Server, question: str) -> list[str]:
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
-    body = request(server, question) | {"tools": [TOOL]}
+    body = request(server, question) | {"tools": [OWN_TOOL]}
     made = client(server).messages.create(**body, tool_choice={"type": "any"})
     calls = [block for block in made.content if block.type == "tool_use"]
     results = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Literal
 
 from fastapi import APIRouter, Response
@@ -113,18 +112,11 @@ class Details(BaseModel):
     @classmethod
     def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
         """Build from the engine's figures and the request."""
-        return cls(
-            **asdict(stats),
-            draft_tokens=stats.draft_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            accepted_per_position=stats.accepted_per_position,
-            acceptance={name: source.acceptance for name, source in stats.sources.items()},
-            tokens_per_jump=stats.tokens_per_jump,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            draft_length=stats.draft_length,
-            drafter=request.drafter,
-            k_draft=request.k_draft,
-            adaptive=request.adaptive,
+        figures = {name: getattr(stats, name) for name in cls.model_fields if hasattr(stats, name)}
+        acceptance = {name: source.acceptance for name, source in stats.sources.items()}
+        used = {name: getattr(request, name) for name in ("drafter", "k_draft", "adaptive")}
+        return cls.model_validate(
+            {**figures, **used, "acceptance": acceptance}, from_attributes=True
         )
 
 
