@@ -1,4 +1,8 @@
-"""Products and norms are exact up to rounding, and the same bits beside any other rows."""
+"""Products are exact up to the rounding of activations, and the same bits beside any other rows.
+
+Norms, too. `test_packing` shows that tiles hold a file's numbers; here the operator QuantizedGather
+reads them, and a product must be what these numbers and the rounded activations give.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import as_halves, pack
+from specops.runtime.kernels.packing import WeightType, pack, pack_rows
 from tests.runtime.kernels.operators import covering, operator
+from tests.runtime.kernels.test_packing import FILES, OWN, gather, random_rows
 
 ROWS = 35  # more than one group of any kernel, and a rest
-MIDDLE, CODES, FRACTIONS = range(3)  # zero points, as the operator's attribute has them
 AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE = range(6)  # the attribute `input`
 NORMS, GATES = (NORM, LAYER_NORM), (SILU_GATE, GELU_GATE)
 EPSILON = 1e-5
@@ -22,97 +27,87 @@ f = np.float32
 
 
 class Weights(NamedTuple):
-    """Weights as MatMulNBits has them."""
+    """Matrices of one input, a type for each, and their tiles one behind the other."""
 
-    columns: int
+    columns: tuple[int, ...]
+    types: tuple[WeightType, ...]
     depth: int
-    bits: int
     block: int
-    codes: np.ndarray
-    scales: np.ndarray
-    zero_points: np.ndarray | None
-    bias: np.ndarray | None
+    tiles: np.ndarray
+    bias: np.ndarray | None = None
 
     @property
-    def points(self) -> int:
-        if self.zero_points is None:
-            return MIDDLE
-        return FRACTIONS if self.zero_points.dtype == np.float32 else CODES
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        return {"N": self.columns, "K": self.depth, "bits": self.bits, "block_size": self.block}
+    def attributes(self) -> dict[str, Any]:
+        types = [int(type) for type in self.types]
+        return {"N": self.columns, "types": types, "K": self.depth, "block_size": self.block}
 
     @property
     def matrix(self) -> np.ndarray:
-        """[N, K] in float64."""
-        blocks = self.scales.shape[1]
-        codes = nibbles(self.codes) if self.bits == 4 else self.codes
-        points = np.full((self.columns, blocks), 1 << (self.bits - 1))
-        if self.zero_points is not None:
-            packed = self.points == CODES and self.bits == 4
-            points = nibbles(self.zero_points) if packed else self.zero_points.astype(np.float64)
-        shifted = codes.astype(np.float64) - points[:, :blocks, None]
-        return (shifted * self.scales[..., None]).reshape(self.columns, -1)[:, : self.depth]
-
-    def tiles(self, *, half_scales: bool = False) -> np.ndarray:
-        scales, points = self.scales, self.zero_points
-        if half_scales:
-            found = as_halves(scales, points)
-            assert found is not None
-            scales, points = found.scales, points if found.offsets is None else found.offsets
-        return pack(self.codes, scales, points, bits=self.bits, block=self.block)
+        """[N, K] of the only matrix, in float64."""
+        (columns,), (type,) = self.columns, self.types
+        attributes = {"N": columns, "K": self.depth, "block_size": self.block, "tiled": 1}
+        return gather(type, self.tiles, **attributes)(ids=np.arange(columns))[0].astype(float)
 
 
-def nibbles(packed: np.ndarray) -> np.ndarray:
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+class Blocks(NamedTuple):
+    """Weights as MatMulNBits has them."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zero_points: np.ndarray | None
+
+
+def random_blocks(
+    columns: int, depth: int, bits: int, block: int, *, zero_points: bool = False
+) -> Blocks:
+    random = np.random.default_rng(columns + depth + bits + block)
+    blocks = -(-depth // block)
+    points = random.integers(0, 256, (columns, -(-blocks * bits // 8)), np.uint8)
+    return Blocks(
+        random.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8),
+        random.normal(0, 0.01, (columns, blocks)).astype(np.float16).astype(f),
+        points if zero_points else None,
+    )
 
 
 def random_weights(
     columns: int,
     depth: int,
-    bits: int = 4,
+    type: WeightType = WeightType.INT4,
     block: int = 32,
-    zero_points: int = MIDDLE,
     *,
     bias: bool = False,
 ) -> Weights:
-    random = np.random.default_rng(columns + depth + bits + block)
-    blocks = -(-depth // block)
-    width = -(-blocks // 2) if bits == 4 else blocks
-    points = {
-        MIDDLE: None,
-        CODES: random.integers(0, 256, (columns, width), np.uint8),
-        FRACTIONS: random.normal(1 << (bits - 1), 1 << bits, (columns, blocks)).astype(f),
-    }
-    return Weights(
-        columns,
-        depth,
-        bits,
-        block,
-        codes=random.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8),
-        scales=random.normal(0, 0.01, (columns, blocks)).astype(f),
-        zero_points=points[zero_points],
-        bias=random.normal(0, 0.1, columns).astype(f) if bias else None,
-    )
+    random = np.random.default_rng(columns)
+    if type.of_gguf:
+        raw = random_rows(type, columns, depth)
+        if type == WeightType.MXFP4:
+            exponents = raw.reshape(columns, -1, 17)[..., 0]
+            exponents[:] = random.integers(110, 130, exponents.shape)
+        tiles = pack_rows(raw, type, depth)
+    else:
+        bits = 4 if "4" in type.name else 8
+        blocks = random_blocks(columns, depth, bits, block, zero_points="ZERO" in type.name)
+        if type.name.endswith("FLOAT"):
+            blocks = blocks._replace(scales=blocks.scales * f(1 / 3))
+        _, tiles = pack(*blocks, bits=bits, block=block, type=type)
+    added = random.normal(0, 0.1, columns).astype(f) if bias else None
+    return Weights((columns,), (type,), depth, block, tiles, added)
 
 
 def product(
     weights: Weights,
     inputs: tuple[str, ...] = ("x",),
     outputs: tuple[str, ...] = ("y",),
-    tiles: np.ndarray | None = None,
     **attributes: Any,
 ) -> Callable[..., list[np.ndarray]]:
     """The operator QuantizedMatMul with these weights; `attributes` change those that fit them."""
-    fixed = {"tiles": weights.tiles() if tiles is None else tiles}
+    fixed = {"tiles": weights.tiles}
     if weights.bias is not None:
         fixed["bias"] = weights.bias
     names = ["x", "tiles", "bias", "norm", "residual", "shift"]
     fitting = {
         **weights.attributes,
-        "zero_points": weights.points,
-        "half_scales": 0,
         "bias": int(weights.bias is not None),
         "input": AS_IT_IS,
         "epsilon": EPSILON,
@@ -134,36 +129,40 @@ def rounded(x: np.ndarray, block: int) -> np.ndarray:
     """[rows, K] rounded as activations are: to 8 bits, with a scale for each block."""
     rows, depth = x.shape
     blocks = np.pad(x, ((0, 0), (0, -depth % block))).reshape(rows, -1, block)
-    scales = np.abs(blocks).max(-1, keepdims=True).astype(np.float64) / 127
-    return (np.rint(blocks / scales) * scales).reshape(rows, -1)[:, :depth]
+    most = np.abs(blocks).max(-1, keepdims=True)
+    codes, scales = np.rint(blocks * (f(127) / most)), most / f(127)
+    return (codes.astype(float) * scales).reshape(rows, -1)[:, :depth]
+
+
+def block_of(type: WeightType) -> int:
+    """Weights of a block in a file."""
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type)][0]
+
+
+CASES = [  # columns and depth, type, block
+    *covering([(17, 512), (90, 768)], FILES, [32]),
+    *covering([(35, 352), (16, 96)], [type for type in FILES if block_of(type) == 32], [32]),
+    *covering([(17, 33), (90, 700), (256, 1024)], OWN, [32, 64, 128, 256]),
+]
 
 
 @pytest.mark.parametrize(
-    ("shape", "bits", "block", "zero_points", "bias"),
-    covering(
-        [(17, 33), (90, 700), (256, 1024)],
-        [4, 8],
-        [32, 64, 128, 256],
-        [MIDDLE, CODES, FRACTIONS],
-        [False, True],
-    ),
+    ("shape", "type", "block"),
+    CASES,
+    ids=lambda value: value.name if isinstance(value, WeightType) else str(value),
 )
-def test_a_product(
-    *, any_kernel: None, shape: tuple[int, int], bits: int, block: int, zero_points: int, bias: bool
-) -> None:
-    """By every kernel with the same bits, beside any other rows. Every pair of factors occurs."""
-    weights = random_weights(*shape, bits, block, zero_points, bias=bias)
+def test_a_product(any_kernel: None, shape: tuple[int, int], type: WeightType, block: int) -> None:
+    """By every kernel with the same bits, beside any other rows; only activations are rounded."""
+    weights = random_weights(*shape, type, block, bias=shape[0] % 2 == 0)
     x = np.random.default_rng(1).normal(size=(ROWS, shape[1])).astype(f)
     x[3] *= f(1e30)
     x[5, ::7] = 0
-    expected = rounded(x, block) @ weights.matrix.T
+    codes, matrix = rounded(x, block), weights.matrix
+    expected, size = codes @ matrix.T, np.abs(codes) @ np.abs(matrix.T)
     if weights.bias is not None:
-        expected += weights.bias
+        expected, size = expected + weights.bias, size + np.abs(weights.bias)
     first = multiply(weights, x[None])[0]
-    spread = expected.std(-1, keepdims=True)
-    # A number that lies halfway between two of 8 bits may be rounded to either.
-    assert (np.abs(first - expected) < 3e-3 * spread).all()
-    assert np.sqrt(np.mean(((first - expected) / spread) ** 2)) < 1e-4
+    assert (np.abs(first - expected) <= 1e-6 * size).all()
     for name in kernels.NAMES:
         kernels.force(name)
         compute = product(weights)
@@ -173,40 +172,60 @@ def test_a_product(
         assert np.array_equal(compute(x=x[None, 5:6])[0][0], first[5:6])
 
 
-@pytest.mark.parametrize(("bits", "zero_points"), [(4, MIDDLE), (8, MIDDLE), (4, FRACTIONS)])
-def test_onnxruntime_computes_nearly_the_same(bits: int, zero_points: int) -> None:
-    weights = random_weights(256, 1024, bits, 128, zero_points)
-    stored = {"codes": weights.codes, "scales": weights.scales}
-    if weights.zero_points is not None:
-        stored["zero_points"] = weights.zero_points
-    attributes = weights.attributes | {"accuracy_level": 4}
+@pytest.mark.parametrize(
+    "types",
+    [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "IQ4_XS", "Q2_K", "Q5_1", "MXFP4"), ("INT4_ZERO", "INT8")],
+    ids="-".join,
+)
+def test_a_product_of_several_matrices(each_kernel: str, types: tuple[str, ...]) -> None:
+    """Is the products of each, one behind the other."""
+    parts = [
+        random_weights(15 + 9 * number, 256, WeightType[name], bias=True)
+        for number, name in enumerate(types)
+    ]
+    columns = tuple(part.columns[0] for part in parts)
+    tiles, bias = (
+        np.concatenate(given) for given in zip(*(part[4:] for part in parts), strict=True)
+    )
+    all_types = tuple(part.types[0] for part in parts)
+    together = product(Weights(columns, all_types, 256, 32, tiles, bias))
+    x = np.random.default_rng(2).normal(size=(1, 20, 256)).astype(f)
+    expected = np.concatenate([multiply(part, x) for part in parts], axis=-1)
+    for rows in (1, 2, 7, 20):
+        assert np.array_equal(together(x=x[:, :rows])[0], expected[:, :rows])
+
+
+@pytest.mark.parametrize(("bits", "zero_points"), [(4, False), (8, False), (4, True)])
+def test_onnxruntime_computes_nearly_the_same(bits: int, zero_points: bool) -> None:
+    blocks = random_blocks(256, 1024, bits, 128, zero_points=zero_points)
+    type, tiles = pack(*blocks, bits=bits, block=128)
+    stored = {name: array for name, array in blocks._asdict().items() if array is not None}
+    attributes = {"N": 256, "K": 1024, "bits": bits, "block_size": 128, "accuracy_level": 4}
     other = operator(
         "MatMulNBits", ["x", *stored], ["y"], stored, domain="com.microsoft", **attributes
     )
     x = np.random.default_rng(3).normal(size=(1, ROWS, 1024)).astype(f)
     expected = other(x=x)[0]
-    error = multiply(weights, x) - expected
-    if zero_points == MIDDLE:
-        assert np.abs(error).max() < 2e-3 * expected.std()
-    else:  # with fractions it does not round activations
-        assert error.std() < 0.01 * expected.std()
+    error = multiply(Weights((256,), (type,), 1024, 128, tiles), x) - expected
+    assert np.abs(error).max() < 2e-3 * expected.std()
 
 
 @pytest.mark.parametrize("small", [0.0, 1e-44, 1e-38, 1e-31])
 def test_activations_close_to_0_count_as_0(each_kernel: str, small: float) -> None:
-    weights = random_weights(32, 64, 8, 32, CODES)
-    assert not multiply(weights, np.full((1, 2, 64), small, f)).any()
+    weights = random_weights(32, 256, WeightType.Q4_K)
+    assert not multiply(weights, np.full((1, 2, 256), small, f)).any()
 
 
-def test_steps_with_fractional_zero_points_have_one_order(each_kernel: str) -> None:
-    """(dot - zero point * sum) * (scale * scale of the activations), each step rounded."""
-    weights = random_weights(16, 32, 4, 32, FRACTIONS)
+def test_offsets_are_added_in_one_order(each_kernel: str) -> None:
+    """dot * (scale * s) + offset * (s * sum): s and sum of the activations, each step rounded."""
+    raw = random_rows(WeightType.Q4_1, 16, 32)
+    weights = Weights((16,), (WeightType.Q4_1,), 32, 32, pack_rows(raw, WeightType.Q4_1, 32))
     x = np.random.default_rng(6).normal(size=32).astype(f)
     most = np.abs(x).max()
-    codes = np.rint(x * (f(127) / most)).astype(np.int32)
-    dots = (nibbles(weights.codes)[:, 0].astype(np.int32) @ codes).astype(f)
-    shifted = dots - weights.zero_points[:, 0] * f(codes.sum())
-    expected = shifted * (weights.scales[:, 0] * (most / f(127)))
+    codes, s = np.rint(x * (f(127) / most)).astype(np.int32), most / f(127)
+    scales, offsets = raw[:, :4].copy().view(np.float16).astype(f).T
+    stored = np.concatenate([raw[:, 4:] & 15, raw[:, 4:] >> 4], axis=1).astype(np.int32)
+    expected = (stored @ codes).astype(f) * (scales * s) + offsets * (s * f(codes.sum()))
     assert np.array_equal(multiply(weights, x[None, None])[0, 0], expected)
 
 
@@ -271,7 +290,7 @@ def test_a_product_activates_its_input(
     """With any outputs; a Norm has the same bits. Every pair of kernel, input and size occurs."""
     (kind, residual, shift), (depth, block) = options, size
     kernels.force(name)
-    weights = random_weights(40, depth, 8, block, FRACTIONS)
+    weights = random_weights(40, depth, WeightType.INT8_ZERO_FLOAT, block)
     inputs = inputs_of(kind, depth, residual=residual, shift=shift)
     some = ("y", "sum", "activated") if kind in NORMS else ("y", "", "activated")
     y, *total, activated = product(weights, tuple(inputs), some, input=kind)(**inputs)
@@ -295,7 +314,7 @@ def test_a_product_activates_its_input(
 @pytest.mark.parametrize("kind", GATES)
 def test_a_gate_is_right_at_every_number(kind: int) -> None:
     """Also where the exponential rounds to 0 or 1."""
-    weights = random_weights(16, 512, 8, 32)
+    weights = random_weights(16, 512, WeightType.INT8)
     gate = np.concatenate([np.geomspace(1e-30, 700, 255), [0.0]]).astype(f)
     x = np.concatenate([gate, -gate, np.ones(512, f)])[None, None]
     activated = product(weights, ("x",), ("y", "", "activated"), input=kind)(x=x)[1]
@@ -325,64 +344,32 @@ def test_infinite_numbers_make_their_row_nan_and_no_other(
 # -- scales in float16 -----------------------------------------------------------------------------
 
 
-def weights_of_halves(depth: int, bits: int, block: int, zero_points: int) -> Weights:
-    """Weights whose scales and offsets float16 holds: some are 0, tiny or huge."""
-    weights = random_weights(40, depth, bits, block, zero_points, bias=True)
-    random = np.random.default_rng(block)
-
-    def numbers() -> np.ndarray:
-        odd = np.array([0, -0.0, 6e-8, -5e-7, 6.1e-5, 65504, -65504], np.float16)
-        some = random.normal(0, 0.05, weights.scales.shape).astype(np.float16)
-        return np.where(random.random(some.shape) < 0.2, random.choice(odd, some.shape), some)
-
-    scales = numbers().astype(f)
-    if zero_points != FRACTIONS:
-        return weights._replace(scales=scales)
-    divisors = np.where(scales == 0, f(1), scales)
-    points = np.where(scales == 0, f(0), -numbers().astype(f) / divisors)
-    return weights._replace(scales=scales, zero_points=points)
-
-
 @pytest.mark.parametrize(
-    ("name", "size", "bits", "zero_points"),
+    ("name", "size", "type"),
     covering(
         kernels.NAMES,
         [(700, 32), (33, 32), (576, 32), (512, 256)],
-        [4, 8],
-        [MIDDLE, CODES, FRACTIONS],
+        [type for type in OWN if not type.name.endswith("FLOAT")],
     ),
 )
 def test_scales_in_float16_give_the_same_bits(
-    any_kernel: None, name: str, size: tuple[int, int], bits: int, zero_points: int
+    any_kernel: None, name: str, size: tuple[int, int], type: WeightType
 ) -> None:
-    """Every pair of factors occurs."""
+    """Some are 0, tiny or huge. Every pair of factors occurs."""
     kernels.force(name)
-    depth, block = size
-    weights = weights_of_halves(depth, bits, block, zero_points)
-    x = np.random.default_rng(3).normal(size=(1, ROWS, depth)).astype(f)
-    expected = multiply(weights, x)
-    assert np.isfinite(expected).all()
-    compute = product(weights, tiles=weights.tiles(half_scales=True), half_scales=1)
-    for width in range(1, ROWS + 1):
-        found = compute(x=x[:, :width])[0]
-        assert np.array_equal(found.view(int), expected[:, :width].view(int))
-
-
-def test_numbers_that_float16_does_not_hold_stay_float32() -> None:
-    halves = np.array([[0.5, 0.25]], f)
-    for wrong in (1 + 2**-11, 65520, 2.0**-25, np.inf, np.nan):
-        scales = np.array([[0.5, wrong]], f)
-        assert as_halves(scales, None) is None
-        assert as_halves(halves, np.array([[3, wrong / 0.25]], f)) is None
-        assert as_halves(scales, np.array([[3, 0]], f)) is None
-    assert as_halves(np.array([[0.0, 1.0]], f), np.array([[3, 3]], f)) is None  # 0 * (code - 3)
-    assert as_halves(halves, np.array([[1, 7]], np.uint8)) is not None
-    found = as_halves(np.array([[2.0**-24, -65504]], f), np.array([[2**23, -2]], f))
-    assert found is None  # an offset of 131008
-    found = as_halves(np.array([[2.0**-24, -65504]], f), np.array([[2**23, -1]], f))
-    assert found is not None
-    assert found.offsets is not None
-    assert found.offsets.tolist() == [[-0.5, -65504]]
+    (depth, block), bits = size, 4 if "4" in type.name else 8
+    blocks = random_blocks(40, depth, bits, block, zero_points="ZERO" in type.name)
+    random = np.random.default_rng(block)
+    odd = np.array([0, -0.0, 6e-8, -5e-7, 6.1e-5, 65504, -65504], np.float16)
+    some = random.normal(0, 0.05, blocks.scales.shape).astype(np.float16)
+    scales = np.where(random.random(some.shape) < 0.2, random.choice(odd, some.shape), some)
+    blocks = blocks._replace(scales=scales.astype(f))
+    x = random.normal(size=(1, ROWS, depth)).astype(f)
+    found = []
+    for stored in (type, WeightType[f"{type.name}_FLOAT"]):
+        _, tiles = pack(*blocks, bits=bits, block=block, type=stored)
+        found.append(multiply(Weights((40,), (stored,), depth, block, tiles), x))
+    assert np.array_equal(*found)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -395,36 +382,40 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"N": 0}, "at least 1"),
+        ({"N": [0]}, "at least 1"),
         ({"K": -1}, "at least 1"),
-        ({"N": (1 << 24) + 1}, "at most 16777216"),
+        ({"N": [(1 << 24) + 1]}, "at most 16777216"),
         ({"K": (1 << 24) + 1}, "at most 16777216"),
-        ({"bits": 3}, "4 or 8 bits"),
+        ({"N": [16, 16]}, "as many numbers"),
+        ({"N": [16] * 9, "types": [256] * 9}, "1 to 8"),
+        ({"types": [4]}, "no such type"),
+        ({"types": [1 << 40]}, "no such type"),
+        ({"types": [WeightType.Q4_K], "block_size": 64}, "blocks of 32"),
         ({"block_size": 0}, "multiples of 32"),
         ({"block_size": 48}, "multiples of 32"),
         ({"block_size": 512}, "multiples of 32"),
-        ({"zero_points": 3}, "0, 1 or 2"),
-        ({"zero_points": -1}, "0, 1 or 2"),
-        ({"half_scales": 2}, "half_scales is 0 or 1"),
         ({"bias": -1}, "bias is 0 or 1"),
         ({"input": 6}, "input is 0 to 5"),
         ({"input": -1}, "input is 0 to 5"),
         ({"epsilon": -1.0}, "epsilon is below 0"),
         ({"epsilon": math.inf}, "epsilon is below 0 or not finite"),
-        ({"N": 1 << 24, "K": 1 << 24}, "another size"),
-        ({"N": 33}, "another size"),
-        ({"zero_points": CODES}, "another size"),
-        ({"zero_points": FRACTIONS}, "another size"),
-        ({"half_scales": 1}, "another size"),
-        ({"tiles": random_weights(32, 64).tiles()[:-64]}, "another size"),
+        ({"N": [1 << 24], "K": 1 << 24}, "another size"),
+        ({"N": [33]}, "another size"),
+        ({"types": [WeightType.INT4_FLOAT]}, "another size"),
+        ({"types": [WeightType.Q6_K]}, "another size"),
         ({"bias": 1}, "bias is missing"),
     ],
 )
 def test_an_impossible_product_is_refused(changed: dict[str, Any], message: str) -> None:
+    weights = random_weights(32, 64)
     with pytest.raises(Exception, match=message):
-        multiply(
-            random_weights(32, 64), np.zeros((1, 1, max(0, changed.get("K", 64))), f), **changed
-        )
+        multiply(weights, np.zeros((1, 1, max(0, changed.get("K", 64))), f), **changed)
+
+
+def test_tiles_that_end_early_are_refused() -> None:
+    weights = random_weights(32, 64)
+    with pytest.raises(Exception, match="another size"):
+        multiply(weights._replace(tiles=weights.tiles[:-64]), np.zeros((1, 1, 64), f))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from specops.runtime import kernels
+from specops.runtime.kernels.packing import WeightType
 from tests.runtime.kernels.attention import Cache
 from tests.runtime.kernels.test_attention import DTYPES, FEW, SHAPES, made
-from tests.runtime.kernels.test_matmul import CODES, multiply, random_weights
+from tests.runtime.kernels.test_matmul import multiply, random_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 TILE = 16  # columns
@@ -61,7 +62,7 @@ def makespan(pieces: Iterable[int], threads: int) -> int:
 def test_threads_share_a_product_evenly(shape: str, threads: int, rows: int) -> None:
     columns, depth = PRODUCTS[shape]
     kernels.share(threads)
-    pieces = kernels.library.specops_pieces(columns, depth, 64, 4, rows)
+    pieces = kernels.library.specops_pieces(columns, depth, 64, WeightType.INT4, rows)
     busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # each has enough to do
     tiles = columns // TILE
     assert pieces >= busy
@@ -92,13 +93,13 @@ def test_threads_share_attention_evenly(shape: str, past: int, threads: int) -> 
 
 def test_little_work_is_not_cut() -> None:
     kernels.share(64)
-    assert kernels.library.specops_pieces(256, 256, 64, 4, 1) == 1
+    assert kernels.library.specops_pieces(256, 256, 64, WeightType.INT4, 1) == 1
 
 
 @cache
 def digest() -> str:
     """Of products and of attention, in one span and token by token."""
-    weights = random_weights(1000, 1024, 4, 64, CODES, bias=True)
+    weights = random_weights(1000, 1024, WeightType.INT4_ZERO, 64, bias=True)
     x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
     found = hashlib.sha256(multiply(weights, x).tobytes())
     for name, dtype in itertools.product(FEW, DTYPES):

@@ -199,7 +199,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                     Numbers n[PARTS];
                     for (int part = 0; part < together; part++) {
                         n[part] = numbers_of(p, table, unit + (start + part) * REGISTER, nth);
-                        if (p.low == 8 && LOWERED) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
+                        if (p.low == 8 && LOWERED != 0) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
                     }
                     for (int line = nth; !start && line < planes; line += 4)
                         prefetch(unit + line * LINE);

@@ -69,10 +69,15 @@ INLINE Bytes look_up(Bytes table, Bytes codes) {
 }
 #else
 static __attribute__((noinline)) Bytes look_up(Bytes table, Bytes codes) {
-    uint8_t numbers[REGISTER], each[REGISTER];
-    memcpy(numbers, &table, REGISTER), memcpy(each, &codes, REGISTER);
-    for (int i = 0; i < REGISTER; i++) each[i] = numbers[each[i]];
-    memcpy(&codes, each, REGISTER);
+    uint8_t numbers[REGISTER];
+    uint64_t words[REGISTER / 8];
+    memcpy(numbers, &table, REGISTER), memcpy(words, &codes, REGISTER);
+    for (int word = 0; word < REGISTER / 8; word++) {
+        uint64_t found = 0;
+        for (int bit = 0; bit < 64; bit += 8) found |= (uint64_t)numbers[words[word] >> bit & 15] << bit;
+        words[word] = found;
+    }
+    memcpy(&codes, words, REGISTER);
     return codes;
 }
 #endif
