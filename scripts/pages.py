@@ -1,9 +1,10 @@
-"""Writes tables of docs/api.md, models.md and gguf.md: `python -m scripts.pages [--check]`.
+"""Writes tables of README, docs/api.md, models.md and gguf.md: `python -m scripts.pages [--check]`.
 
 The fields of requests come from the API's own description (`/openapi.json`), presets from
-api/specops/presets.toml, architectures of GGUF files from the converter. What a preset takes of
-memory is computed from the published configurations, with which the tests make models of the same
-shapes. `--check` writes nothing and fails if a page has fallen behind.
+api/specops/presets.toml, architectures of GGUF files from the converter, README's figures from
+`bench/results/serving.json`. What a preset takes of memory is computed from the published
+configurations, with which the tests make models of the same shapes. `--check` writes nothing and
+fails if a page has fallen behind.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "docs" / "api.md"
 MODELS = ROOT / "docs" / "models.md"
 GGUF = ROOT / "docs" / "gguf.md"
+README = ROOT / "README.md"
 Schema = dict[str, Any]
 
 # -- the fields of requests ------------------------------------------------------------------------
@@ -266,12 +268,42 @@ def gguf_page() -> str:
     return replaced(GGUF.read_text("utf-8"), "architectures", architecture_rows())
 
 
+# -- the figures of README -------------------------------------------------------------------------
+
+SERVED = "Q4_K_M"  # the file that most people download
+FIGURES = {  # by engine
+    "specops": "**Spec-Ops**, over HTTP",
+    "llama.cpp": "llama.cpp, called directly",
+    "OpenVINO": "OpenVINO GenAI, called directly, its own int4",
+}
+
+
+def figure_rows() -> list[str]:
+    """Tokens per second with one client and with four, of the first weights if not of `SERVED`."""
+    results = ROOT / "bench" / "results" / "serving.json"
+    cases = json.loads(results.read_text("utf-8"))["cases"]
+    weights = SERVED if any(case["weights"] == SERVED for case in cases) else cases[0]["weights"]
+    by_clients = {case["case"]: case["figures"] for case in cases if case["weights"] == weights}
+    lines = [f"| tokens per second, {weights}, two CPU cores | one request | four at once |"]
+    lines.append("|---|---:|---:|")
+    for engine, text in FIGURES.items():
+        rates = [f"{by_clients[clients][engine]['median']:.1f}" for clients in "14"]
+        cells = [f"**{rate}**" for rate in rates] if engine == "specops" else rates
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return lines
+
+
+def readme_page() -> str:
+    """README.md with the measured figures."""
+    return replaced(README.read_text("utf-8"), "figures", figure_rows())
+
+
 def main() -> int:
     """Write or check the pages; the exit status is 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    texts = {API: api_page(), MODELS: models_page(), GGUF: gguf_page()}
+    texts = {API: api_page(), MODELS: models_page(), GGUF: gguf_page(), README: readme_page()}
     stale = [path for path, text in texts.items() if path.read_text("utf-8") != text]
     for path in stale:
         if check:

@@ -137,16 +137,8 @@ def tree(spans: list[Span]) -> tuple[Span, dict[str, Span]]:
     return parent, parts
 
 
-KNOWN = {
-    "POST",
-    "specops",
-    "chat",
-    "text_completion",
-    "embeddings",
-    *FinishReason,
-    *DRAFTERS,
-    "none",
-}
+KNOWN = {"POST", "specops", "chat", "text_completion", "embeddings", "none"}
+KNOWN |= {*FinishReason, *DRAFTERS}
 
 
 def says_nothing(here: Api, collector: Collector) -> None:

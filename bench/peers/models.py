@@ -29,7 +29,7 @@ OURS, LLAMA_CPP, OPENVINO = "specops", "llama.cpp", "OpenVINO"
 TYPES = ("Q4_0", "Q4_K_M", "IQ4_XS", "Q5_K_M")
 INT4 = "int4-128"  # our own export: OpenVINO's counterpart
 _TINYLLAMA = partial(tinyllama_checkpoint, dtype="float16")
-_SOURCES = ("llama_model", "models", "openvino_model")  # the modules that decide about the files
+_WRITERS = ("llama_model", "openvino_model")  # the modules that write the files
 
 
 class Lineup(NamedTuple):
@@ -77,9 +77,9 @@ def peer_models(
     `write_checkpoint` writes the Llama checkpoint in float16.
     """
     # Changes with the weights, with the code that writes the files and with the peers' versions.
-    digest = hashlib.sha256("\n".join((digest_of_weights(), *PINNED)).encode())
-    for source in _SOURCES:
-        digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
+    digest = hashlib.sha256("\n".join((digest_of_weights(), *PINNED, *TYPES)).encode())
+    for writer in _WRITERS:
+        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
     home = cache / f"peers-{digest.hexdigest()[:12]}"
     files = {kind: home / f"{kind}.gguf" for kind in TYPES} | {OPENVINO: home / "int4.xml"}
     if home.is_dir():

@@ -35,6 +35,7 @@ int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 double specops_top(const float *, int64_t, int64_t, int64_t *);
 void specops_adjust(float *, int64_t, int64_t, const int32_t *, const int64_t *, const int64_t *,
                     const Adjustment *);
+void specops_share(int64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 void specops_grids(const float *, int64_t, int64_t, const float *, float *, float *);
 void specops_codes(const float *, int64_t, int64_t, int, const float *, const float *, uint8_t *);
@@ -514,6 +515,7 @@ static void attention(Case *c) {
     const int64_t size = 8 * from_to(1, one_in(32) ? 32 : 5), heads = kv_heads * group;
     const int type = (int)below(TYPES);
     c->operator = &ATTENTION_OPERATOR.op;
+    specops_share(from_to(1, 8));
     put_attribute(c, "layer", below(layers), 0), put_attribute(c, "layers", layers, 0);
     put_attribute(c, "num_heads", heads, 0), put_attribute(c, "kv_num_heads", kv_heads, 0);
     put_attribute(c, "head_size", size, 0), put_attribute(c, "rotary_interleaved", one_in(2), 0);

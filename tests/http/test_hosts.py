@@ -216,12 +216,8 @@ async def test_a_strange_host_changes_no_answer(host: str) -> None:
 LOCAL_PAGES = [
     *("http://localhost", "http://localhost:5173", "https://localhost:8443"),
     *("http://127.0.0.1:3000", "http://[::1]:3000", "http://0.0.0.0:3000"),
-    *(
-        "http://app.localhost:4000",
-        "app://obsidian.md",
-        "tauri://localhost",
-        "http://tauri.localhost",
-    ),
+    *("http://app.localhost:4000", "app://obsidian.md"),
+    *("tauri://localhost", "http://tauri.localhost"),
     *("vscode-webview://1a2b3c", "vscode-file://vscode-app", "file://"),
 ]
 STRANGERS = [

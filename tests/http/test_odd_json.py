@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specops.request import FinishReason
-from tests.http.chat_clients import ASK, CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, WEATHER, clients
+from tests.http.chat_clients import ASK, CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, clients
 from tests.http.openai_api import CHAT, MESSAGES, RESPONSES
 
 pytestmark = pytest.mark.anyio
@@ -150,17 +149,3 @@ async def test_thoughts_that_the_server_sent_come_back_to_the_model() -> None:
             tools=RESPONSES_TOOLS,  # type: ignore[arg-type]
         )
         assert "<think>hm</think>" in here.prompt
-
-
-async def test_a_call_that_is_cut_off_is_no_completed_item_of_a_stream() -> None:
-    async with clients() as here:
-        here.say('<tool_call>{"name": "get_weather", "arguments": {"ci', finish=FinishReason.LENGTH)
-        stream = await here.openai.responses.create(
-            model="fake",
-            input="a",
-            tools=[{"type": "function", **WEATHER}],  # type: ignore[arg-type]
-            stream=True,
-        )
-        sent = {event.type: event async for event in stream}
-    assert sent["response.output_item.done"].item.status == "incomplete"
-    assert sent["response.incomplete"].response.output[0].status == "incomplete"

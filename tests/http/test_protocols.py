@@ -160,17 +160,9 @@ async def test_messages_stream_has_anthropics_events() -> None:
         sent = await events(here, MESSAGES)
         usage = here.service.requests[0].prompt_tokens
     names = [name for name, _ in sent]
-    assert names == [
-        "message_start",
-        *("content_block_start", "content_block_delta", "content_block_stop"),
-        *(
-            "content_block_start",
-            "content_block_delta",
-            "content_block_delta",
-            "content_block_stop",
-        ),
-        *("message_delta", "message_stop"),
-    ]
+    start, delta, stop = (f"content_block_{part}" for part in ("start", "delta", "stop"))
+    blocks = [start, delta, stop, start, delta, delta, stop]
+    assert names == ["message_start", *blocks, "message_delta", "message_stop"]
     assert sent[0][1]["message"]["usage"]["input_tokens"] == len(usage)
     assert sent[0][1]["message"]["stop_reason"] is None
     assert sent[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}

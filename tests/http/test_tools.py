@@ -78,6 +78,10 @@ async def test_a_call_that_is_cut_off_is_no_end_of_the_turn(protocol: str) -> No
             answer = await ask(model="fake", input="a", tools=RESPONSES_TOOLS)
             assert (answer.status, answer.output[0].status) == ("incomplete", "incomplete")
             assert answer.incomplete_details.reason == "max_output_tokens"
+            events = await ask(model="fake", input="a", tools=RESPONSES_TOOLS, stream=True)
+            sent = {event.type: event async for event in events}
+            assert sent["response.output_item.done"].item.status == "incomplete"
+            assert sent["response.incomplete"].response.output[0].status == "incomplete"
         else:
             ask = here.openai.chat.completions.create
             answer = await ask(model="fake", messages=ASKED, tools=CHAT_TOOLS)

@@ -133,20 +133,10 @@ def _certificate(folder: Path) -> Path:
         pytest.skip("NOTHING WAS FORWARDED: no openssl here")
     file = folder / "forwarding.pem"
     if not file.exists():
-        succeed(
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *(
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                f"/CN={DOMAIN}",
-                "-keyout",
-                file,
-                "-out",
-                f"{file}.crt",
-            ),
-        )
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+        written = ("-keyout", file, "-out", f"{file}.crt")
+        command = ("openssl", "req", "-x509", *curve, "-nodes", "-days", "2")
+        succeed(*command, "-subj", f"/CN={DOMAIN}", *written)
         with file.open("a") as both:
             both.write(Path(f"{file}.crt").read_text())
     return file

@@ -126,14 +126,6 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
     (row,) = re.findall(r"^\| code \| suffix, adaptive \|(.*)$", speculation, flags=re.MULTILINE)
     (speedup,) = re.findall(r"([\d.]+) \[", row)
     assert f"{float(speedup):.1f} times" in readme
-    results = (ROOT / "bench" / "results" / "serving.md").read_text()
-    (row,) = re.findall(r"^\| 4 \|(.*)$", results, flags=re.MULTILINE)
-    ours, llama, openvino = re.findall(r"([\d.]+) \[", row)[:3]
-    first = readme.partition("\n## ")[0]
-    shown = re.findall(
-        r"^\| .*(Spec-Ops|OpenVINO|llama).*\| \**([\d.]+)\** \|$", first, re.MULTILINE
-    )
-    assert dict(shown) == {"Spec-Ops": ours, "llama": llama, "OpenVINO": openvino}
 
 
 def test_the_readme_names_the_memory_that_the_page_of_models_does() -> None:

@@ -56,13 +56,8 @@ def test_without_stop_strings_nothing_is_held_back() -> None:
 
 def test_a_possible_stop_string_is_held_back() -> None:
     steps, _ = stream("a##b", ("##!",))
-    assert [[piece.text for piece in step] for step in steps] == [
-        ["a"],
-        [],
-        [],
-        ["#", "#", "b"],
-        [],
-    ]
+    texts = [[piece.text for piece in step] for step in steps]
+    assert texts == [["a"], [], [], ["#", "#", "b"], []]
 
 
 def test_half_a_character_at_the_end_belongs_to_its_token() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +43,16 @@ PROMPT_ERRORS = (PromptTooLong, UnknownToken)
 """What `Engine.admit` raises."""
 
 
+@dataclass(eq=False)
 class Engine:
     """Target, drafters, tokenizer and scheduler of one model. Used by one thread."""
 
-    def __init__(
-        self,
-        info: ModelInfo,
-        scheduler: Scheduler,
-        tokenizer: Tokenizer,
-        *,
-        empty_prompt: tuple[int, ...],
-        plan: MemoryPlan,
-        chat_template: ChatTemplate | None = None,
-    ) -> None:
-        self.info = info
-        self.plan = plan
-        self.scheduler = scheduler
-        self.tokenizer = tokenizer
-        self.chat_template = chat_template
-        self._empty_prompt = empty_prompt
+    info: ModelInfo
+    scheduler: Scheduler
+    tokenizer: Tokenizer
+    empty_prompt: tuple[int, ...]  # tokens of an empty text
+    plan: MemoryPlan
+    chat_template: ChatTemplate | None = None
 
     @classmethod
     def load(cls, settings: Settings, report: Report | None = None) -> Engine:
@@ -120,7 +111,7 @@ class Engine:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, at least one."""
-        return self.tokenizer.encode(text) or self._empty_prompt
+        return self.tokenizer.encode(text) or self.empty_prompt
 
     def render_chat(
         self,
@@ -142,7 +133,7 @@ class Engine:
 
     def encode_chat(self, prompt: str) -> tuple[int, ...]:
         """Tokens of a rendered conversation, at least one: the special tokens are written in it."""
-        return self.tokenizer.encode(prompt, special_tokens=False) or self._empty_prompt
+        return self.tokenizer.encode(prompt, special_tokens=False) or self.empty_prompt
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import ProcessCollector
@@ -20,11 +21,12 @@ NAMESPACE = "specops"
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _Values = float | Mapping[str, float]
-_Figure = tuple[_Family, str, str, Callable[[], _Values]]
+_Figure = tuple[str, Callable[[], _Values]]
 # Kind, size and seconds of each pass cost.
 PassCosts = Iterable[tuple[str, int, float]]
 # Until a model is loaded, these series exist with 0.
 _UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("tokens", "draft_tokens", "attention"))
+_DISK = "Size and free space of the volume that holds the models."
 
 
 class MachineCollector(Collector):
@@ -50,20 +52,14 @@ class MachineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the figures now."""
-        for family, name, text, read in (*_FIGURES, self._disk()):
-            with self._failures.contained("scrape"):
-                yield _filled(family, name, text, read())
+        gauges = _GAUGES | {"disk_bytes": (_DISK, partial(resources.read_disk, self._volume))}
+        for family, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, _COUNTERS)):
+            for name, (text, read) in figures.items():
+                with self._failures.contained("scrape"):
+                    yield _filled(family, name, text, read())
         for collect in (self._costs, self._process.collect):
             with self._failures.contained("scrape"):
                 yield from collect()
-
-    def _disk(self) -> _Figure:
-        return (
-            GaugeMetricFamily,
-            "disk_bytes",
-            "Size and free space of the volume that holds the models.",
-            lambda: resources.read_disk(self._volume),
-        )
 
     def _costs(self) -> Iterable[Metric]:
         costs = GaugeMetricFamily(
@@ -84,67 +80,48 @@ def _memory() -> Mapping[str, float]:
     return {kind: getattr(memory, kind) for kind in ("anon", "file", "swap", "limit", "swap_limit")}
 
 
-# Type, name, meaning, and what reads it: a value, or one for each `kind`.
-_FIGURES: tuple[_Figure, ...] = (
-    (
-        GaugeMetricFamily,
-        "memory_bytes",
+# Meaning, and what reads it: a value, or one for each `kind`.
+_GAUGES: dict[str, _Figure] = {
+    "memory_bytes": (
         "Memory held and allowed: of the cgroup if one limits the process, else of the process "
         "with the machine's memory as limit. `file` is page cache that the kernel can drop; "
         "`swap_limit` is 0 on a machine without swap.",
         _memory,
     ),
-    (
-        CounterMetricFamily,
-        "memory_pressure_seconds",
+    "cpus": ("Processors that the service may use, by affinity and quota.", available_cpus),
+}
+_COUNTERS: dict[str, _Figure] = {
+    "memory_pressure_seconds": (
         "Seconds in which some or all tasks waited for memory (PSI); 0 if the kernel keeps no "
         "pressure figures.",
         lambda: asdict(read_pressure() or Pressure(0.0, 0.0)),
     ),
-    (
-        CounterMetricFamily,
-        "cpu_periods",
+    "cpu_periods": (
         "Accounting periods of the processor quota; 0 without one.",
         lambda: resources.read_throttling().periods,
     ),
-    (
-        CounterMetricFamily,
-        "cpu_throttled_periods",
+    "cpu_throttled_periods": (
         "Periods in which the quota stopped the service.",
         lambda: resources.read_throttling().throttled_periods,
     ),
-    (
-        CounterMetricFamily,
-        "cpu_throttled_seconds",
+    "cpu_throttled_seconds": (
         "Seconds for which the quota stopped the service.",
         lambda: resources.read_throttling().throttled_seconds,
     ),
-    (
-        CounterMetricFamily,
-        "oom_kills",
+    "oom_kills": (
         "Processes that the kernel killed for lack of memory.",
         resources.read_oom_kills,
     ),
-    (
-        CounterMetricFamily,
-        "template_processes_ended",
+    "template_processes_ended": (
         "Processes for chat templates that were ended: `limit`, by a rendering that took too "
         "much time or memory; `crash`, by anything else. Each costs one request an error.",
         lambda: template_process.SHARED.ended,
     ),
-    (
-        CounterMetricFamily,
-        "page_faults",
+    "page_faults": (
         "Page faults of the process; `major` faults read from disk.",
         resources.read_faults,
     ),
-    (
-        GaugeMetricFamily,
-        "cpus",
-        "Processors that the service may use, by affinity and quota.",
-        available_cpus,
-    ),
-)
+}
 
 
 def _filled(family: _Family, name: str, text: str, values: _Values) -> Metric:

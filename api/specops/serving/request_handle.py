@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specops.request import GenerationRequest, Output
 
@@ -22,28 +22,22 @@ class QueuePosition:
     wait_seconds: float
 
 
+@dataclass(eq=False)
 class RequestHandle:
     """One or several requests in flight.
 
-    Args:
+    Attributes:
         requests: the requests.
         queue_position: queue position of the first request at its admission.
         cancel: ends the requests; does nothing for a request that has ended.
         end: ends the answer to the request with this id, as a stop string does.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[GenerationRequest],
-        queue_position: QueuePosition,
-        cancel: Callable[[], None],
-        end: Callable[[str], None],
-    ) -> None:
-        self.requests = tuple(requests)
-        self.queue_position = queue_position
-        self.cancel = cancel
-        self.end = end
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+    requests: Sequence[GenerationRequest]
+    queue_position: QueuePosition
+    cancel: Callable[[], None]
+    end: Callable[[str], None]
+    _outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue, init=False)
 
     def deliver(self, output: Output) -> None:
         """Hand an output to the handler that iterates."""

@@ -114,7 +114,7 @@ def test_the_real_peers_compute_what_we_compute(
     monkeypatch.setattr(compare, "lineups", lambda cache: lineups(model, cache))
     monkeypatch.setattr(compare, "TINYLLAMA_VOCAB", VOCAB)
     monkeypatch.setattr(compare, "Turns", partial(Turns, allowed=math.inf))
-    found = compare.run(PLAN, tmp_path)
+    found = compare.run(Plan(loads=1, rounds=1, passes=1), tmp_path)
     assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(CASES)
     assert found.result["agreement"]["Q4_K_M and llama.cpp Q4_K_M"] > 0.99
     assert min(found.result["agreement"].values()) > 0.5

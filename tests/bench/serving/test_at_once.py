@@ -45,7 +45,7 @@ def test_the_real_peers_answer_beside_the_real_service(
     monkeypatch.setattr(at_once, "lineups", lambda cache: lineups(model, cache))
     monkeypatch.setattr(at_once, "TINYLLAMA_VOCAB", VOCAB)
     monkeypatch.setattr(at_once, "Turns", partial(Turns, allowed=math.inf))
-    plan = Plan(starts=1, rounds=2, clients=(1, 3), output=4)
+    plan = Plan(starts=1, rounds=1, clients=(1, 3), output=4)
     found = at_once.run(plan, tmp_path)
     assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(plan.clients)
     assert all(set(case["over"]) == {LLAMA_CPP, OPENVINO} for case in found.result["cases"])

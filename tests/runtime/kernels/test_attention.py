@@ -106,18 +106,6 @@ def test_rollbacks_and_shared_blocks_change_nothing(layer: Layer, dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layer", LONG_SHAPES, ids=lambda layer: f"window {layer.window}")
-def test_splits_that_threads_share_change_nothing(layer: Layer, dtype: str) -> None:
-    """Spans that end before, at and behind the positions where the past is split."""
-    attention, tokens = made(layer)
-    cache = Cache(layer, dtype)
-    whole = attention.whole(cache, 0, tokens)
-    for start, length in [(255, 1), (256, 1), (511, 1), (512, 1), (599, 1), (250, 9), (508, 24)]:
-        found = attention.step(cache, (0, start, tokens.part(start, start + length)))
-        assert np.array_equal(found, whole[start : start + length])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_before_the_window_may_be_missing(dtype: str) -> None:
     layer = SHAPES["window over blocks"]
     attention, tokens = made(layer)

@@ -158,22 +158,7 @@ def test_whatever_a_model_writes_its_cuts_do_not_matter(name: str) -> None:
     rng, form = random.Random(name), BY_NAME[name]
     texts = (form.opening, form.between, form.closing, form.middle, form.key_open, form.key_close)
     pieces = [part for text in (*texts, form.value_close) for part in parts(text)]
-    pieces += [
-        "get_weather",
-        "city",
-        "{",
-        "}",
-        '"',
-        ": ",
-        "\n",
-        " ",
-        "<",
-        "[",
-        "]",
-        "text",
-        "3",
-        "\\",
-    ]
+    pieces += ["get_weather", "city", "text", ": ", *'{}"\n <[]3\\']
     pieces += [form.write([("get_weather", {"city": "a"})])[:-3], THINK[0], THINK[1]]
     for _ in range(60):
         answer = "".join(rng.choices(pieces, k=rng.randint(1, 14)))

@@ -60,11 +60,17 @@ typedef struct {
     int64_t count;
 } Pass;
 
-// Some splits of a span, `first` up to below `end`, and the memory for the results of all of its splits,
-// [splits][rows][result_floats], from the one with number `from` on.
+// What the softmax of some rows comes to over some positions: sums of probabilities times values
+// [rows][padded size], the highest scores and the sums of probabilities [rows].
+typedef struct {
+    float *sums, *most, *weights;
+} Results;
+
+// Some splits of a span, `first` up to below `end`, and the memory for the results of all of its splits, from
+// the one with number `from` on.
 typedef struct {
     int64_t first, end, from;
-    float *results;
+    float *memory;
 } Splits;
 
 // The kernel for one kind of processor.
@@ -93,7 +99,7 @@ static inline int64_t element_bytes(int type) {
 
 static inline int64_t padded_size(int64_t size) { return (size + 15) / 16 * 16; }
 
-// A row's result over a split: its sums, its highest score and the sum of its weights.
+// Number of floats of a row's result.
 static inline int64_t result_floats(const Layer *layer) { return padded_size(layer->size) + 2; }
 
 static inline int64_t rows_of(const Pass *pass, const Span *span) {

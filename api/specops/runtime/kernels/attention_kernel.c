@@ -260,42 +260,96 @@ INLINE void set_positions(const Pass *pass, const Span *span, int64_t row, int64
     *from = layer->window && layer->window < *to ? *to - layer->window : 0;
 }
 
-// Merges a row's result over the next split into that over those before it, [size, padded], the highest
-// score and the sum of weights.
-static void merge_result(float *into, const float *next, int64_t padded) {
-    const Floats before = splat(into[padded]), after = splat(next[padded]);
-    const Floats most = larger(after, before);
-    const Floats old = exponential(before - most), new = exponential(after - most);
-    for (int64_t i = 0; i < padded; i += LANES) store(into + i, load(into + i) * old + load(next + i) * new);
-    into[padded] = most[0];
-    into[padded + 1] = into[padded + 1] * old[0] + next[padded + 1] * new[0];
+INLINE Results results_at(float *memory, int64_t rows, int64_t padded) {
+    return (Results){memory, memory + rows * padded, memory + rows * (padded + 1)};
 }
 
-static void clear_result(float *result, int64_t padded) {
-    for (int64_t i = 0; i < padded; i += LANES) store(result + i, splat(0));
-    result[padded] = -INFINITY, result[padded + 1] = 0;
+// The results over split number `split` of all rows of a span.
+static Results results_of(const Pass *pass, const Span *span, const Splits *splits, int64_t split) {
+    const int64_t rows = rows_of(pass, span), floats = result_floats(&pass->layer);
+    return results_at(splits->memory + (split - splits->from) * rows * floats, rows,
+                      padded_size(pass->layer.size));
 }
 
-static void write_result(const Pass *pass, const Span *span, int64_t head, int64_t row,
-                         const float *result) {
+INLINE Results from_row(Results all, int64_t row, int64_t padded) {
+    return (Results){all.sums + row * padded, all.most + row, all.weights + row};
+}
+
+static void clear_results(Results all, int64_t rows, int64_t padded) {
+    for (int64_t i = 0; i < rows * padded; i += LANES) store(all.sums + i, splat(0));
+    for (int64_t row = 0; row < rows; row++) all.most[row] = -INFINITY, all.weights[row] = 0;
+}
+
+// Merges some rows' results over the next split into those over the splits before it.
+static void merge_results(Results into, Results next, int64_t rows, int64_t padded) {
+    for (int64_t row = 0; row < rows; row += LANES) {
+        const int count = rows - row < LANES ? (int)(rows - row) : LANES;
+        const Floats before = some(into.most + row, count), after = some(next.most + row, count);
+        const Floats most = larger(after, before);
+        const Floats old = exponential(before - most), new = exponential(after - most);
+        const Floats weights = some(into.weights + row, count) * old + some(next.weights + row, count) * new;
+        store_first(into.most + row, count, most);
+        store_first(into.weights + row, count, weights);
+        float factors[2 * LANES];
+        store(factors, old), store(factors + LANES, new);
+        for (int64_t r = 0; r < count; r++) {
+            float *sums = into.sums + (row + r) * padded;
+            const float *more = next.sums + (row + r) * padded;
+            for (int64_t i = 0; i < padded; i += LANES)
+                store(sums + i, load(sums + i) * factors[r] + load(more + i) * factors[LANES + r]);
+        }
+    }
+}
+
+static void copy_results(Results to, Results from, int64_t rows, int64_t padded) {
+    memcpy(to.sums, from.sums, rows * padded * sizeof(float));
+    memcpy(to.most, from.most, rows * sizeof(float));
+    memcpy(to.weights, from.weights, rows * sizeof(float));
+}
+
+// Writes the output of rows from `first` on, of which `all` has the results.
+static void write_rows(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
+                       Results all) {
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
-    const int64_t token = span->first + row / group, number = head * group + row % group;
-    float *out = pass->out + (token * layer->heads + number) * size;
-    const float inverse = 1.0f / result[padded_size(size) + 1];
-    for (int64_t i = 0; i < size; i++) out[i] = result[i] * inverse;
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t token = span->first + (first + row) / group;
+        const int64_t number = head * group + (first + row) % group;
+        float *out = pass->out + (token * layer->heads + number) * size;
+        const float *sums = all.sums + row * padded_size(size), inverse = 1.0f / all.weights[row];
+        for (int64_t i = 0; i < size; i++) out[i] = sums[i] * inverse;
+    }
 }
 
-static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *all) {
-    const int64_t padded = padded_size(pass->layer.size), floats = result_floats(&pass->layer);
-    const int64_t rows = rows_of(pass, span);
-    float result[MOST_SIZE + 2];
-    for (int64_t row = 0, from, to; row < rows; row++) {
-        set_positions(pass, span, row, &from, &to);
-        clear_result(result, padded);
-        for (int64_t split = from / SPLIT; split * SPLIT < to; split++)
-            merge_result(result, all->results + ((split - all->from) * rows + row) * floats, padded);
-        write_result(pass, span, head, row, result);
+// A tile's results take as many floats as its sums, and two for each row.
+enum { RESULT_FLOATS = MOST_FLOATS + 2 * MOST_ROWS };
+
+// The first of some ascending numbers that is above another number.
+INLINE int64_t first_above(const int64_t *ascending, int64_t count, int64_t number) {
+    int64_t index = 0;
+    while (index < count && ascending[index] <= number) index++;
+    return index;
+}
+
+static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *splits) {
+    const int64_t padded = padded_size(pass->layer.size), rows = rows_of(pass, span);
+    const int64_t most = tile_rows(&pass->layer);
+    int64_t from[MOST_ROWS], to[MOST_ROWS];
+    float memory[RESULT_FLOATS];
+    for (int64_t first = 0, count; first < rows; first += count) {
+        count = rows - first < most ? rows - first : most;
+        for (int64_t row = 0; row < count; row++)
+            set_positions(pass, span, first + row, from + row, to + row);
+        const Results all = results_at(memory, count, padded);
+        clear_results(all, count, padded);
+        for (int64_t split = from[0] / SPLIT; split * SPLIT < to[count - 1]; split++) {
+            const int64_t top = first_above(to, count, split * SPLIT);
+            const int64_t bottom = first_above(from, count, (split + 1) * SPLIT - 1);
+            const Results next = results_of(pass, span, splits, split);
+            merge_results(from_row(all, top, padded), from_row(next, first + top, padded), bottom - top,
+                          padded);
+        }
+        write_rows(pass, span, head, first, count, all);
     }
 }
 
@@ -336,29 +390,26 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
     enum { SPLIT_BLOCKS = SPLIT / BLOCK };
     Rows rows;
     prepare_rows(pass, span, head, first, count, &rows);
-    const int64_t padded = rows.padded, floats = result_floats(&pass->layer);
-    float results[MOST_FLOATS + 2 * MOST_ROWS];
-    for (int64_t row = 0; row < count; row++) clear_result(results + row * floats, padded);
+    const int64_t padded = rows.padded;
+    float memory[RESULT_FLOATS], weights[MOST_ROWS];
+    const Results all = results_at(memory, count, padded), one = {rows.sums, rows.row_max, weights};
+    clear_results(all, count, padded);
     int64_t block = rows.from[0] / BLOCK, last = (rows.to[count - 1] + BLOCK - 1) / BLOCK;
     if (some && some->first * SPLIT_BLOCKS > block) block = some->first * SPLIT_BLOCKS;
     if (some && some->end * SPLIT_BLOCKS < last) last = some->end * SPLIT_BLOCKS;
     for (int64_t split = block / SPLIT_BLOCKS, end; block < last; block = end, split++) {
         end = (split + 1) * SPLIT_BLOCKS < last ? (split + 1) * SPLIT_BLOCKS : last;
         see_split(pass, span, head, &rows, block, end);
-        for (int64_t row = 0; row < count; row++) {
-            if (rows.to[row] <= block * BLOCK || rows.from[row] >= end * BLOCK) continue;
-            float result[MOST_SIZE + 2], *to = result;
-            if (some)
-                to = some->results +
-                     ((split - some->from) * rows_of(pass, span) + first + row) * floats;
-            memcpy(to, rows.sums + row * padded, padded * sizeof(float));
-            to[padded] = rows.row_max[row];
-            to[padded + 1] = total(rows.weights[row]);
-            if (!some) merge_result(results + row * floats, to, padded);
-        }
+        for (int64_t row = 0; row < count; row++) weights[row] = total(rows.weights[row]);
+        const int64_t top = first_above(rows.to, count, block * BLOCK);
+        const int64_t seeing = first_above(rows.from, count, end * BLOCK - 1) - top;
+        const Results seen = from_row(one, top, padded);
+        if (some)
+            copy_results(from_row(results_of(pass, span, some, split), first + top, padded), seen, seeing,
+                         padded);
+        else merge_results(from_row(all, top, padded), seen, seeing, padded);
     }
-    for (int64_t row = 0; row < count && !some; row++)
-        write_result(pass, span, head, first + row, results + row * floats);
+    if (!some) write_rows(pass, span, head, first, count, all);
 }
 
 const AttentionKernel ATTENTION = {write_span, attend_rows, merge_splits};

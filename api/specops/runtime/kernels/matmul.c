@@ -22,7 +22,7 @@ static const int64_t PANEL = 384 << 10;
 // demo pair took 1.01 to 1.02 of the time (2 cores, AMD EPYC, Zen 5).
 enum { FEW_BYTES = 64 << 10 };
 
-static _Atomic int64_t sharing = 2;  // number of threads
+_Atomic int64_t sharing = 2;
 
 void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 

@@ -4,6 +4,7 @@
 #define SPECOPS_THREADS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 // `run` calls work(argument, 0) to work(argument, count - 1), in any order and in parallel.
 typedef struct {
@@ -17,5 +18,8 @@ static inline void run_in_turn(void *context, void (*work)(void *, size_t), size
     (void)context;
     for (size_t i = 0; i < count; i++) work(argument, i);
 }
+
+// Number of threads that share the work. It decides how work is cut, never what is computed.
+extern _Atomic int64_t sharing;
 
 #endif
