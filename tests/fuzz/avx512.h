@@ -58,7 +58,8 @@ static inline __m512i shuffle_epi8(__m512i one, __m512i other) {  // within each
 
 static inline __m512i abs_epi8(__m512i one) {
     Register out = {one};
-    for (int i = 0; i < 64; i++) out.unsigned8[i] = (uint8_t)(out.signed8[i] < 0 ? -out.signed8[i] : out.signed8[i]);
+    for (int i = 0; i < 64; i++)
+        if (out.signed8[i] < 0) out.unsigned8[i] = (uint8_t)-out.unsigned8[i];
     return out.all;
 }
 

@@ -29,6 +29,7 @@ const char *specops_kernel_of(unsigned has, int number);
 unsigned specops_features(void);
 int specops_force_kernel(const char *name);
 int specops_filter(const float *, int64_t, int64_t, const Filter *, float *);
+void specops_share(int64_t threads);
 void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
 int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
@@ -475,6 +476,7 @@ static void product(Case *c) {
     const int64_t odd = oddness(), count = one_in(2) ? 1 : from_to(2, 3);
     const int bias = one_in(2), of_file = one_in(2);
     const Matrix first = some_matrix(of_file);
+    specops_share(from_to(1, 16));
     int64_t columns[MOST_SEGMENTS] = {one_in(32) ? 200 : first.columns}, types[MOST_SEGMENTS] = {first.type};
     for (int64_t i = 1; i < count; i++) {
         const Matrix other = some_matrix(of_file);
@@ -910,6 +912,7 @@ static void try_amx(void) {
         check(!specops_agree(&wrong, &MATMUL_PLAIN, m->type, m->block), "AMX's own test sees nothing");
     }
     for (int size = 0; size < SUM_SIZES; size++) use_wide_from(size, 0);
+    specops_share(2);
     count_matrices(INT4, 128, 128, 4, 2, 8 * 4 * 8, 8 * 4 * 8);
     count_matrices(Q4_K, 32, 128, 4, 2, 8 * 4 * 16, 8 * 4 * 16);
     count_matrices(Q6_K, 32, 32, 2, 1, 2 * 2 * 32, 2 * 2 * 32);

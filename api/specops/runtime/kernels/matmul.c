@@ -84,6 +84,7 @@ typedef struct {
     float *y;
     Activations x;
     int64_t groups, panel;  // number of groups of rows: all, and of one panel
+    int64_t parts;          // of K, into which a group is cut to be rounded
     int64_t pieces;         // into which the weights are cut
 } Job;
 
@@ -100,15 +101,24 @@ static void cut_rows(Job *job) {
     job->groups = (rows + job->x.width - 1) / job->x.width;
 }
 
-// Rounds a whole group of rows: its rows share lines of memory, for which two threads would wait in
-// turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5 (2
-// cores, AMD EPYC).
-static void quantize(void *argument, size_t group) {
+// Rounds a part of K of a whole group of rows: its rows share lines of memory, for which two threads would
+// wait in turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5
+// (2 cores, AMD EPYC).
+static void quantize(void *argument, size_t index) {
     const Job *job = argument;
     const Activations *x = &job->x;
-    const int64_t first = group * x->width, count = least(x->width, x->rows - first);
+    const int64_t first = index / job->parts * x->width, part = index % job->parts;
+    const int64_t start = part * x->blocks / job->parts, stop = (part + 1) * x->blocks / job->parts;
+    const int64_t count = least(x->width, x->rows - first);
     for (int row = 0; row < count; row++)
-        job->kernel->quantize(job->input, x, first, row, (int)count);
+        job->kernel->quantize(job->input, x, first, row, (int)count, start, stop);
+}
+
+// Number of parts of K: enough for all threads, but as large as what one thread rounds alone.
+static int64_t parts_of(const Job *job) {
+    const int64_t wanted = (sharing + job->groups - 1) / job->groups;
+    const int64_t parts = least(wanted, job->x.width * job->x.depth / ROUNDED_ALONE);
+    return parts < 1 ? 1 : least(parts, job->x.blocks);
 }
 
 // Number of a segment's tiles before a piece that begins behind `bytes` bytes of all weights.
@@ -174,7 +184,7 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
     Job job = {kernel, weights, tiles, bias, input, y,
                {(int8_t *)memory,  // first, so aligned for any register
                 (float *)(memory + places * pitch), rows, 0, weights->depth, weights->block, blocks,
-                kernel->bytes, pitch, kernel->by_row, weights->kinds, {{0}}}, 0, 0, 0};
+                kernel->bytes, pitch, kernel->by_row, weights->kinds, {{0}}}, 0, 0, 1, 0};
     Term *next = (Term *)(job.x.scales + rows * blocks);
     for (int i = 0; i < weights->kinds; i++) {
         Terms *terms = job.x.terms + i;
@@ -183,8 +193,11 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
         terms->at = next, next += rows * blocks * terms->halves;
     }
     cut_rows(&job);
-    if (rows * weights->depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
-    else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
+    if (rows * weights->depth <= ROUNDED_ALONE) run_in_turn(NULL, quantize, job.groups, &job);
+    else {
+        job.parts = parts_of(&job);
+        threads.run(threads.context, quantize, job.groups * job.parts, &job);
+    }
     job.panel = least(PANEL / (pitch * job.x.width) + 1, job.groups);
     job.pieces = pieces_of(weights, kernel->tiles, job.panel, least(rows, job.panel * job.x.width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;

@@ -121,8 +121,10 @@ typedef struct MatmulKernel {
     int is_signed;
     // Computes a row of the input into `activated`; not for AS_IT_IS.
     void (*activate)(const Input *input, int64_t row, int64_t depth);
-    // Computes row `first + row` of the input and rounds it; `first` begins a group of `count` rows.
-    void (*quantize)(const Input *input, const Activations *x, int64_t first, int row, int count);
+    // Computes blocks `start` to `stop` of row `first + row` of the input and rounds them; `first` begins a
+    // group of `count` rows.
+    void (*quantize)(const Input *input, const Activations *x, int64_t first, int row, int count,
+                     int64_t start, int64_t stop);
     void (*piece)(const Piece *piece);
     const struct MatmulKernel *narrow;  // for few rows; NULL: this kernel
 } MatmulKernel;

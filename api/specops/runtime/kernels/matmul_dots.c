@@ -84,10 +84,12 @@ INLINE Sums dot(Sums sums, Bytes numbers, const int8_t *x) {
     return add(add(sums, pairs & 255, word->even), pairs >> 8, word->odd);
 }
 
-static void quantize_words(const Input *input, const Activations *to, int64_t group, int place, int count) {
-    quantize_row(input, to, group, place, count);
-    int8_t *codes = to->codes + group * to->pitch + place * (int64_t)sizeof(Word);
-    for (int64_t k = 0; k < to->blocks * to->block; k += 4, codes += count * sizeof(Word)) {
+static void quantize_words(const Input *input, const Activations *to, int64_t group, int place, int count,
+                           int64_t start, int64_t stop) {
+    quantize_row(input, to, group, place, count, start, stop);
+    const int64_t word = sizeof(Word), first = start * to->block;
+    int8_t *codes = to->codes + group * to->pitch + (first / 4 * count + place) * word;
+    for (int64_t k = first; k < stop * to->block; k += 4, codes += count * word) {
         const BytePairs four = (BytePairs)((Columns){0} + word_at(codes));
         *(Word *)codes = (Word){(Pairs)(four << 8) >> 8, (Pairs)four >> 8};
     }

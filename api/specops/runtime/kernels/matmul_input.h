@@ -32,14 +32,16 @@ INLINE Floats first_of(Floats values, int64_t count) {
     return load_first(held, (int)count);
 }
 
-// The moments of a row; writes the sum of x and residual.
-INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64_t depth) {
+// The moments of a row; writes numbers `from` to `to` of the sum of x and residual.
+INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t from,
+                          int64_t to) {
     Floats sums = {0}, squares = {0};
     float mean = 0;
     for (int64_t k = 0; k < depth; k += LANES) {
         const int64_t at = row * depth + k, count = depth - k;
         const Floats x = summed(input, at, count);
-        if (input->sum) store_first(input->sum + at, count < LANES ? (int)count : LANES, x);
+        if (input->sum && k >= from && k < to)
+            store_first(input->sum + at, count < LANES ? (int)count : LANES, x);
         if (kind == NORM) squares += x * x;
         else sums += x;
     }
@@ -54,9 +56,9 @@ INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64
     return (Moments){mean, inverse_rms(squares, depth, input->epsilon)};
 }
 
-static Moments moments(const Input *input, int64_t row, int64_t depth) {
-    if (input->kind == NORM) return moments_of(NORM, input, row, depth);
-    if (input->kind == LAYER_NORM) return moments_of(LAYER_NORM, input, row, depth);
+static Moments moments(const Input *input, int64_t row, int64_t depth, int64_t from, int64_t to) {
+    if (input->kind == NORM) return moments_of(NORM, input, row, depth, from, to);
+    if (input->kind == LAYER_NORM) return moments_of(LAYER_NORM, input, row, depth, from, to);
     return (Moments){0, 1};
 }
 
@@ -100,7 +102,8 @@ static void activate(const Input *input, int64_t row, int64_t depth, int64_t sta
 
 // See MatmulKernel.
 static void activate_row(const Input *input, int64_t row, int64_t depth) {
-    activate(input, row, depth, 0, depth, moments(input, row, depth), input->activated + row * depth);
+    activate(input, row, depth, 0, depth, moments(input, row, depth, 0, depth),
+             input->activated + row * depth);
 }
 
 INLINE int32_t sum_of(Ints v) {
@@ -157,25 +160,27 @@ INLINE void put_terms(const Terms *terms, Term *at, int count, const Rounded *bl
 }
 
 // See MatmulKernel.
-static void quantize_row(const Input *input, const Activations *to, int64_t group, int place, int count) {
+static void quantize_row(const Input *input, const Activations *to, int64_t group, int place, int count,
+                         int64_t start, int64_t stop) {
     const int64_t depth = to->depth, block = to->block, row = group + place;
     const int64_t word = 4 * to->bytes, stride = to->by_row ? word : word * count;
     int8_t *codes = to->codes + group * to->pitch + place * (to->by_row ? to->pitch : word);
     float *scales = to->scales + group * to->blocks + place;
-    const Moments by = moments(input, row, depth);
+    const int64_t end = stop * block < depth ? stop * block : depth;
+    const Moments by = moments(input, row, depth, start * block, end);
     const int64_t most = input->kind == AS_IT_IS ? depth : CHUNK / block * block;
     float chunk[CHUNK];
-    for (int64_t start = 0, number = 0; start < depth; start += most) {
-        const int64_t size = depth - start < most ? depth - start : most;
-        const float *x = input->x + row * depth;
+    for (int64_t first = start * block, number = start; first < end; first += most) {
+        const int64_t size = end - first < most ? end - first : most;
+        const float *x = input->x + row * depth + first;
         if (input->kind != AS_IT_IS) {
-            float *activated = input->activated ? input->activated + row * depth + start : chunk;
-            activate(input, row, depth, start, size, by, activated);
+            float *activated = input->activated ? input->activated + row * depth + first : chunk;
+            activate(input, row, depth, first, size, by, activated);
             x = activated;
         }
         for (int64_t k = 0; k < size; k += block, number++) {
             const Rounded rounded = round_block(x + k, size - k < block ? size - k : block, block,
-                                                codes + (start + k) / 4 * stride, stride);
+                                                codes + (first + k) / 4 * stride, stride);
             scales[number * count] = rounded.scale;
             for (const Terms *t = to->terms; t < to->terms + to->kinds; t++)
                 put_terms(t, t->at + (group * to->blocks + number * count) * t->halves + place, count,
