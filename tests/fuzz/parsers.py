@@ -89,6 +89,13 @@ def _graph(folder: Path) -> None:
     export_checkpoint(source, folder, quantization=Quantization.parse("int4-32"))
 
 
+def _gguf_graph(folder: Path) -> None:
+    made = folder.parent / "made"
+    made.mkdir()
+    gguf_files.make(made)
+    export_checkpoint(made / gguf_files.FILE, folder, quantization=None)
+
+
 def _read_graph(folder: Path) -> None:
     """Prepare the graph up to the point where ONNX Runtime would load it."""
     with mock.patch.object(prepacking, "_optimized", side_effect=ModelError("far enough")):
@@ -156,6 +163,7 @@ READERS = {
         gguf_files.make, gguf_files.FILE, gguf_files.read, ExportError, gguf_files.damaged
     ),
     "graph": Reader(_graph, "model.onnx", _read_graph, ModelError),
+    "gguf's graph": Reader(_gguf_graph, "model.onnx", _read_graph, ModelError),
     "description": Reader(
         _described, "specops.json genai_config.json", _read_descriptions, ModelError
     ),
