@@ -12,10 +12,8 @@ def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) ->
     codes = unpacked(quantized.packed, bits).astype(np.float32)
     zero_points: Float = np.full_like(quantized.scales, 2 ** (bits - 1))
     stored = quantized.zero_points
-    if stored is not None and stored.dtype == np.float32:
-        zero_points = stored.astype(np.float32, copy=False)
-    elif stored is not None:
-        points = unpacked(stored.astype(np.uint8, copy=False), bits).astype(np.float32)
+    if stored is not None:
+        points = unpacked(stored, bits).astype(np.float32)
         zero_points = points[:, : zero_points.shape[1]]  # without the padding of an odd number
     values = (codes - zero_points[..., None]) * quantized.scales[..., None]
     return values.reshape(len(codes), -1)[:, :columns]
