@@ -62,21 +62,21 @@ def build(folder: Path, foreign: str | None = None) -> Path:
         foreign: kind of processor to compile for by zig, without sanitizers, so that an emulator
             can run the program; None: this machine.
     """
-    setup = build_script()
+    setup, few = build_script(), "-DSMALL_GROUPS"  # sanitizers take minutes to compile all of them
     if foreign is None:
-        command, checks = _compiler(setup, folder), FLAGS
+        command, checks = _compiler(setup, folder), (*FLAGS, few)
     else:
         command, checks = zig(foreign), ("-O1",)
     kind = foreign or setup.machine()
     objects = setup.objects(kind)
     if kind == "x86_64":
-        flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", "-DMATMUL=MATMUL_EVEX")
+        flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few, "-DMATMUL=MATMUL_EVEX")
         objects["matmul_evex"] = ("matmul_dots", flags)
         flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_BY_C")
         objects["matmul_amx_by_c"] = ("matmul_amx", flags)
         emulated = ("-include", str(Path(__file__).with_name("avx512.h")))
         for source, name in (("pairs", "AVX512"), ("dots", "VNNI512")):
-            flags = (*emulated, f"-DMATMUL=MATMUL_{name}_BY_C")
+            flags = (*emulated, few, f"-DMATMUL=MATMUL_{name}_BY_C")
             objects[f"matmul_{name.lower()}_by_c"] = (f"matmul_{source}", flags)
     sources = {
         name: (ROOT / setup.KERNELS / f"{source}.c", flags)

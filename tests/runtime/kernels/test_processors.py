@@ -152,7 +152,8 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     setup = fuzz.build_script()
     source, flags = setup.objects(kind)[f"matmul_{variant}"]
     assembly = folder / "kernel.s"
-    arguments = (*setup.FLAGS, *flags, "-S", str(ROOT / setup.KERNELS / f"{source}.c"))
+    flags = (*setup.FLAGS, *flags, "-DSMALL_GROUPS")
+    arguments = (*flags, "-S", str(ROOT / setup.KERNELS / f"{source}.c"))
     command = setup.command_of(*arguments, "-o", str(assembly), compiler=fuzz.zig(kind))
     subprocess.run(command, check=True, capture_output=True)
     return assembly.read_text()

@@ -7,23 +7,29 @@
 
 // A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
 // for the one before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the
-// registers. Where rows compute fewer parts TOGETHER, they do so part by part.
+// registers; SMALL_GROUPS, for programs of tests, compiles less. Where rows compute fewer parts TOGETHER, they
+// do so part by part.
+#if defined(SMALL_GROUPS)
+#define ROWS_UP_TO(COUNT) 4
+#else
+#define ROWS_UP_TO(COUNT) COUNT
+#endif
 #if defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
 #define REGISTER 64
-enum { MOST = 10 };
+enum { MOST = ROWS_UP_TO(10) };
 #define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : (COUNT) <= 9 ? 2 : 1)
 #elif defined(__AVXVNNI__) || defined(HALF_REGISTERS)
 #define REGISTER 32
-enum { MOST = 5 };
+enum { MOST = ROWS_UP_TO(5) };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define REGISTER 16
-enum { MOST = 5 };
+enum { MOST = ROWS_UP_TO(5) };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #else
 #define WITHOUT_DOTS
 #define REGISTER 16
-enum { MOST = 5 };
+enum { MOST = ROWS_UP_TO(5) };
 #define CHAINS(COUNT) 1
 #endif
 

@@ -11,7 +11,12 @@
 
 #include "matmul_kernel.h"
 
-enum { PARTS = LINE / REGISTER, MOST = 9, BYTES = 1, LOWERED = 128, WORDS = UNIT / 4 };
+#if defined(SMALL_GROUPS)  // for programs of tests
+enum { MOST = 4 };
+#else
+enum { MOST = 9 };
+#endif
+enum { PARTS = LINE / REGISTER, BYTES = 1, LOWERED = 128, WORDS = UNIT / 4 };
 // Few rows compute a whole tile at once, to share the activations. More rows compute it part by part,
 // so that the sums of all rows stay in registers.
 #define TOGETHER(COUNT) ((COUNT) <= 3 ? PARTS : 1)
