@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB
-from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, Lineup, lineups
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, UNPACKED, Lineup, lineups
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
 from bench.tools.quiet import Case, Turns
@@ -61,7 +61,7 @@ class Plan:
     passes: int
 
 
-FULL = Plan(loads=2, rounds=6, passes=3)
+FULL = Plan(loads=2, rounds=4, passes=3)
 QUICK = Plan(loads=1, rounds=1, passes=1)
 
 
@@ -140,9 +140,9 @@ class Measured:
             self.turns.note,
         )
 
-    def agreeing(self, digits: int = 2) -> str:
+    def agreeing(self) -> str:
         """How far peers agree with us, in words."""
-        return ", ".join(f"{name} {value:.{digits}f}" for name, value in self.agreement.items())
+        return ", ".join(f"{name} {value:.2f}" for name, value in self.agreement.items())
 
     def table(
         self,
@@ -157,25 +157,18 @@ class Measured:
         milliseconds to that unit.
         """
         rows, record = [], []
-        for weights, sides in self.sides.items():
+        for weights in self.sides:
             for case, figure in figures.items():
-                times = {engine: self.turns.ms[case][name] for engine, name in sides.items()}
-                found = {
-                    engine: Summary.of([figure(ms) for ms in times[engine]]) for engine in times
-                }
-                over = {
-                    peer: Summary.of(ratios(times[peer], times[OURS]))
-                    for peer in PEERS
-                    if peer in times
-                }
+                times = self.times(weights, case)
+                found = {one: Summary.of([figure(ms) for ms in times[one]]) for one in times}
+                theirs = [peer for peer in PEERS if peer in times]
+                over = {peer: Summary.of(ratios(times[peer], times[OURS])) for peer in theirs}
                 cells = [found[one].spread(1) if one in found else "" for one in (OURS, *PEERS)]
                 cells += [over[peer].spread() if peer in over else "" for peer in PEERS]
                 rows.append((weights, case, *cells))
-                record.append(
-                    {"weights": weights, "case": case}
-                    | {"figures": {one: asdict(item) for one, item in found.items()}}
-                    | {"over": {peer: asdict(item) for peer, item in over.items()}}
-                )
+                spreads = {key: {one: asdict(item) for one, item in value.items()}
+                           for key, value in (("figures", found), ("over", over))}  # fmt: skip
+                record.append({"weights": weights, "case": case, **spreads})
         case, unit = columns
         heads = [f"{engine}, {unit}" for engine in (OURS, *PEERS)]
         heads += [f"over {peer}" for peer in PEERS]
@@ -185,11 +178,17 @@ class Measured:
         """Judge by the least speed over a peer, by weights, case and peer."""
         found = []
         for (weights, case, peer), line in least.items():
-            sides, ms = self.sides.get(weights, {}), self.turns.ms.get(case, {})
-            if peer in sides and ms:
-                over = Summary.of(ratios(ms[sides[peer]], ms[sides[OURS]])).median
+            if weights in self.sides and case in self.turns.ms:
+                times = self.times(weights, case)
+                over = Summary.of(ratios(times[peer], times[OURS])).median
                 found.append(Target(f"{weights}, {case}: times as fast as {peer}", line, over))
         return found
+
+    def times(self, weights: str, case: str) -> dict[str, list[float]]:
+        """Milliseconds by engine, of llama.cpp with the faster setting."""
+        ms = {engine: self.turns.ms[case][name] for engine, name in self.sides[weights].items()}
+        both = [ms.pop(engine) for engine in (LLAMA_CPP, UNPACKED) if engine in ms]
+        return ms | {LLAMA_CPP: min(both, key=lambda times: Summary.of(times).median)}
 
 
 @contextlib.contextmanager
@@ -212,11 +211,13 @@ def peers(
     python: Path, lineup: Lineup, *, openvino: str = "openvino_worker"
 ) -> dict[str, SideProcess]:
     """The processes of a lineup's peers."""
-    modules = {LLAMA_CPP: "llama_worker", OPENVINO: openvino}
-    return {
-        lineup.sides[peer]: SideProcess.peer(python, modules[peer], file)
-        for peer, file in lineup.files.items()
+    modules = {LLAMA_CPP: "llama_worker", UNPACKED: "llama_worker", OPENVINO: openvino}
+    found = {
+        peer: SideProcess.peer(python, modules[peer], file) for peer, file in lineup.files.items()
     }
+    if UNPACKED in found:
+        found[UNPACKED] = replace(found[UNPACKED], environment={"LLAMA_REPACK": "0"})
+    return {lineup.sides[peer]: side for peer, side in found.items()}
 
 
 def run(plan: Plan, cache: Path) -> Outcome:
@@ -279,6 +280,7 @@ def outcome(nbytes: Mapping[str, int], measured: Measured) -> Outcome:
         f"real chat model; MB of {LLAMA_CPP}'s files: {sizes}",
         f"a pass has {_PAST} tokens of keys and values behind it, a prompt none; {plan.loads} "
         f"starts from the disk x {plan.rounds} rounds, prompts in every third",
+        f"{LLAMA_CPP}: with repacked weights, its default, or without, whichever is faster; "
         f"correlation of logits: {measured.agreeing()}",
     )
     same = dict.fromkeys(turns.ms, lambda ms: ms)

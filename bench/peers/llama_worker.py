@@ -1,11 +1,13 @@
 """llama.cpp as a side of the comparison, through its C interface: no Python between the passes.
 
 It runs in the peers' environment. Everything but the number of threads has its default: repacked
-weights, float16 keys and values, flash attention if llama.cpp chooses it.
+weights, unless `LLAMA_REPACK` is 0, float16 keys and values, flash attention if llama.cpp chooses
+it, as it does on CPUs.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import llama_cpp
@@ -30,9 +32,9 @@ class LlamaSide(Side):
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
         """See `Side`."""
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            model.encode(), llama_cpp.llama_model_default_params()
-        )
+        whole = llama_cpp.llama_model_default_params()
+        whole.use_extra_bufts = os.environ.get("LLAMA_REPACK") != "0"
+        self._model = llama_cpp.llama_model_load_from_file(model.encode(), whole)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         options = llama_cpp.llama_context_default_params()

@@ -24,7 +24,7 @@ from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.peers import compare
 from bench.peers.compare import THREADS, SideProcess, Sides
-from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, lineups
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, UNPACKED, lineups
 from bench.serving.load import Answer, Ask, burst, once, span
 from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
@@ -34,9 +34,8 @@ from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
-_TARGETS = {  # least tokens over a peer's, by weights and clients
-    (INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5,
-}  # fmt: skip
+# Least tokens over a peer's, by weights and clients.
+_TARGETS = {(INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5}
 _LIKELIEST = 5  # first tokens of an answer: the API tells no more
 _AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
@@ -143,6 +142,7 @@ def run(plan: Plan, cache: Path) -> Outcome:
     python, entered = lineups(cache)
     processes: dict[str, SideProcess] = {}
     for lineup in entered:
+        lineup.files.pop(UNPACKED, None)  # it has its defaults here
         processes |= compare.peers(python, lineup, openvino="genai_worker")
     models = {lineup.sides[OURS]: lineup.model for lineup in entered}
     sides = {lineup.weights: lineup.sides for lineup in entered}
@@ -205,9 +205,8 @@ def _agree(
 ) -> None:
     """Warm all sides up, and check that they continue prompts alike.
 
-    Where weights are rounded differently, and as the most likely tokens of a random model have
-    nearly the same probability, they do not always agree; but by chance it would be one in
-    thousands.
+    Rounding decides between a random model's most likely tokens, so they do not always agree; but
+    by chance it would be one in thousands.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
     firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in running.items()}
