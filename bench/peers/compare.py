@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB
-from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, UNPACKED, Lineup, lineups
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, Lineup, lineups
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
 from bench.tools.quiet import Case, Turns
@@ -185,10 +185,8 @@ class Measured:
         return found
 
     def times(self, weights: str, case: str) -> dict[str, list[float]]:
-        """Milliseconds by engine, of llama.cpp with the faster setting."""
-        ms = {engine: self.turns.ms[case][name] for engine, name in self.sides[weights].items()}
-        both = [ms.pop(engine) for engine in (LLAMA_CPP, UNPACKED) if engine in ms]
-        return ms | {LLAMA_CPP: min(both, key=lambda times: Summary.of(times).median)}
+        """Milliseconds by engine, round by round."""
+        return {engine: self.turns.ms[case][name] for engine, name in self.sides[weights].items()}
 
 
 @contextlib.contextmanager
@@ -211,13 +209,11 @@ def peers(
     python: Path, lineup: Lineup, *, openvino: str = "openvino_worker"
 ) -> dict[str, SideProcess]:
     """The processes of a lineup's peers."""
-    modules = {LLAMA_CPP: "llama_worker", UNPACKED: "llama_worker", OPENVINO: openvino}
-    found = {
-        peer: SideProcess.peer(python, modules[peer], file) for peer, file in lineup.files.items()
+    modules = {LLAMA_CPP: "llama_worker", OPENVINO: openvino}
+    return {
+        lineup.sides[peer]: SideProcess.peer(python, modules[peer], file)
+        for peer, file in lineup.files.items()
     }
-    if UNPACKED in found:
-        found[UNPACKED] = replace(found[UNPACKED], environment={"LLAMA_REPACK": "0"})
-    return {lineup.sides[peer]: side for peer, side in found.items()}
 
 
 def run(plan: Plan, cache: Path) -> Outcome:
@@ -280,7 +276,7 @@ def outcome(nbytes: Mapping[str, int], measured: Measured) -> Outcome:
         f"real chat model; MB of {LLAMA_CPP}'s files: {sizes}",
         f"a pass has {_PAST} tokens of keys and values behind it, a prompt none; {plan.loads} "
         f"starts from the disk x {plan.rounds} rounds, prompts in every third",
-        f"{LLAMA_CPP}: with repacked weights, its default, or without, whichever is faster; "
+        f"{LLAMA_CPP}: repacked weights and flash attention, its defaults and fastest settings; "
         f"correlation of logits: {measured.agreeing()}",
     )
     same = dict.fromkeys(turns.ms, lambda ms: ms)

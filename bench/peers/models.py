@@ -26,9 +26,7 @@ from tests.models.convert.gguf.files import write_gguf
 
 _ROOT = Path(__file__).resolve().parents[2]
 OURS, LLAMA_CPP, OPENVINO = "specops", "llama.cpp", "OpenVINO"
-UNPACKED = "llama.cpp without repacking"  # another setting of it, for what it repacks by default
 TYPES = ("Q4_0", "Q4_K_M", "IQ4_XS", "Q5_K_M")
-_REPACKED = TYPES[:2]  # on x86-64
 INT4 = "int4-128"  # our own export: OpenVINO's counterpart
 _TINYLLAMA = partial(tinyllama_checkpoint, dtype="float16")
 _WRITERS = ("llama_model", "openvino_model")  # the modules that write the files
@@ -56,8 +54,7 @@ def lineups(cache: Path) -> tuple[Path, list[Lineup]]:
     found = [Lineup(INT4, tinyllama(cache), {LLAMA_CPP: files["Q4_0"], **openvino})]
     for kind in TYPES:
         model = BenchModel(kind, kind, plain(files[kind], files[kind].parent))
-        both = (LLAMA_CPP, UNPACKED) if kind in _REPACKED else (LLAMA_CPP,)
-        found.append(Lineup(kind, model, dict.fromkeys(both, files[kind]) | openvino))
+        found.append(Lineup(kind, model, {LLAMA_CPP: files[kind], **openvino}))
     if (real := chat_model()).is_file():
         model = BenchModel(real.stem, real.stem, plain(real, files["Q4_0"].parent))
         found.append(Lineup(real.stem, model, {LLAMA_CPP: real}))

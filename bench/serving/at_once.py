@@ -24,7 +24,7 @@ from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.peers import compare
 from bench.peers.compare import THREADS, SideProcess, Sides
-from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, UNPACKED, lineups
+from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, lineups
 from bench.serving.load import Answer, Ask, burst, once, span
 from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
@@ -142,7 +142,6 @@ def run(plan: Plan, cache: Path) -> Outcome:
     python, entered = lineups(cache)
     processes: dict[str, SideProcess] = {}
     for lineup in entered:
-        lineup.files.pop(UNPACKED, None)  # it has its defaults here
         processes |= compare.peers(python, lineup, openvino="genai_worker")
     models = {lineup.sides[OURS]: lineup.model for lineup in entered}
     sides = {lineup.weights: lineup.sides for lineup in entered}
