@@ -15,6 +15,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -124,10 +125,13 @@ class Compile(build_ext):
         folder = Path(self.build_temp) / "kernels" / (target() or "here")
         for parent in (library.parent, folder):
             parent.mkdir(parents=True, exist_ok=True)
-        built = []
-        for name, (source, flags) in objects(machine()).items():
-            built.append(str(folder / f"{name}.o"))
-            call(*FLAGS, *WARNINGS, *flags, "-c", str(KERNELS / f"{source}.c"), "-o", built[-1])
+        commands = {
+            folder / f"{name}.o": (*FLAGS, *WARNINGS, *flags, "-c", str(KERNELS / f"{source}.c"))
+            for name, (source, flags) in objects(machine()).items()
+        }
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compiler uses one processor
+            list(pool.map(lambda path: call(*commands[path], "-o", str(path)), commands))
+        built = list(map(str, commands))
         apple = "macos" in (target() or "") or (target() is None and sys.platform == "darwin")
         named = ("-install_name", f"@rpath/{library.name}") if apple else ()
         call("-shared", "-s", *named, *built, "-lm", "-o", str(library))

@@ -60,7 +60,7 @@ def test_presets_have_the_sampling_of_their_cards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "found", "unusable"),
+    ("written", "expected", "unusable"),
     [
         ({"temperature": 0.2, "top_p": 0.9, "eos_token_id": 2, "do_sample": True}, CARD, []),
         ({"temperature": 1, "top_k": None}, SamplingDefaults(temperature=1), []),
@@ -80,11 +80,11 @@ def test_presets_have_the_sampling_of_their_cards() -> None:
     ids=str,
 )
 def test_a_models_file(
-    tmp_path: Path, written: Any, found: SamplingDefaults, unusable: list[str]
+    tmp_path: Path, written: Any, expected: SamplingDefaults, unusable: list[str]
 ) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(written))
     read, refused = SamplingDefaults.of_model(tmp_path)
-    assert (read, [*refused]) == (found, unusable)
+    assert (read, [*refused]) == (expected, unusable)
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"\xff", b"[" * 100_000], ids=str)

@@ -26,7 +26,7 @@ class Preset:
     about: str
     target: str = ""
     draft: str = "none"
-    quant: str = "int4-128"
+    quant: str = "int4-128-mixed"
     draft_quant: str = "int8-128"
     settings: dict[str, int | str] = field(default_factory=dict)
 

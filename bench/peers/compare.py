@@ -61,7 +61,7 @@ class Plan:
     passes: int
 
 
-FULL = Plan(loads=2, rounds=6, passes=3)
+FULL = Plan(loads=2, rounds=4, passes=3)
 QUICK = Plan(loads=1, rounds=1, passes=1)
 
 
@@ -140,9 +140,9 @@ class Measured:
             self.turns.note,
         )
 
-    def agreeing(self, digits: int = 2) -> str:
+    def agreeing(self) -> str:
         """How far peers agree with us, in words."""
-        return ", ".join(f"{name} {value:.{digits}f}" for name, value in self.agreement.items())
+        return ", ".join(f"{name} {value:.2f}" for name, value in self.agreement.items())
 
     def table(
         self,
@@ -157,25 +157,18 @@ class Measured:
         milliseconds to that unit.
         """
         rows, record = [], []
-        for weights, sides in self.sides.items():
+        for weights in self.sides:
             for case, figure in figures.items():
-                times = {engine: self.turns.ms[case][name] for engine, name in sides.items()}
-                found = {
-                    engine: Summary.of([figure(ms) for ms in times[engine]]) for engine in times
-                }
-                over = {
-                    peer: Summary.of(ratios(times[peer], times[OURS]))
-                    for peer in PEERS
-                    if peer in times
-                }
+                times = self.times(weights, case)
+                found = {one: Summary.of([figure(ms) for ms in times[one]]) for one in times}
+                theirs = [peer for peer in PEERS if peer in times]
+                over = {peer: Summary.of(ratios(times[peer], times[OURS])) for peer in theirs}
                 cells = [found[one].spread(1) if one in found else "" for one in (OURS, *PEERS)]
                 cells += [over[peer].spread() if peer in over else "" for peer in PEERS]
                 rows.append((weights, case, *cells))
-                record.append(
-                    {"weights": weights, "case": case}
-                    | {"figures": {one: asdict(item) for one, item in found.items()}}
-                    | {"over": {peer: asdict(item) for peer, item in over.items()}}
-                )
+                spreads = {key: {one: asdict(item) for one, item in value.items()}
+                           for key, value in (("figures", found), ("over", over))}  # fmt: skip
+                record.append({"weights": weights, "case": case, **spreads})
         case, unit = columns
         heads = [f"{engine}, {unit}" for engine in (OURS, *PEERS)]
         heads += [f"over {peer}" for peer in PEERS]
@@ -185,11 +178,15 @@ class Measured:
         """Judge by the least speed over a peer, by weights, case and peer."""
         found = []
         for (weights, case, peer), line in least.items():
-            sides, ms = self.sides.get(weights, {}), self.turns.ms.get(case, {})
-            if peer in sides and ms:
-                over = Summary.of(ratios(ms[sides[peer]], ms[sides[OURS]])).median
+            if weights in self.sides and case in self.turns.ms:
+                times = self.times(weights, case)
+                over = Summary.of(ratios(times[peer], times[OURS])).median
                 found.append(Target(f"{weights}, {case}: times as fast as {peer}", line, over))
         return found
+
+    def times(self, weights: str, case: str) -> dict[str, list[float]]:
+        """Milliseconds by engine, round by round."""
+        return {engine: self.turns.ms[case][name] for engine, name in self.sides[weights].items()}
 
 
 @contextlib.contextmanager
@@ -279,6 +276,7 @@ def outcome(nbytes: Mapping[str, int], measured: Measured) -> Outcome:
         f"real chat model; MB of {LLAMA_CPP}'s files: {sizes}",
         f"a pass has {_PAST} tokens of keys and values behind it, a prompt none; {plan.loads} "
         f"starts from the disk x {plan.rounds} rounds, prompts in every third",
+        f"{LLAMA_CPP}: repacked weights and flash attention, its defaults and fastest settings; "
         f"correlation of logits: {measured.agreeing()}",
     )
     same = dict.fromkeys(turns.ms, lambda ms: ms)

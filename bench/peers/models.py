@@ -47,11 +47,7 @@ class Lineup(NamedTuple):
 
 
 def lineups(cache: Path) -> tuple[Path, list[Lineup]]:
-    """The peers' interpreter and everything that is compared, made and converted where it is not.
-
-    Raises:
-        InstallError, BuildError: the peers, or a model of theirs, cannot be had.
-    """
+    """The peers' interpreter and all that is compared, made and converted where it is not."""
     python = install(cache / "environment")
     files = peer_models(python, cache=cache)
     openvino = {OPENVINO: files[OPENVINO]}

@@ -50,7 +50,7 @@ from specops.text.chat_template import ChatTemplate
 from training.corpus import read_held_out
 
 NNCF, REFERENCE = "NNCF int4-32", "transformers"
-WEIGHTS = ("fp32", "int8-32", "int8-128", "int4-32", "int4-128")
+WEIGHTS = ("fp32", "int8-32", "int8-128", "int4-32-mixed", "int4-32", "int4-128-mixed", "int4-128")
 _ANSWER, _DOCUMENTS, _DOCUMENT = 96, 4, 128  # tokens, texts, tokens
 _DECODE, _PREFILL = "1 token", "prompt of 512"
 FULL = Plan(loads=1, rounds=6, passes=3)

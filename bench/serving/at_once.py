@@ -34,9 +34,8 @@ from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
-_TARGETS = {  # least tokens over a peer's, by weights and clients
-    (INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5,
-}  # fmt: skip
+# Least tokens over a peer's, by weights and clients.
+_TARGETS = {(INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5}
 _LIKELIEST = 5  # first tokens of an answer: the API tells no more
 _AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
@@ -205,9 +204,8 @@ def _agree(
 ) -> None:
     """Warm all sides up, and check that they continue prompts alike.
 
-    Where weights are rounded differently, and as the most likely tokens of a random model have
-    nearly the same probability, they do not always agree; but by chance it would be one in
-    thousands.
+    Rounding decides between a random model's most likely tokens, so they do not always agree; but
+    by chance it would be one in thousands.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
     firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in running.items()}

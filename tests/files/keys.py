@@ -8,6 +8,7 @@ otherwise than what was observed: nothing that has a meaning may be passed over 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -212,24 +213,26 @@ def _function(source: str, start: str) -> str:
 
 # -- what is read here -----------------------------------------------------------------------------
 
+_LOOK_UPS = [(Entries, method) for method in ("__contains__", "number", "text", "flag")]
+_LOOK_UPS += [(Metadata, method) for method in ("integer", "listed", "raw")]
+
 
 def _observed() -> Iterator[str]:
     """The keys that are looked up in files of all architectures and of llama.cpp's vocabularies."""
     seen: set[str] = set()
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
-        def look_up(self: Metadata, key: str, *rest: Any) -> Any:
+        def look_up(self: Metadata, key: str, *rest: Any, **named: Any) -> Any:
             seen.add(key)
-            return method(self, key, *rest)
+            return method(self, key, *rest, **named)
 
         return look_up
 
-    with (
-        mock.patch.object(Entries, "__contains__", watched(Entries.__contains__)),
-        mock.patch.object(Entries, "_get", watched(Entries._get)),
-        mock.patch.object(Metadata, "raw", watched(Metadata.raw)),
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with contextlib.ExitStack() as stack:
+        for reader, method in _LOOK_UPS:
+            look_up = watched(getattr(reader, method))
+            stack.enter_context(mock.patch.object(reader, method, look_up))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         for file in _made(Path(folder)):
             GgufCheckpoint(file).write_texts(Path(folder))
         for file in (llama_cpp() / "models").glob("ggml-vocab-*.gguf"):

@@ -98,7 +98,7 @@ def _gguf_graph(folder: Path) -> None:
 
 def _read_graph(folder: Path) -> None:
     """Prepare the graph up to the point where ONNX Runtime would load it."""
-    with mock.patch.object(prepacking, "_optimized", side_effect=ModelError("far enough")):
+    with mock.patch.object(prepacking, "load", side_effect=ModelError("far enough")):
         prepacking.prepack(folder / "model.onnx", folder.parent / "laid-out")
 
 

@@ -25,9 +25,9 @@ async def test_vectors_come_in_the_order_of_the_texts_in_both_encodings() -> Non
     async with clients() as here:
         here.script([END])
         ask = here.openai.embeddings.create
-        found = await ask(model="fake", input=["ab", "cde"])  # the client asks for base64
+        packed = await ask(model="fake", input=["ab", "cde"])  # the client asks for base64
         plain = await ask(model="fake", input=["ab", "cde"], encoding_format="float")
-    for answer in (found, plain):
+    for answer in (packed, plain):
         assert answer.object == "list"
         assert [item.index for item in answer.data] == [0, 1]
         assert [item.object for item in answer.data] == ["embedding", "embedding"]

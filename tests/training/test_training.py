@@ -90,9 +90,9 @@ def test_a_stopped_training_goes_on_to_the_end_of_its_budget(
     stop.clear()
     target = make_target(tmp_path / "target.pt")
     target.finish(lambda now, smooth: f"loss {now[0]} smooth {smooth[0]}")
-    told = [line.split() for line in capsys.readouterr().out.splitlines() if "loss" in line]
-    assert [int(words[1]) for words in told] == list(range(2, 31))
-    losses, means = ([float(words[place]) for words in told] for place in (3, 5))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "loss" in line]
+    assert [int(words[1]) for words in lines] == list(range(2, 31))
+    losses, means = ([float(words[index]) for words in lines] for index in (3, 5))
     assert means[0] == losses[0]
     assert means[1] == pytest.approx(0.95 * losses[0] + 0.05 * losses[1])
     target.write(train_tokenizer(["a"], vocab_size=300), tmp_path / "target", 1, test_tokens=5)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -30,24 +30,23 @@ _HELP = """\
 /quit         end, as Ctrl + D does"""
 
 
+@dataclass(eq=False)
 class Chat:
     """A conversation and the engine that answers.
 
-    Args:
+    Attributes:
         engine: the engine of a chat model.
         request: the options of the answers; its prompt is replaced.
         terminal: shows the answers.
         system: the system message; None: the template may say its own.
+        turns: what was said so far.
     """
 
-    def __init__(
-        self, engine: Engine, request: GenerationRequest, terminal: Terminal, system: str | None
-    ) -> None:
-        self._engine = engine
-        self._request = request
-        self._terminal = terminal
-        self._system = system
-        self._turns: list[dict[str, str]] = []
+    engine: Engine
+    request: GenerationRequest
+    terminal: Terminal
+    system: str | None
+    turns: list[dict[str, str]] = field(default_factory=list)
 
     def run(self, read: Callable[[str], str]) -> None:
         """Answer line by line.
@@ -67,58 +66,58 @@ class Chat:
                 case "/quit":
                     return
                 case "/new":
-                    self._turns.clear()
+                    self.turns.clear()
                 case "/system":
-                    self._system = rest.strip() or None
+                    self.system = rest.strip() or None
                 case "/save":
                     self._save(rest.strip())
                 case _ if command.startswith("/"):
-                    self._terminal.note(_HELP)
+                    self.terminal.note(_HELP)
                 case _:
                     self._answer(line)
 
     def _messages(self) -> list[dict[str, Any]]:
-        return with_system(self._turns, self._system)
+        return with_system(self.turns, self.system)
 
     def _save(self, name: str) -> None:
         if not name:
-            self._terminal.note("/save takes a file's name")
+            self.terminal.note("/save takes a file's name")
             return
         try:
             Path(name).write_text(
                 json.dumps({"messages": self._messages()}, indent=1) + "\n", "utf-8"
             )
         except OSError as error:
-            self._terminal.note(f"{name}: {error.strerror}")
+            self.terminal.note(f"{name}: {error.strerror}")
         else:
-            self._terminal.note(f"saved: {name}")
+            self.terminal.note(f"saved: {name}")
 
     def _answer(self, line: str) -> None:
-        self._turns.append({"role": "user", "content": line})
+        self.turns.append({"role": "user", "content": line})
         text, last = "", None
         try:
-            tokens = self._engine.encode_chat(self._engine.render_chat(self._messages()))
-            outputs = self._engine.generate(replace(self._request, prompt_tokens=tokens))
+            tokens = self.engine.encode_chat(self.engine.render_chat(self._messages()))
+            outputs = self.engine.generate(replace(self.request, prompt_tokens=tokens))
             with _interruptible() as interrupted, closing(outputs):
                 for last in outputs:
-                    self._terminal.show(last)
+                    self.terminal.show(last)
                     text += last.text
                     if interrupted.is_set():
                         break
         except (*PROMPT_ERRORS, ChatTemplateError, TemplateProcessError) as error:
-            self._turns.pop()
-            self._terminal.note(f"{error}; /new starts a new conversation")
+            self.turns.pop()
+            self.terminal.note(f"{error}; /new starts a new conversation")
             return
         print()
         if last is not None and last.stats is not None:
-            self._terminal.note(last.error or figures(last.stats))
+            self.terminal.note(last.error or figures(last.stats))
         else:
-            self._terminal.note("stopped")
-        self._turns.append({"role": "assistant", "content": self._said(text)})
+            self.terminal.note("stopped")
+        self.turns.append({"role": "assistant", "content": self._said(text)})
 
     def _said(self, text: str) -> str:
         """Return an answer without its thoughts, which the model does not read again."""
-        template = self._engine.chat_template
+        template = self.engine.chat_template
         thinking = template.thinking if template else None
         try:
             begun = bool(template and template.begins_thinking({}))

@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -87,6 +87,7 @@ class Endpoints:
         return next((name for regex, name in self._patterns if regex.match(path)), OTHER)
 
 
+@dataclass(eq=False)
 class RequestContext:
     """Wraps the application.
 
@@ -105,25 +106,16 @@ class RequestContext:
         trace: returns the trace of a request that arrived at a time, or None.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        state: AppState,
-        keys: ApiKeys,
-        hosts: Hosts,
-        endpoints: Endpoints,
-        admit: Callable[[Scope, bool], None],
-        trace: Callable[[Scope, float], RequestTrace | None],
-    ) -> None:
-        self.app = app
-        self._keys = keys
-        self._hosts = hosts
-        self._endpoints = endpoints
-        self._state = state
-        self._metrics = state.metrics
-        self._admit = admit
-        self._trace = trace
+    app: ASGIApp
+    _: KW_ONLY
+    state: AppState
+    keys: ApiKeys
+    hosts: Hosts
+    endpoints: Endpoints
+    admit: Callable[[Scope, bool], None]
+    trace: Callable[[Scope, float], RequestTrace | None]
+
+    def __post_init__(self) -> None:
         self._large_bodies = 0  # number of large bodies that are being read
         self._lines = OncePerMinute()
 
@@ -142,13 +134,13 @@ class RequestContext:
         ids = dict.fromkeys(protocol.id_headers, request_id)
         exchange = _Exchange(receive, send, ids, _length(headers))
         context = Context(
-            app=self._state,
+            app=self.state,
             protocol=protocol,
             receive=exchange.receive,
             request_id=request_id,
             arrival=exchange.started,
-            client=self._keys.client(headers),
-            trace=self._trace(scope, exchange.started),
+            client=self.keys.client(headers),
+            trace=self.trace(scope, exchange.started),
         )
         context.enter(scope)
         token = logs.request_id.set(request_id)
@@ -156,10 +148,10 @@ class RequestContext:
             await self._answer(scope, exchange)
         finally:
             context.release()
-            endpoint = self._endpoints.of(scope["path"])
-            self._metrics.observe_http(endpoint, exchange.result)
+            endpoint = self.endpoints.of(scope["path"])
+            self.state.metrics.observe_http(endpoint, exchange.result)
             if context.trace is not None:
-                with self._metrics.failures.contained("trace"):
+                with self.state.metrics.failures.contained("trace"):
                     context.trace.answered(exchange.result)
             self._log_access(scope, endpoint, exchange, context)
             logs.request_id.reset(token)
@@ -212,12 +204,12 @@ class RequestContext:
         """Read the body of a request that may pass; return the refusal of any other."""
         try:
             headers = Headers(scope=scope)
-            self._keys.check(scope["path"], headers)
+            self.keys.check(scope["path"], headers)
             shape = headers.get("x-load-test")
-            if shape and self._keys.known(headers):  # open paths count only with a key, too
-                self._metrics.observe_load_test(shape)
-            self._hosts.check(scope["path"], headers)
-            self._admit(scope, False)
+            if shape and self.keys.known(headers):  # open paths count only with a key, too
+                self.state.metrics.observe_load_test(shape)
+            self.hosts.check(scope["path"], headers)
+            self.admit(scope, False)
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
             if encoding and exchange.body and not exchange.client_left:
@@ -225,11 +217,11 @@ class RequestContext:
             refuse_complex(exchange.body)
             Context.of(scope).body_bytes = len(exchange.body)
             if not exchange.client_left:
-                self._admit(scope, True)
+                self.admit(scope, True)
         except QueueFull as error:  # the admission controller has counted it
             return Context.of(scope).protocol.error_response(queue_full(error))
         except ApiError as error:
-            self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
+            self.state.metrics.observe_rejected(_REASONS.get(error.code, error.code))
             return Context.of(scope).protocol.error_response(error)
         return None
 

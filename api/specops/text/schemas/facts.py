@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from specops.text.schemas.complement import TYPES
 from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.references import Document, Schema
 from specops.text.schemas.trial import apart
@@ -227,7 +228,6 @@ def _options(node: Any) -> Iterator[list[Any]]:
             yield node[name]
 
 
-_ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _NAMES = {
     type(None): "null",
     bool: "boolean",
@@ -242,7 +242,7 @@ _NAMES = {
 def _types(facts: Facts) -> set[str]:
     if facts.values is not None:
         return {_NAMES[type(value)] for value in facts.values}
-    return set(_ALL) if facts.types is None else facts.types
+    return set(TYPES) if facts.types is None else facts.types
 
 
 def _key(value: Any) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from specops.text.json_values import loads
@@ -85,6 +86,7 @@ class AnswerReader:
         self.unread = 0
         # Arguments of the earlier calls of the tool that is being called.
         self._earlier: list[str] = []
+        self._say, self._think = (partial(self._show, kind) for kind in ("text", "reasoning"))
         self._char = ""  # that is read next; empty: the answer has ended
         self._machine = self._answer(begun=begun)
         next(self._machine)
@@ -163,12 +165,6 @@ class AnswerReader:
     def _argue(self, text: str) -> None:
         if text:
             self._add("call", text)
-
-    def _say(self, text: str) -> None:
-        self._show("text", text)
-
-    def _think(self, text: str) -> None:
-        self._show("reasoning", text)
 
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         """Add text. White space at its end is held back until more text follows."""
