@@ -62,12 +62,13 @@ def build(folder: Path, foreign: str | None = None) -> Path:
         foreign: kind of processor to compile for by zig, without sanitizers, so that an emulator
             can run the program; None: this machine.
     """
-    setup, few = build_script(), "-DSMALL_GROUPS"  # sanitizers take minutes to compile all of them
+    # With sanitizers, to compile groups of many rows takes minutes.
+    setup, few = build_script(), "-DSMALL_GROUPS"
+    kind = foreign or setup.machine()
     if foreign is None:
         command, checks = _compiler(setup, folder), (*FLAGS, few)
     else:
-        command, checks = zig(foreign), ("-O1",)
-    kind = foreign or setup.machine()
+        command, checks = zig(foreign), ("-O1", *((few,) if kind != setup.machine() else ()))
     objects = setup.objects(kind)
     if kind == "x86_64":
         flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few, "-DMATMUL=MATMUL_EVEX")
