@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import WeightType, pack
 from specops.runtime.session import open_session
-from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_llama_checkpoint,
+    make_qwen2_checkpoint,
+)
 from tests.models.convert.runner import Runner, embedded, is_tied
 from tests.passes import Passes, prepared
 
@@ -115,6 +120,23 @@ def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path) -> None
     assert operators(graphs[0])["MatMulNBits"] == 0
     logits, expected = (Passes(graph).step(0, TOKENS) for graph in graphs)
     assert np.linalg.norm(logits - expected) < 0.4 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("make", [make_llama_checkpoint, make_qwen2_checkpoint])
+def test_products_that_are_put_behind_each_other_are_one(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A mix has its values in 8 bits; each part keeps its type, and its bias if there are any."""
+    source = make(tmp_path / "source")
+    quantization = Quantization.parse("int4-32-mixed-rtn")
+    model = export_checkpoint(source, tmp_path / "mixed", quantization=quantization)
+    graph = prepared(model.graph_file, tmp_path)
+    assert not operators(graph)["Concat"]
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    types = [attributes_of(node)["types"] for node in nodes if node.op_type == kernels.MATMUL]
+    assert types.count([WeightType.INT4_ZERO, WeightType.INT8]) == 2  # layers
+    expected, logits = Runner(model).step(TOKENS), Passes(graph).step(0, TOKENS)
+    assert np.std(logits - expected) < 0.03 * np.std(expected)
 
 
 def test_products_with_plain_weights_are_named(tiny_pair: Path, tmp_path: Path) -> None:

@@ -15,11 +15,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, INT8_ACTIVATIONS
-from specops.models.graph.nodes import Wiring, attributes_of, input_of, trimmed
-from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
+from specops.models.graph.nodes import Wiring, attributes_of, input_of, set_nodes, trimmed
+from specops.models.graph.product_inputs import (
+    Computable,
+    Made,
+    pair_gates,
+    take_gelus_in,
+    take_norms_in,
+)
 from specops.models.graph.tensors import append, values_of
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import (
@@ -88,10 +94,11 @@ def write_tiles(
     tied: dict[Weights, onnx.NodeProto] = {}  # products that a look-up may share tiles with
     computable = partial(_computable, tensors=tensors)
     take_gelus_in(graph, computable)
+    behind = _join_parts(graph, computable, tensors, folder)
     pairs = pair_gates(graph, computable, partial(_alike, tensors=tensors))
+    behind |= {name: [node] for name, node in pairs.items()}
     for node in filter(computable, graph.node):
-        behind = pairs.get(node.output[0])
-        nodes = (node, behind) if behind else (node,)
+        nodes = [node, *behind.get(node.output[0], ())]
         segments = [item for one in nodes for item in _segments(one, tensors, folder)]
         name = f"{node.name or node.output[0]}.tiles"
         chunks = (tiles for segment in segments for tiles in segment.tiles())
@@ -127,6 +134,45 @@ def _take_biases_in(graph: onnx.GraphProto) -> None:
         graph.node.remove(users[0])
 
 
+def _join_parts(
+    graph: onnx.GraphProto, computable: Computable, tensors: dict[str, TensorProto], folder: Path
+) -> dict[str, list[onnx.NodeProto]]:
+    """Let one product compute all products whose outputs a Concat puts behind each other.
+
+    Returns:
+        Output of the product that stays → the products whose columns go behind its own.
+    """
+    wiring, behind, gone = Wiring(graph), dict[str, list[onnx.NodeProto]](), set[str]()
+    for concat in [node for node in graph.node if node.op_type == "Concat"]:
+        parts = [node for name in concat.input if (node := wiring.makers.get(name))]
+        if (
+            len(parts) < len(concat.input)
+            or attributes_of(concat)["axis"] != -1
+            or not all(map(computable, parts))
+            or not all(wiring.only_read_by(part.output[0], [concat]) for part in parts)
+            or len({_input_and_block(part) for part in parts}) > 1
+            or len({bool(_bias(part)) for part in parts}) > 1
+        ):
+            continue
+        first, *others = parts
+        if biases := [values_of(tensors[name], folder) for name in map(_bias, parts) if name]:
+            name = f"{concat.output[0]}.bias"
+            tensors[name] = numpy_helper.from_array(np.concatenate(biases), name)
+            graph.initializer.append(tensors[name])
+            first.input[list(first.input).index(_bias(first))] = name
+        first.output[0] = concat.output[0]
+        behind[first.output[0]] = others
+        gone.update(node.output[0] for node in others)
+        graph.node.remove(concat)
+    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
+    return behind
+
+
+def _input_and_block(product: onnx.NodeProto) -> tuple[Any, ...]:
+    given = attributes_of(product)
+    return product.input[0], given["K"], given.get("block_size", BLOCK)
+
+
 def _operands(node: onnx.NodeProto) -> dict[str, str]:
     return {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
 
@@ -156,9 +202,8 @@ def _alike(one: onnx.NodeProto, other: onnx.NodeProto, tensors: Tensors) -> bool
     """Return whether two products have the same input, outputs of the same size and no bias."""
 
     def shape(node: onnx.NodeProto) -> tuple[Any, ...]:
-        given = attributes_of(node)
-        columns = given.get("N") or sum(tensors[name].dims[0] for name in node.input[1:])
-        return node.input[0], given["K"], given.get("block_size", BLOCK), columns
+        columns = attributes_of(node).get("N") or sum(tensors[n].dims[0] for n in node.input[1:])
+        return *_input_and_block(node), columns
 
     return not _bias(one) and not _bias(other) and shape(one) == shape(other)
 
