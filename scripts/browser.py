@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Playwright
 
 # The browser opens only our own pages. As root in a container Chromium cannot set up its sandbox,
 # and a container's /dev/shm is too small for it.
 _LAUNCHER = Path(__file__).with_name("no_netlink.py")
 _ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage")
+_drivers: list[Playwright] = []  # the one that runs
 
 
 class BrowserError(RuntimeError):
@@ -41,12 +42,26 @@ def executable() -> str:
 
 
 @contextmanager
+def _driving() -> Iterator[Playwright]:
+    """Playwright, which a thread can start only once: a browser beside another one shares it."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
+
+    if _drivers:
+        yield _drivers[0]
+        return
+    with sync_playwright() as driver:
+        _drivers.append(driver)
+        try:
+            yield driver
+        finally:
+            _drivers.clear()
+
+
+@contextmanager
 def launched(*arguments: str) -> Iterator[Browser]:
     """Run a headless Chromium, with more options of its command line; raises as `executable`."""
     path = executable()
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
-
-    with sync_playwright() as driver:
+    with _driving() as driver:
         browser = driver.chromium.launch(
             executable_path=_LAUNCHER,
             args=[*_ARGUMENTS, *arguments],

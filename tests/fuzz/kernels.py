@@ -62,13 +62,16 @@ def build(folder: Path, foreign: str | None = None) -> Path:
         foreign: kind of processor to compile for by zig, without sanitizers, so that an emulator
             can run the program; None: this machine.
     """
-    # With sanitizers, to compile groups of many rows takes minutes.
-    setup, few = build_script(), "-DSMALL_GROUPS"
+    # To compile groups of many rows takes long, with sanitizers minutes.
+    setup, few = build_script(), "-DSMALL_GROUPS=4"
     kind = foreign or setup.machine()
     if foreign is None:
         command, checks = _compiler(setup, folder), (*FLAGS, few)
     else:
-        command, checks = zig(foreign), ("-O1", *((few,) if kind != setup.machine() else ()))
+        command, checks = (
+            zig(foreign),
+            ("-O1", *(("-DSMALL_GROUPS=3",) if kind != setup.machine() else ())),
+        )
     objects = setup.objects(kind)
     if kind == "x86_64":
         flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few, "-DMATMUL=MATMUL_EVEX")

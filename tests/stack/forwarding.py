@@ -90,7 +90,12 @@ def forwarded(port: int, folder: Path, scheme: str = "http") -> Iterator[Forward
 
         async with await asyncio.start_server(accept, sock=entrance, ssl=context):
             await ended.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
+    # The calling thread may have a loop of its own: that of a browser's driver.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
@@ -99,9 +104,6 @@ def forwarded(port: int, folder: Path, scheme: str = "http") -> Iterator[Forward
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
 

@@ -104,7 +104,7 @@ def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
 def test_a_library_for_macos_is_compiled_here(tmp_path: Path) -> None:
     """It cannot be loaded here; the test looks at its header and its symbols."""
     pytest.importorskip("ziglang")
-    zig = f"{sys.executable} -m ziglang cc -DSMALL_GROUPS"
+    zig = f"{sys.executable} -m ziglang cc -DSMALL_GROUPS=1"
     done = build(zig, tmp_path, KERNELS_TARGET="macos-arm64")
     assert done.returncode == 0, done.stderr
     (library,) = tmp_path.rglob("_native.so")

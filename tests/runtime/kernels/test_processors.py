@@ -152,7 +152,7 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     setup = fuzz.build_script()
     source, flags = setup.objects(kind)[f"matmul_{variant}"]
     assembly = folder / "kernel.s"
-    flags = (*setup.FLAGS, *flags, "-DSMALL_GROUPS")
+    flags = (*setup.FLAGS, *flags, "-DSMALL_GROUPS=2")
     arguments = (*flags, "-S", str(ROOT / setup.KERNELS / f"{source}.c"))
     command = setup.command_of(*arguments, "-o", str(assembly), compiler=fuzz.zig(kind))
     subprocess.run(command, check=True, capture_output=True)

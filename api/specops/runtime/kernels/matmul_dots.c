@@ -7,10 +7,10 @@
 
 // A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
 // for the one before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the
-// registers; SMALL_GROUPS, for programs of tests, compiles less. Where rows compute fewer parts TOGETHER, they
+// registers; SMALL_GROUPS, a number for tests' programs, compiles less. Where rows compute fewer parts TOGETHER, they
 // do so part by part.
 #if defined(SMALL_GROUPS)
-#define ROWS_UP_TO(COUNT) 4
+#define ROWS_UP_TO(COUNT) SMALL_GROUPS
 #else
 #define ROWS_UP_TO(COUNT) COUNT
 #endif

@@ -11,8 +11,8 @@
 
 #include "matmul_kernel.h"
 
-#if defined(SMALL_GROUPS)  // for programs of tests
-enum { MOST = 4 };
+#if defined(SMALL_GROUPS)  // for tests' programs
+enum { MOST = SMALL_GROUPS };
 #else
 enum { MOST = 9 };
 #endif
