@@ -68,10 +68,8 @@ def build(folder: Path, foreign: str | None = None) -> Path:
     if foreign is None:
         command, checks = _compiler(setup, folder), (*FLAGS, few)
     else:
-        command, checks = (
-            zig(foreign),
-            ("-O1", *(("-DSMALL_GROUPS=3",) if kind != setup.machine() else ())),
-        )
+        all_groups = kind == setup.machine() and "KERNEL_CASES" in os.environ
+        command, checks = zig(foreign), ("-O1", *(() if all_groups else ("-DSMALL_GROUPS=3",)))
     objects = setup.objects(kind)
     if kind == "x86_64":
         flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few, "-DMATMUL=MATMUL_EVEX")

@@ -2,7 +2,8 @@
 
 The tests compile `tests/fuzz/kernels.c` for each kind of processor and run it. The program makes
 cases of products, attention, norms, sampling, suffixes and quantization, right and wrong. It
-computes each with all kernels and prints a digest of the results. `make check` sets `KERNEL_CASES`.
+computes each with all kernels and prints a digest of the results. `make check` sets `KERNEL_CASES`:
+more cases, and groups of all numbers of rows.
 """
 
 from __future__ import annotations
