@@ -139,6 +139,65 @@ def test_products_that_are_put_behind_each_other_are_one(
     assert np.std(logits - expected) < 0.03 * np.std(expected)
 
 
+def products_of(names: str, x: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Products of 16 columns, one for each letter, which is the name of its output."""
+    tensors = {"codes": np.zeros((16, 2, 16), np.uint8), "scales": np.ones((16, 2), np.float32)}
+    shape = {"K": 64, "N": 16, "bits": 4, "block_size": 32}
+    nodes = [helper.make_node("MatMulNBits", [x, *tensors], [name], **shape) for name in names]
+    return nodes, [numpy_helper.from_array(value, name) for name, value in tensors.items()]
+
+
+@pytest.mark.parametrize(
+    ("names", "parts", "kept"),
+    [
+        ("ab", "ab", {"y": [16, 16]}),
+        ("a", "aa", {"a": [16]}),  # there twice
+        (
+            "abcdefghi",
+            "abcdefghi",
+            {name: [16] for name in "abcdefghi"},
+        ),  # too many for the operator
+    ],
+    ids=["two", "twice", "nine"],
+)
+def test_parts_that_one_product_cannot_compute_stay_apart(
+    names: str, parts: str, kept: dict[str, list[int]], tmp_path: Path
+) -> None:
+    nodes, tensors = products_of(names, "x")
+    nodes.append(helper.make_node("Concat", list(parts), ["y"], axis=-1))
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    model = helper.make_model(helper.make_graph(nodes, "parts", [], [output], tensors))
+    write_tiles(model, tmp_path, "tiles", io.BytesIO())
+    made = [node for node in model.graph.node if node.op_type == kernels.MATMUL]
+    assert {node.output[0]: attributes_of(node)["N"] for node in made} == kept
+    assert ("Concat" in {node.op_type for node in model.graph.node}) == ("y" not in kept)
+
+
+def test_a_gate_in_parts_keeps_all_of_them(tmp_path: Path) -> None:
+    nodes, tensors = products_of("abcd", "x")
+    nodes += [
+        helper.make_node("Concat", ["a", "b"], ["gate"], axis=-1),
+        helper.make_node("Concat", ["c", "d"], ["up"], axis=-1),
+        helper.make_node("QuickGelu", ["gate"], ["opened"], domain="com.microsoft", alpha=1.0),
+        helper.make_node("Mul", ["opened", "up"], ["h"]),
+    ]
+    ends, _ = products_of("y", "h")
+    attribute = next(item for item in ends[0].attribute if item.name == "K")
+    attribute.i = 32
+    ends[0].input[1:] = ["narrow", "one"]
+    tensors += [
+        numpy_helper.from_array(np.zeros((16, 1, 16), np.uint8), "narrow"),
+        numpy_helper.from_array(np.ones((16, 1), np.float32), "one"),
+    ]
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([*nodes, *ends], "gate", [], [output], tensors)
+    model = helper.make_model(graph)
+    write_tiles(model, tmp_path, "tiles", io.BytesIO())
+    made = [node for node in model.graph.node if node.op_type == kernels.MATMUL]
+    columns = {node.output[0]: attributes_of(node)["N"] for node in made}
+    assert columns == {"gate": [16, 16], "up": [16, 16], "y": [16]}
+
+
 def test_products_with_plain_weights_are_named(tiny_pair: Path, tmp_path: Path) -> None:
     graph = tiny_pair / "target" / "onnx" / "fp32" / "model.onnx"
     found = prepared(graph, tmp_path)

@@ -42,6 +42,7 @@ from specops.runtime.kernels.packing import (
 _COLUMNS = 256 * TILE  # packed at a time
 _ANY_ACTIVATIONS = 0  # accuracy_level is unset
 _LARGEST_BLOCK = 256  # the kernels' blocks are multiples of BLOCK
+_MOST_SEGMENTS = 8  # of our operator (`matmul.h`)
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {
     "codes": TensorProto.UINT8,
@@ -95,7 +96,11 @@ def write_tiles(
     computable = partial(_computable, tensors=tensors)
     take_gelus_in(graph, computable)
     behind = _join_parts(graph, computable, tensors, folder)
-    pairs = pair_gates(graph, computable, partial(_alike, tensors=tensors))
+
+    def whole(node: onnx.NodeProto) -> bool:
+        return computable(node) and node.output[0] not in behind
+
+    pairs = pair_gates(graph, whole, partial(_alike, tensors=tensors))
     behind |= {name: [node] for name, node in pairs.items()}
     for node in filter(computable, graph.node):
         nodes = [node, *behind.get(node.output[0], ())]
@@ -145,27 +150,36 @@ def _join_parts(
     wiring, behind, gone = Wiring(graph), dict[str, list[onnx.NodeProto]](), set[str]()
     for concat in [node for node in graph.node if node.op_type == "Concat"]:
         parts = [node for name in concat.input if (node := wiring.makers.get(name))]
+        biases = list(filter(None, map(_bias, parts)))
         if (
-            len(parts) < len(concat.input)
+            len({part.output[0] for part in parts}) < len(concat.input)
             or attributes_of(concat)["axis"] != -1
             or not all(map(computable, parts))
             or not all(wiring.only_read_by(part.output[0], [concat]) for part in parts)
             or len({_input_and_block(part) for part in parts}) > 1
-            or len({bool(_bias(part)) for part in parts}) > 1
+            or len(biases) not in (0, len(parts))
+            or not all(name in tensors for name in biases)
+            or sum(map(_matrices, parts)) > _MOST_SEGMENTS
         ):
             continue
         first, *others = parts
-        if biases := [values_of(tensors[name], folder) for name in map(_bias, parts) if name]:
-            name = f"{concat.output[0]}.bias"
-            tensors[name] = numpy_helper.from_array(np.concatenate(biases), name)
+        if biases:
+            name, values = f"{concat.output[0]}.bias", [tensors[bias] for bias in biases]
+            together = np.concatenate([values_of(tensor, folder) for tensor in values])
+            tensors[name] = numpy_helper.from_array(together, name)
             graph.initializer.append(tensors[name])
-            first.input[list(first.input).index(_bias(first))] = name
+            first.input[list(first.input).index(biases[0])] = name
         first.output[0] = concat.output[0]
         behind[first.output[0]] = others
         gone.update(node.output[0] for node in others)
         graph.node.remove(concat)
     set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
     return behind
+
+
+def _matrices(product: onnx.NodeProto) -> int:
+    """Return how many matrices a product has, which are segments of ours."""
+    return len(attributes_of(product).get("types", [None]))
 
 
 def _input_and_block(product: onnx.NodeProto) -> tuple[Any, ...]:
