@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -106,14 +107,19 @@ def lineups(model: BenchModel, folder: Path) -> tuple[Path, list[Lineup]]:
     return python, found
 
 
+def use_small_models(bench: ModuleType, model: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a comparison with peers take these models, whatever else computes beside it."""
+    monkeypatch.setattr(bench, "lineups", lambda cache: lineups(model, cache))
+    monkeypatch.setattr(bench, "TINYLLAMA_VOCAB", VOCAB)
+    monkeypatch.setattr(bench, "Turns", partial(Turns, allowed=math.inf))
+
+
 @pytest.mark.e2e
 @needs_peers
 def test_the_real_peers_compute_what_we_compute(
     model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "lineups", lambda cache: lineups(model, cache))
-    monkeypatch.setattr(compare, "TINYLLAMA_VOCAB", VOCAB)
-    monkeypatch.setattr(compare, "Turns", partial(Turns, allowed=math.inf))
+    use_small_models(compare, model, monkeypatch)
     found = compare.run(Plan(loads=1, rounds=1, passes=1), tmp_path)
     assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(CASES)
     assert found.result["agreement"]["Q4_K_M and llama.cpp Q4_K_M"] > 0.99

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,8 @@ from bench.peers.models import LLAMA_CPP, OPENVINO, TYPES
 from bench.serving import at_once, server
 from bench.serving.at_once import HttpSide, Measured, Plan
 from bench.serving.server import serving
-from bench.tools.quiet import Turns
 from specops.config import Settings
-from tests.bench.peers.test_compare import VOCAB, lineups, model, needs_peers
+from tests.bench.peers.test_compare import VOCAB, model, needs_peers, use_small_models
 
 __all__ = ["model"]  # a fixture
 
@@ -42,9 +39,7 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
 def test_the_real_peers_answer_beside_the_real_service(
     model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_once, "lineups", lambda cache: lineups(model, cache))
-    monkeypatch.setattr(at_once, "TINYLLAMA_VOCAB", VOCAB)
-    monkeypatch.setattr(at_once, "Turns", partial(Turns, allowed=math.inf))
+    use_small_models(at_once, model, monkeypatch)
     plan = Plan(starts=1, rounds=1, clients=(1, 3), output=4)
     found = at_once.run(plan, tmp_path)
     assert len(found.tables[0].rows) == (1 + len(TYPES)) * len(plan.clients)

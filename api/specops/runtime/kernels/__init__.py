@@ -83,6 +83,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "teach": (None, _POINTER, _POINTER),
     "tile_bytes": (_SIZE, _INT, *[_SIZE] * 3),
     "row_bytes": (_SIZE, _INT, _SIZE),
+    "finite_rows": (_INT, _INT, _POINTER, _SIZE, _SIZE),
     "pack_rows": (_INT, _INT, _POINTER, _SIZE, _SIZE, _POINTER),
     "pack_codes": (None, _INT, *[_POINTER] * 3, *[_SIZE] * 3, _POINTER),
     "grids": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3),

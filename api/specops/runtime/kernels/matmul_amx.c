@@ -224,7 +224,7 @@ static void panel(Work *work, int64_t tile, int64_t top, int64_t rows) {
         for (int64_t row = 0; row < rows; row++) s->totals[row] = (Floats){0};
     }
     for (int64_t first = 0; first < p->x->blocks; first += GROUP_BLOCKS) {
-        const int64_t left = p->x->blocks - first, blocks = left < GROUP_BLOCKS ? left : GROUP_BLOCKS;
+        const int64_t blocks = group_blocks(p->x->blocks, first);
         for (Strip *s = work->strips; s < behind; s++) {
             s->header = header_at(&segment->form, s->weights, blocks);
             s->weights += s->header.lines * LINE;

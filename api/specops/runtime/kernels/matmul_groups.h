@@ -22,8 +22,8 @@ INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes
     Cursor at = {weights, x->codes + first * x->pitch};
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
-    for (int64_t left = x->blocks; left > 0; left -= GROUP_BLOCKS) {
-        const Header header = header_at(form, at.weights, left < GROUP_BLOCKS ? left : GROUP_BLOCKS);
+    for (int64_t done = 0; done < x->blocks; done += GROUP_BLOCKS) {
+        const Header header = header_at(form, at.weights, group_blocks(x->blocks, done));
         at.weights += header.lines * LINE;
         Floats parts[MOST], less[MOST];
         for (int row = 0; halves == 2 && row < count; row++) parts[row] = less[row] = (Floats){0};

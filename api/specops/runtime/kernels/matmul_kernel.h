@@ -51,9 +51,9 @@ INLINE Bytes bytes_at(const uint8_t *from) { return *(const BytesAt *)from; }
 
 // The table's numbers in each 16 bytes of a register, less `lowered`.
 INLINE Bytes table_of(const int table, int lowered) {
-    static const uint8_t VALUES[][16] = {{0}, {IQ4_VALUES}, {E2M1_VALUES}};
+    const uint8_t *numbers = numbers_of_table(table);
     Bytes spread;
-    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(VALUES[table][i % 16] - lowered);
+    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(numbers[i % 16] - lowered);
     return spread;
 }
 

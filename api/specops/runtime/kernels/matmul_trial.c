@@ -36,14 +36,14 @@ static int begin_trial(Trial *trial, int type, int64_t block) {
         *at = (uint8_t)(next_number(&number) >> 24);
     uint8_t *at = trial->tiles;
     for (int64_t tile = 0; tile < segment->tiles; tile++)
-        for (int64_t left = trial->weights.blocks; left > 0; left -= GROUP_BLOCKS) {
-            const int64_t n = left < GROUP_BLOCKS ? left : GROUP_BLOCKS;
+        for (int64_t first = 0; first < trial->weights.blocks; first += GROUP_BLOCKS) {
+            const int64_t n = group_blocks(trial->weights.blocks, first);
             const int64_t header = header_bytes(segment->form, n);
             for (int64_t i = 0; i < header; i += 2) {  // a random sign and random digits, from 1/64 on
                 const uint16_t half = (uint16_t)((at[i] | at[i + 1] << 8) & 0x83ff) | 0x2400;
                 memcpy(at + i, &half, sizeof half);
             }
-            at += header + n * code_bytes(segment->form, block);
+            at += group_bytes(segment->form, n, block);
         }
     for (int i = 0; i < MOST_ROWS * DEPTH; i++)
         trial->x[i] = (float)(int32_t)next_number(&number) / (1 << 24);

@@ -293,7 +293,7 @@ static Factors factors_of(const Form f, const uint8_t *header, int64_t count, in
 
 void unpack_group(const Form f, int64_t block, const uint8_t *group, int64_t count, int column,
                   int64_t depth, float *out) {
-    static const uint8_t TABLES[][16] = {{0}, {IQ4_VALUES}, {E2M1_VALUES}};
+    const uint8_t *numbers = numbers_of_table(f.table);
     const uint8_t *unit = group + header_bytes(f, count);
     for (int64_t k = 0; k < depth; k += UNIT, unit += code_bytes(f, UNIT)) {
         const Factors factors = factors_of(f, group, count, k / block, column);
@@ -302,7 +302,7 @@ void unpack_group(const Form f, int64_t block, const uint8_t *group, int64_t cou
         float values[UNIT];
         get_unit(f, unit, column, words);
         memcpy(codes, words, UNIT);
-        for (int i = 0; f.table && i < UNIT; i++) codes[i] = TABLES[f.table][codes[i]];
+        for (int i = 0; f.table && i < UNIT; i++) codes[i] = numbers[codes[i]];
         for (int i = 0; i < UNIT; i++)
             values[i] = factors.scales[i / 16] * (float)(codes[i] - factors.middle) +
                         factors.offsets[i / 16];
@@ -336,6 +336,20 @@ static int pack(int type, const uint8_t *raw, const Codes *codes, int64_t column
 
 int specops_pack_rows(int type, const uint8_t *raw, int64_t columns, int64_t depth, uint8_t *tiles) {
     return pack(type, raw, NULL, columns, depth, UNIT, tiles);
+}
+
+// Whether all scales of rows of a type of GGUF are finite.
+int specops_finite_rows(int type, const uint8_t *raw, int64_t columns, int64_t depth) {
+    const Form f = form_of(type);
+    const int64_t blocks = depth / UNIT, units = f.super / UNIT, width = bytes_of_row(f, depth);
+    int finite = 1;
+    for (int64_t column = 0; column < columns; column++)
+        for (int64_t first = 0; first < blocks; first += GROUP_BLOCKS) {
+            uint8_t header[MOST_GROUP];
+            finite &= put_scales(type, raw + column * width + first / units * f.bytes,
+                                 group_blocks(blocks, first), 0, header);
+        }
+    return finite;
 }
 
 void specops_pack_codes(int type, const uint8_t *codes, const uint8_t *scales,

@@ -71,6 +71,11 @@ typedef struct {
 #define IQ4_VALUES 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241
 #define E2M1_VALUES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
 
+static inline const uint8_t *numbers_of_table(int table) {
+    static const uint8_t NUMBERS[][16] = {{0}, {IQ4_VALUES}, {E2M1_VALUES}};
+    return NUMBERS[table];
+}
+
 // A type that does not exist has no planes.
 static inline Form form_of(const int type) {
     switch (type) {
