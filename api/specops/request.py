@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"  # an end token or a stop string
-    LENGTH = "length"  # max_new_tokens reached
+    LENGTH = "length"  # max_new_tokens or predict_seconds reached, or a line below min_indent
     CANCELLED = "cancelled"  # the client left
     TIMEOUT = "timeout"  # the request's deadline passed
     GRAMMAR = "grammar"  # its grammar was too complex to be followed further
@@ -120,6 +120,7 @@ class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
 
     `request_id` is the engine's name for it; the part before the last slash is the client's name.
+    With `max_new_tokens` 0 the prompt is computed for the requests after it, and that is all.
     """
 
     request_id: str
@@ -141,6 +142,9 @@ class GenerationRequest:
     stream: bool = True  # the client reads each step's output, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
+    priority: int = 0  # of the requests that wait, those with the lowest number go first
+    predict_seconds: float | None = None  # from the first token's pass on: the answer so far counts
+    min_indent: int | None = None  # a later line with fewer spaces and tabs ends the answer before
     trace: RequestTrace | None = field(default=None, compare=False)  # None: nobody follows it
 
     @property

@@ -140,6 +140,8 @@ def test_a_request_is_fitted_into_the_context(tiny_settings: Settings) -> None:
     assert engine.admit(request).max_new_tokens == 8
     with pytest.raises(PromptTooLong, match=r"128 tokens.*at most 127"):
         engine.admit(replace(request, prompt_tokens=(1,) * 128))
+    full = replace(request, prompt_tokens=(1,) * 128, max_new_tokens=0)
+    assert engine.admit(full) == full
 
 
 def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:

@@ -90,6 +90,19 @@ def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
     assert [len(span.tokens) for span in target.passes[1].spans] == [1, 1, 1, 4]
 
 
+def test_a_request_for_no_tokens_computes_its_prompt_for_those_after_it() -> None:
+    _, scheduler = made(max_tokens=96)
+    prompt = tuple(range(1, 201))
+    warming = serve(scheduler, make_request(prompt, 0))
+    (last,) = [output for step in warming.results for output in step.outputs]
+    assert (last.pieces, last.finish) == ((), FinishReason.LENGTH)
+    assert last.stats
+    assert last.stats.generated_tokens == 0
+    assert sum(step.prompt_tokens for step in warming.results) == 200
+    served = serve(scheduler, make_request(prompt, 1))
+    assert sum(step.prompt_tokens for step in served.results) < 200 // 4
+
+
 def test_kinds_of_passes_are_told_apart() -> None:
     _, scheduler = made()
     kinds = []

@@ -139,12 +139,12 @@ class Engine:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.
 
         Raises:
-            PromptTooLong: the prompt leaves no room for one token, which embeddings do not need.
+            PromptTooLong: the prompt leaves no room for a token, where the request generates any.
             UnknownToken: the prompt has a token that the model does not have.
         """
         longest = max(map(len, request.prompts))
         room = self.info.context - longest
-        if room < (0 if request.embed else 1):
+        if room < (1 if request.max_new_tokens and not request.embed else 0):
             raise PromptTooLong(longest, self.info.context)
         largest = max(max(prompt, default=0) for prompt in request.prompts)
         if largest >= self.info.vocab_size:

@@ -305,6 +305,8 @@ class Scheduler:
                 cache = self.target.cache
                 cache.release(state.slot)
                 cache.begin(state.slot, state.tokens, share=False)
+        elif item.ends_prompt and not state.remaining:
+            state.finish = FinishReason.LENGTH
         elif item.ends_prompt:
             token = _verify(item, state.adjusted(logits[-1:], ())).next_token
             row += rows - 1
