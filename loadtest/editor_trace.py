@@ -1,0 +1,222 @@
+"""Typing traces: what llama.vim asks `/infill` for while somebody edits the files of a project.
+
+Somebody goes to a place in a file, deletes a few lines or the end of one, and types them again,
+character by character; then saves, and goes on elsewhere. The requests have the fields and the
+texts of llama.vim (commit a1c8e6e, default settings): the lines around the cursor, and chunks of
+text from places visited before, which it has the server read ahead while nobody types. Who plays a
+trace decides what becomes of a request whose answer has not come when the next one is due.
+
+The same files, seconds and seed make the same trace. The time between keys is that of 136 million
+key strokes (Dhakal et al., CHI 2018: 0.24 s in the mean), with pauses before lines and words.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal
+
+# llama.vim's settings and constants.
+N_PREFIX, N_SUFFIX, N_PREDICT = 256, 64, 128  # lines, lines, tokens
+RING_CHUNKS, RING_QUEUE, CHUNK_LINES, RING_SCOPE = 16, 16, 64, 1024
+PICK_DISTANCE = 32  # lines that the cursor must have moved for two more chunks
+SAME_CHUNK, SAME_PLACE = 0.9, 0.5  # similarities
+PROMPT_MS, PREDICT_MS = 500, 250
+TIMINGS = tuple(
+    f"{what}_{unit}"
+    for what in ("prompt", "predicted")
+    for unit in ("n", "ms", "per_token_ms", "per_second")
+)
+RESPONSE_FIELDS = ["content", *(f"timings/{t}" for t in TIMINGS), "truncated", "tokens_cached"]
+
+# The typist.
+KEY_SECONDS, KEY_SIGMA = 0.18, 0.5  # median and spread, lognormal
+PAUSE_SECONDS, PAUSE_SIGMA, LONGEST_PAUSE = 1.0, 0.6, 3.0  # before a line, and some words
+WORD_PAUSES, OTHER_FILE, REST_OF_LINE = 0.1, 0.4, 0.4  # probabilities
+MOST_LINES, LOOKING_SECONDS = 4, (2, 6)  # of one visit
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A request of the trace.
+
+    Attributes:
+        at: seconds since the start; never less than that of the event before.
+        kind: `key`: a character was typed; `jump`: the cursor is in a new place; `warm`: nobody
+            waits for the answer.
+        body: the request's fields.
+    """
+
+    at: float
+    kind: Literal["key", "jump", "warm"]
+    body: dict[str, Any]
+
+
+def trace(files: dict[str, str], seconds: float, seed: int) -> Iterator[Event]:
+    """Yield the requests of a typing trace, in the order of time.
+
+    Args:
+        files: texts of the project by their names.
+        seconds: length of the trace; `math.inf`: it never ends.
+        seed: chooses places, times and chunks.
+
+    Raises:
+        ValueError: no file has anything to type.
+    """
+    places = [
+        (name, row)
+        for name, text in files.items()
+        for row, line in enumerate(text.splitlines())
+        if line.strip()
+    ]
+    if not places:
+        raise ValueError("a typing trace needs a file with text")
+    events = _type(files, places, random.Random(seed))
+    return takewhile(lambda event: event.at < seconds, events)
+
+
+def _type(
+    files: dict[str, str], places: Sequence[tuple[str, int]], rng: random.Random
+) -> Iterator[Event]:
+    texts = {name: text.splitlines() for name, text in files.items()}
+    ring, at, name, picked = _Ring(rng), 0.0, "", -1000
+    while True:
+        if not name or rng.random() < OTHER_FILE:
+            name, _ = rng.choice(places)
+        name, first = rng.choice([place for place in places if place[0] == name])
+        lines = texts[name]
+        ring.pick(_around(lines, first), name, at, replace=True)
+        for _ in range(rng.randint(*LOOKING_SECONDS)):
+            at += 1.0
+            if ring.advance():
+                yield Event(at, "warm", _warming(ring.extra()))
+        kind: Literal["key", "jump"] = "jump"
+        last = min(len(lines), first + rng.randint(1, MOST_LINES))
+        for row in range(first, last):
+            line, begin = lines[row], len(lines[row]) - len(lines[row].lstrip())
+            if row == first and rng.random() < REST_OF_LINE:
+                begin = rng.choice([word.end() for word in re.finditer(r"\w+|$", line)])
+            for column in range(begin, len(line) + 1):
+                at += _delay(line[begin:column], rng)
+                ring.forget(_around(lines, row))
+                typed = line[:column] if line[:column].strip() else ""
+                after = lines[last : last + N_SUFFIX]
+                before = lines[max(0, row - N_PREFIX) : row]
+                yield Event(at, kind, _asking(before, typed, after, ring.extra()))
+                kind = "key"
+            if abs(row - picked) > PICK_DISTANCE:
+                picked = row
+                far = row + N_SUFFIX
+                ring.pick(lines[max(0, row - RING_SCOPE) : max(0, row - N_PREFIX)], name, at)
+                ring.pick(lines[far : far + CHUNK_LINES], name, at)
+        ring.pick(_around(lines, last - 1), name, at, replace=True)
+
+
+def _around(lines: Sequence[str], row: int) -> Sequence[str]:
+    return lines[max(0, row - CHUNK_LINES // 2) : row + CHUNK_LINES // 2 + 1]
+
+
+def _delay(typed: str, rng: random.Random) -> float:
+    """Seconds before the next key, after what was typed of the line."""
+    thinks = not typed or (not typed[-1].isalnum() and rng.random() < WORD_PAUSES)
+    if thinks:
+        return min(PAUSE_SECONDS * rng.lognormvariate(0, PAUSE_SIGMA), LONGEST_PAUSE)
+    return KEY_SECONDS * rng.lognormvariate(0, KEY_SIGMA)
+
+
+def _warming(extra: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = {"input_prefix": "", "input_suffix": "", "input_extra": extra, "prompt": ""}
+    limits = {"n_predict": 0, "t_max_prompt_ms": 1, "t_max_predict_ms": 1}
+    sampling = {"temperature": 0.0, "samplers": list[str]()}
+    return {**_COMMON, **texts, **limits, **sampling, "response_fields": [""]}
+
+
+def _asking(
+    before: Sequence[str], typed: str, after: Sequence[str], extra: list[dict[str, Any]]
+) -> dict[str, Any]:
+    texts = {
+        "input_prefix": "\n".join(before) + "\n",
+        "input_suffix": "\n" + "\n".join(after) + "\n",
+        "input_extra": extra,
+        "prompt": typed,
+    }
+    limits = {"n_predict": N_PREDICT, "t_max_prompt_ms": PROMPT_MS, "t_max_predict_ms": PREDICT_MS}
+    limits["n_indent"] = len(typed) - len(typed.lstrip())
+    sampling = {"top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"]}
+    return {
+        **_COMMON,
+        **texts,
+        **limits,
+        **sampling,
+        "stop": list[str](),
+        "response_fields": [*RESPONSE_FIELDS],
+    }
+
+
+_COMMON = {"id_slot": 0, "stream": False, "cache_prompt": True, "model": ""}
+
+
+class _Chunk:
+    """Lines of a file, as they were at a time."""
+
+    def __init__(self, lines: Sequence[str], name: str, at: float) -> None:
+        self.lines = tuple(lines)
+        text = "\n".join(lines)
+        self.words = re.split(r"\W+", text)
+        time = [int(at), int(at % 1 * 1_000_000)]
+        self.extra = {"text": text + "\n", "time": time, "filename": name}
+
+    def similarity(self, other: _Chunk) -> float:
+        """Share of words in common, 0 to 1."""
+        mine = {*self.words}
+        common = sum(word in mine for word in other.words)
+        return 2 * common / (len(self.words) + len(other.words))
+
+
+class _Ring:
+    """The chunks that go with every request, and those that wait to be read ahead."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.chunks: list[_Chunk] = []
+        self.queued: list[_Chunk] = []
+
+    def pick(self, lines: Sequence[str], name: str, at: float, *, replace: bool = False) -> None:
+        """Queue a part of the lines; where there is one like it, that one stays or is replaced."""
+        if len(lines) < 3:
+            return
+        new = _Chunk(self._part(lines), name, at)
+        every = (*self.queued, *self.chunks)
+        similar = {id(c) for c in every if c.similarity(new) > SAME_CHUNK}
+        if any(chunk.lines == new.lines for chunk in every) or (similar and not replace):
+            return
+        self.chunks = [chunk for chunk in self.chunks if id(chunk) not in similar]
+        self.queued = [chunk for chunk in self.queued if id(chunk) not in similar]
+        self.queued = [*self.queued[-RING_QUEUE + 1 :], new]
+
+    def advance(self) -> bool:
+        """Have the oldest queued chunk go with the next requests; whether there was one."""
+        if not self.queued:
+            return False
+        self.chunks = [*self.chunks[-RING_CHUNKS + 1 :], self.queued.pop(0)]
+        return True
+
+    def forget(self, around: Sequence[str]) -> None:
+        """Drop the chunks that are like the lines around the cursor: they would be repeated."""
+        local = _Chunk(self._part(around), "", 0.0)
+        self.chunks = [c for c in self.chunks if c.similarity(local) <= SAME_PLACE]
+
+    def extra(self) -> list[dict[str, Any]]:
+        """The chunks as a request has them."""
+        return [{**chunk.extra} for chunk in self.chunks]
+
+    def _part(self, lines: Sequence[str]) -> Sequence[str]:
+        """Half a chunk's lines, at random."""
+        half = CHUNK_LINES // 2
+        if len(lines) + 1 < CHUNK_LINES:
+            return lines
+        begin = self.rng.randint(0, max(0, len(lines) - half))
+        return lines[begin : begin + half + 1]
