@@ -19,6 +19,7 @@ DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
 
+PRIORITY_SECONDS = 10.0  # of waiting that a step of priority is worth: so no request starves
 FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and names no number
 
 
@@ -142,7 +143,7 @@ class GenerationRequest:
     stream: bool = True  # the client reads each step's output, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
-    priority: int = 0  # of the requests that wait, those with the lowest number go first
+    priority: int = 0  # lower numbers go first: each step is worth `PRIORITY_SECONDS` of waiting
     predict_seconds: float | None = None  # from the first token's pass on: the answer so far counts
     min_indent: int | None = None  # a later line with fewer spaces and tabs ends the answer before
     trace: RequestTrace | None = field(default=None, compare=False)  # None: nobody follows it
@@ -161,6 +162,11 @@ class GenerationRequest:
     def tokens(self) -> int:
         """Most tokens of KV cache that the request takes: a prompt and the longest answer."""
         return max(map(len, self.prompts)) + self.max_new_tokens
+
+    @property
+    def turn(self) -> float:
+        """Of requests that wait, the one with the earliest turn goes first."""
+        return self.arrival + PRIORITY_SECONDS * self.priority
 
     @property
     def client_id(self) -> str:

@@ -101,6 +101,28 @@ def test_no_client_starves_and_shares_are_equal(
     assert served == len(items)
 
 
+@pytest.mark.parametrize("by_client", [False, True])
+def test_a_suggestion_goes_first_and_warming_last_and_each_turn_comes(by_client: bool) -> None:
+    queue = RequestQueue(by_client=by_client)
+
+    def add(priority: int, arrival: float) -> RequestState:
+        request = make_request(3, 5, client="ann", arrival=arrival, priority=priority)
+        state = make_state(request)
+        queue.add(state)
+        return state
+
+    warming, chats = add(1, 0.0), [add(0, arrival) for arrival in (0.1, 0.2)]
+    suggestions = [add(-1, 0.5 * second) for second in range(1, 40)]
+    gone = suggestions.pop(3)
+    assert queue.remove(gone)
+    assert not queue.remove(gone)
+    order = [queue.next() for _ in range(len(queue))]
+    assert order[:2] == suggestions[:2]
+    waits = {state: order.index(state) for state in (*chats, warming)}
+    assert waits[chats[0]] < waits[chats[1]] < waits[warming] == len(order) - 1
+    assert order[waits[chats[0]] - 1].request.arrival == 10.0  # those after it came 10 s later
+
+
 def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -> None:
     """A request for many embeddings is charged for all of its texts."""
     queue = RequestQueue(by_client=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specops.engine.scheduler import Scheduler
@@ -26,7 +27,9 @@ from tests.simulated_target import (
     expected,
     make_request,
     make_scheduler,
+    make_state,
     serve,
+    tokenizer,
 )
 from tests.speculation.drafters.scripted import Scripted, ScriptedModel
 
@@ -341,6 +344,42 @@ def test_a_cancelled_request_frees_its_blocks_within_a_step(where: str) -> None:
         assert served.tokens(request) == expected(target.text, request)
     assert served.tokens(leaving) == expected(target.text, leaving)[: len(served.tokens(leaving))]
     assert target.cache.used_blocks == target.cache.tokens == 0
+
+
+@pytest.mark.parametrize("passes", [1, 5])
+def test_no_pass_is_run_for_a_request_whose_client_has_left(passes: int) -> None:
+    target = SimulatedTarget(max_tokens=32)
+    scheduler = make_scheduler(target)
+    leaving = make_request(100, 40)
+    scheduler.add(leaving)
+    for _ in range(passes):
+        scheduler.step()
+    scheduler.cancel(leaving.request_id)
+    (output,) = scheduler.step().outputs
+    assert (output.finish, len(target.passes)) == (FinishReason.CANCELLED, passes)
+    assert not scheduler.busy
+
+
+def test_a_request_ends_with_what_it_has_once_its_time_to_predict_is_over() -> None:
+    target = SimulatedTarget(num_slots=1)
+    request = make_request(90, 400, predict_seconds=0.1)
+    served = serve(make_scheduler(target), make_request(20, 50), request)  # the wait does not count
+    stats = served.stats(request)
+    assert served.finish(request) is FinishReason.LENGTH
+    assert 0.1 <= stats.decode_seconds < 0.12
+    tokens = served.tokens(request)
+    assert 1 < len(tokens) == stats.generated_tokens < 10
+    assert tokens == expected(target.text, request)[: len(tokens)]
+
+
+def test_a_line_with_less_indentation_ends_the_text() -> None:
+    state = make_state(make_request(4, 40, min_indent=2))
+    tokens = list(tokenizer().encode("if a:\n  b\nc = 1"))
+    emitted = state.append(tokens, len(tokens) - 1, "suffix", np.zeros((0, 0), np.float32))
+    output = state.output()
+    assert output
+    assert (output.text, output.finish, output.stop) == ("if a:\n  b", FinishReason.LENGTH, None)
+    assert emitted < len(tokens)
 
 
 @pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding"])

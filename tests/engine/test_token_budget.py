@@ -120,6 +120,40 @@ def test_where_nobody_watches_prompts_get_all_the_room(stream: bool) -> None:
     assert (max(batch.num_tokens for batch in target.passes) == 96) == (not stream)
 
 
+def test_a_prompt_that_can_wait_hardly_slows_a_suggestion_and_does_not_starve() -> None:
+    target, scheduler = machine()
+    suggestions = [make_request(20, 200, stream=False, priority=-1) for _ in range(2)]
+    scheduler.add(suggestions[0])
+    scheduler.step()
+    long = make_request(1500, 1)
+    scheduler.add(long)
+    scheduler.add(suggestions[1])
+    scheduler.step()
+    assert target.passes[1].spans[1].tokens == list(suggestions[1].prompt_tokens)  # goes before it
+    least, sizes = tinyllama().cost(2) * 4 / 3, []
+    for _ in range(20):
+        scheduler.step()
+        sizes.append(target.passes[-1].num_tokens)
+    assert max(sizes) == 2 + 8  # some tokens come with each pass
+    assert tinyllama().cost(2 + 8) < 2 * least
+    while scheduler.busy and target.clock() < 30:
+        if len(scheduler.running) < 3:
+            scheduler.add(make_request(20, 200, stream=False, priority=-1))
+        if any(output.request_id == long.request_id for output in scheduler.step().outputs):
+            return
+    raise AssertionError("the long prompt starves")
+
+
+def test_who_comes_while_a_cache_is_warmed_waits_for_a_short_pass() -> None:
+    target, scheduler = machine(0.15)
+    scheduler.add(make_request(500, 0, stream=False, priority=1))
+    while scheduler.busy:
+        began = target.clock()
+        scheduler.step()
+        assert target.clock() - began <= 0.15
+    assert len(target.passes) > 500 / 96 + 1
+
+
 def decoding(requests: int, position: int = 20) -> Batch:
     batch = Batch()
     for slot in range(requests):

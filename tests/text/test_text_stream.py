@@ -12,13 +12,15 @@ from tests.text.test_tokenizer import byte_level, straddling
 TOKENIZER = byte_level()
 
 
-def stream(text: str, stop: tuple[str, ...]) -> tuple[list[list[Piece]], TextStream]:
+def stream(
+    text: str, stop: tuple[str, ...], min_indent: int = 0
+) -> tuple[list[list[Piece]], TextStream]:
     """Pieces per pushed token, the flushed ones last."""
-    result = TextStream(TOKENIZER, TOKENIZER.encode("x"), stop)
+    result = TextStream(TOKENIZER, TOKENIZER.encode("x"), stop, min_indent)
     steps = []
     for token in TOKENIZER.encode(text):
         steps.append(result.push(token, TARGET))
-        if result.stopped:
+        if result.stopped or result.dedented:
             break
     steps.append(result.flush())
     return steps, result
@@ -47,6 +49,29 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str]) 
     tokens = [piece.token for step in steps for piece in step]
     pushed = list(TOKENIZER.encode(text))
     assert tokens == (pushed[: len(tokens)] if found else pushed)  # every token comes out once
+
+
+@given(st.text(st.sampled_from("ab \t\n"), max_size=30), st.integers(1, 3))
+def test_the_text_ends_before_the_first_line_with_less_indentation(text: str, least: int) -> None:
+    first, *lines = text.split("\n")
+    kept = [first]
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip(" \t"))
+        last = number == len(lines) - 1  # may still grow
+        if indent < least and not (last and indent == len(line)):
+            break
+        kept.append(line)
+    steps, result = stream(text, (), least)
+    assert text_of(steps) == "\n".join(kept)
+    assert result.dedented == (len(kept) <= len(lines))
+    assert result.stopped is None
+
+
+def test_whichever_comes_first_ends_the_text() -> None:
+    _, stopped = stream("if a:\n  b#\nc", ("#",), 2)
+    assert (stopped.stopped, stopped.dedented) == ("#", False)
+    steps, dedented = stream("if a:\n  b\nc#", ("#",), 2)
+    assert (text_of(steps), dedented.stopped, dedented.dedented) == ("if a:\n  b", None, True)
 
 
 def test_without_stop_strings_nothing_is_held_back() -> None:

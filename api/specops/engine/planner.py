@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
-from specops.request import Draft, Step, StepKind
+from specops.request import PRIORITY_SECONDS, Draft, Step, StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
@@ -351,15 +351,21 @@ class Planner:
     ) -> None:
         """Fill the pass with the prompts' next tokens, as far as the budget goes."""
         # A text to be embedded may be far longer than any prompt, so it gets what is left.
-        prompts.sort(key=lambda state: state.request.embed)
-        watched = any(item.state.request.stream for item in scheduled)
+        prompts.sort(key=lambda state: (state.request.embed, state.turn))
+        others = [item.state.request for item in scheduled]
+        urgent = min(request.priority for request in (*others, prompts[0].request))
+        # Nobody waits for what comes after all others; but who comes next waits for the pass's end.
+        watched = urgent > 0 or any(request.stream or request.priority < 0 for request in others)
         after = sum(item.state.choosing_seconds for item in scheduled)
         seconds = self.pass_seconds(batch, watched=watched, spent=self._clock() - started + after)
+        least = self._least_seconds(batch)
         decoding = batch.num_tokens
         for state in prompts:
             if state.slot < 0:  # preempted for one before it
                 continue
             held = self._take_prefix(step, state)
+            if state.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
+                seconds = min(seconds, least)
             each = state.reader.seconds if state.reader and not state.generated else 0.0
             room = self.prompt_tokens(
                 batch, held, seconds, first=batch.num_tokens == decoding, each=each
@@ -424,8 +430,11 @@ class Planner:
         """
         if not watched:
             return float("inf")
+        return max(self._aim - spent, self._least_seconds(decoding))
+
+    def _least_seconds(self, decoding: Batch) -> float:
         own = self._costs.cost(decoding.num_tokens, decoding.attention_work)
-        return max(self._aim - spent, own * (1 + _LEAST_SHARE))
+        return own * (1 + _LEAST_SHARE)
 
     def prompt_tokens(
         self, batch: Batch, position: int, seconds: float, *, first: bool, each: float = 0.0

@@ -1,10 +1,14 @@
 """The request queue: in which order waiting requests get slots.
 
-First come, first served is fair between requests. Where one client sends many requests and others
-few, shares per client are fairer: the client that has had the least goes first. That is start-time
-fair queueing with tokens for packets (Goyal, Vin and Cheng, SIGCOMM 1996; for language models:
-Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). No request starves in either
-order: each token that a client gets moves it back, and waiting moves no other client ahead.
+First come, first served is fair between requests. But a suggestion for an editor is worth little
+after a second, and warming the prefix cache can wait: a request's priority moves its turn by some
+seconds, once, so its turn comes, whatever comes after it.
+
+Where one client sends many requests and others few, shares per client are fairer: the client that
+has had the least goes first. That is start-time fair queueing with tokens for packets (Goyal, Vin
+and Cheng, SIGCOMM 1996; for language models: Sheng et al., Fairness in Serving Large Language
+Models, OSDI 2024). No request starves in either order: each token that a client gets moves it back,
+and waiting moves no other client ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ _GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots
 
 
 class RequestQueue:
-    """Requests that wait for a slot: first come, first served.
+    """Requests that wait for a slot: the earliest turn goes first.
 
     Args:
         by_client: clients with waiting requests get equal shares. A client's account is the number
@@ -29,28 +33,30 @@ class RequestQueue:
 
     def __init__(self, *, by_client: bool = False) -> None:
         self._by_client = by_client
-        self._queues: dict[str, OrderedDict[RequestState, None]] = {}
+        # By client and priority, in the order of coming; none is empty.
+        self._queues: dict[str, dict[int, OrderedDict[RequestState, None]]] = {}
         self._accounts: dict[str, float] = {}  # only those above the last served
         self._last_served = 0.0
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(len(queue) for queues in self._queues.values() for queue in queues.values())
 
     def __iter__(self) -> Iterator[RequestState]:
         """All that wait, in no particular order."""
-        for queue in self._queues.values():
-            yield from queue
+        for queues in self._queues.values():
+            for queue in queues.values():
+                yield from queue
 
     def add(self, state: RequestState) -> None:
-        """Go to the end of the client's own queue."""
+        """Go to the end of the client's own queue of this priority."""
         client = self._client(state)
         if not self._queues:  # no request had to wait: no client took anything from another
             self._last_served = max(self._accounts.values(), default=self._last_served)
             self._accounts.clear()
         if client not in self._queues:
-            self._queues[client] = OrderedDict()
+            self._queues[client] = {}
             self._accounts[client] = self._account(client)
-        self._queues[client][state] = None
+        self._queues[client].setdefault(state.request.priority, OrderedDict())[state] = None
 
     def next(self) -> RequestState:
         """Take out the request that gets the next slot, of the client with the lowest account.
@@ -62,7 +68,7 @@ class RequestQueue:
             raise IndexError("the queue is empty")
         client = min(self._queues, key=self._order)
         self._last_served = self._accounts[client]
-        state = next(iter(self._queues[client]))
+        state = self._first(client)
         self.remove(state)
         self._charge(client, sum(map(len, state.request.prompts)))
         self._forget()
@@ -70,11 +76,14 @@ class RequestQueue:
 
     def remove(self, state: RequestState) -> bool:
         """Take out a request that has left, in constant time; False where it does not wait."""
-        client = self._client(state)
-        queue = self._queues.get(client)
+        client, priority = self._client(state), state.request.priority
+        queues = self._queues.get(client, {})
+        queue = queues.get(priority)
         if queue is None or queue.pop(state, state) is not None:
             return False
         if not queue:
+            del queues[priority]
+        if not queues:
             del self._queues[client]
         return True
 
@@ -86,7 +95,11 @@ class RequestQueue:
         return state.request.client if self._by_client else ""
 
     def _order(self, client: str) -> tuple[float, float]:
-        return self._accounts[client], next(iter(self._queues[client])).request.arrival
+        return self._accounts[client], self._first(client).request.turn
+
+    def _first(self, client: str) -> RequestState:
+        first = (next(iter(queue)) for queue in self._queues[client].values())
+        return min(first, key=lambda state: state.request.turn)
 
     def _account(self, client: str) -> float:
         return max(self._accounts.get(client, 0.0), self._last_served)

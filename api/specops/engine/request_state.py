@@ -12,6 +12,7 @@ import numpy as np
 from specops.engine.prompt_reader import PromptReader
 from specops.request import (
     GRAMMAR,
+    PRIORITY_SECONDS,
     TARGET,
     Draft,
     FinishReason,
@@ -121,7 +122,10 @@ class RequestState:
 
     @cached_property
     def _text(self) -> TextStream:
-        return TextStream(self._tokenizer, self.request.prompt_tokens, self.request.stop)
+        request = self.request
+        return TextStream(
+            self._tokenizer, request.prompt_tokens, request.stop, request.min_indent or 0
+        )
 
     @cached_property
     def matcher(self) -> Matcher | None:
@@ -137,6 +141,11 @@ class RequestState:
     def adjusts(self) -> bool:
         """Whether tokens are chosen from other logits than the target's."""
         return self.matcher is not None or self._processor is not None
+
+    @property
+    def turn(self) -> float:
+        """Of prompts in slots, the one with the earliest turn is computed first."""
+        return (self._started or 0.0) + PRIORITY_SECONDS * self.request.priority
 
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
@@ -210,6 +219,9 @@ class RequestState:
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
                 return position + 1
+            if text.dedented:
+                self.finish = FinishReason.LENGTH
+                return position + 1
             if matcher is not None:
                 matcher.advance(token)
                 if matcher.complete:
@@ -218,6 +230,9 @@ class RequestState:
             if position + 1 == room:
                 self.finish = FinishReason.LENGTH
                 return position + 1
+        allowed = self.request.predict_seconds
+        if allowed is not None and self._last_token - self._first_token >= allowed:
+            self.finish = FinishReason.LENGTH
         return len(tokens)
 
     def next_prompt(self) -> bool:

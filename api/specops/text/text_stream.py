@@ -1,10 +1,11 @@
-"""Turns generated tokens into pieces of text for the client, without stop strings.
+"""Turns generated tokens into pieces of text for the client, up to where the text ends.
 
-Text that may be the beginning of a stop string is held back until further tokens decide.
+Text that may be the beginning of its end is held back until further tokens decide.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from specops.request import Logprob, Piece
@@ -19,23 +20,34 @@ class TextStream:
         tokenizer: the model's tokenizer.
         prompt_tokens: the tokens of the prompt.
         stop: strings that end the text and are left out of it.
+        min_indent: the text ends before a line break behind which fewer spaces and tabs stand, an
+            empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
 
     Attributes:
         stopped: the stop string that was found; after that, no token may be pushed.
+        dedented: such a line was found; after that, no token may be pushed.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tokens: Sequence[int], stop: tuple[str, ...]
+        self,
+        tokenizer: Tokenizer,
+        prompt_tokens: Sequence[int],
+        stop: tuple[str, ...],
+        min_indent: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
         self._stop = stop
         self._held: list[Piece] = []
+        self._dedent: re.Pattern[str] | None = None
+        if min_indent:
+            self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
         self.stopped: str | None = None
+        self.dedented = False
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be sent now."""
         piece = Piece(token, self._detokenizer.push(token), origin, logprob)
-        if not self._stop and not self._held and not self._detokenizer.incomplete:
+        if not self._held and not self._may_end and not self._detokenizer.incomplete:
             return [piece]
         self._held.append(piece)
         return self._release()
@@ -43,7 +55,7 @@ class TextStream:
     def flush(self) -> list[Piece]:
         """Return the pieces that are still held back; the request has ended."""
         rest = self._detokenizer.flush()
-        if self.stopped:
+        if self.stopped or self.dedented:
             return []
         if rest:  # the last token of these bytes is still held back
             self._held[-1] = self._held[-1]._replace(text=self._held[-1].text + rest)
@@ -52,17 +64,27 @@ class TextStream:
         self._held = []
         return pieces
 
+    @property
+    def _may_end(self) -> bool:
+        return bool(self._stop) or self._dedent is not None
+
     def _release(self) -> list[Piece]:
-        if not self._stop and not self._detokenizer.incomplete:
+        if not self._may_end and not self._detokenizer.incomplete:
             pieces, self._held = self._held, []
             return pieces
         text = "".join(piece.text for piece in self._held)
-        stops = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if stops:
-            at, self.stopped = min(stops)
+        ends = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        line = self._dedent.search(text) if self._dedent is not None else None
+        if line is not None and line["text"]:
+            ends.append((line.start(), ""))
+        if ends:
+            at, stop = min(ends)
+            self.stopped, self.dedented = stop or None, not stop
             pieces, self._held = _cut(self._held, at), []
             return pieces
         shown = len(text) - self._possible_stop(text)
+        if line is not None:
+            shown = min(shown, line.start())
         complete = len(self._held) - self._detokenizer.incomplete
         count = 0
         for piece in self._held[:complete]:
