@@ -210,6 +210,35 @@ _PHI4: Config = {
     "tie_word_embeddings": True,
 }
 
+_GRANITE: Config = {
+    **_family("GraniteForCausalLM", 0, 0),
+    **_sizes(2048, 40, 32, 8, 8192, 49159, 131072),
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "hidden_act": "silu",
+    "logits_scaling": 8.0,
+    "mlp_bias": False,
+    "pad_token_id": 0,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+}
+_STARCODER2: Config = {
+    **_family("Starcoder2ForCausalLM", 0, 0, "float32"),
+    **_sizes(3072, 30, 24, 2, 12288, 49152, 16384),
+    "hidden_act": "gelu_pytorch_tanh",
+    "mlp_type": "default",
+    "norm_epsilon": 1e-05,
+    "norm_type": "layer_norm",
+    "rope_theta": 999999.4420358813,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,  # the published file lacks it: it is the class's default
+    "use_bias": True,
+}
+
 
 def _opt(hidden: int, layers: int, heads: int, **changes: Any) -> Repository:
     """Weights of torch whose names lack the class's prefix; vocabulary and merges."""
@@ -266,6 +295,13 @@ def _relative(config: Config, tokenizer: Callable[[], Any], *sizes: int) -> Repo
 def _qwen3(hidden: int, layers: int, heads: int, wide: int) -> Repository:
     config = {**_QWEN3, "max_window_layers": layers}
     return _relative(config, tokenizers.qwen2, hidden, layers, heads, 8, wide, 151936, 40960)
+
+
+def _coder(*sizes: int) -> Repository:
+    config = {**_QWEN2, **_sizes(*sizes, 151936, 32768), "eos_token_id": 151643}
+    generation = {"bos_token_id": 151643, "do_sample": False, "eos_token_id": 151643}
+    write = tokenizers.written(tokenizers.qwen2_coder)
+    return Repository(config, qwen2_shapes, write, shards=2, generation=generation)
 
 
 def _llama32(hidden: int, layers: int, heads: int) -> Repository:
@@ -325,6 +361,15 @@ REPOSITORIES = {
         qwen2_shapes,
         tokenizers.written(tokenizers.qwen2),
         generation={"bos_token_id": 151643, "eos_token_id": [151645, 151643]},
+    ),
+    "Qwen/Qwen2.5-Coder-0.5B": _coder(896, 24, 14, 2, 4864),
+    "Qwen/Qwen2.5-Coder-1.5B": _coder(1536, 28, 12, 2, 8960),
+    "Qwen/Qwen2.5-Coder-3B": _coder(2048, 36, 16, 2, 11008),
+    "ibm-granite/granite-3.3-2b-instruct": Repository(
+        _GRANITE, relative_shapes, tokenizers.written(tokenizers.starcoder2), shards=2
+    ),
+    "bigcode/starcoder2-3b": Repository(
+        _STARCODER2, relative_shapes, tokenizers.written(tokenizers.starcoder2)
     ),
     "microsoft/Phi-3-mini-4k-instruct": Repository(
         _PHI3,

@@ -152,6 +152,29 @@ def smollm2(size: int = 49_152) -> Tokenizer:
 
 
 @cache
+def starcoder2(size: int = 49_152) -> Tokenizer:
+    """StarCoder2 and Granite 3: special tokens first, those of gaps among them."""
+    special = [END_OF_TEXT, "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
+    special += ["<repo_name>", "<file_sep>"]
+    tokenizer = _byte_level(special, size)
+    tokenizer.add_special_tokens([AddedToken(content, normalized=False) for content in special])
+    return tokenizer
+
+
+@cache
+def qwen2_coder() -> Tokenizer:
+    """Qwen2.5-Coder: Qwen2's, with the tokens of gaps and files behind its others."""
+    tokenizer = Tokenizer.from_str(qwen2().to_str())
+    tools = ("<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([f"<|unnamed_{number}|>" for number in range(11)])
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for content in tools])
+    gaps = [*(f"fim_{part}" for part in ("prefix", "middle", "suffix", "pad"))]
+    marks = [f"<|{name}|>" for name in (*gaps, "repo_name", "file_sep")]
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for content in marks])
+    return tokenizer
+
+
+@cache
 def qwen2(size: int = 151_643) -> Tokenizer:
     """Qwen2 and 2.5: composed characters, words by an expression of its own."""
     tokenizer = _byte_level([], size)
