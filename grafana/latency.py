@@ -11,6 +11,7 @@ from promql import (
     buckets,
     mean,
     quantile,
+    quantiles,
     rate_by,
     ratio,
     ratio_by,
@@ -19,6 +20,8 @@ from promql import (
 )
 
 STEPS = "specops_target_step_seconds"
+SUGGESTED, SUGGESTIONS = "specops_suggestion_tokens_total", "specops_suggestions_total"
+NO_SUGGESTIONS = "no suggestions"
 KINDS = ("prefill", "mixed", "decode", "verify")
 OFFERED, PROMPT = "specops_prompt_budget_tokens_total", 'use="prompt"'
 
@@ -262,11 +265,62 @@ def _saved() -> Panels:
     )
 
 
+def _suggestions() -> Panels:
+    yield Row("Do suggestions come in time?")
+    yield curves(
+        "Time to a suggestion",
+        "From the arrival of an editor's request to the whole suggestion. Above half a second "
+        "people have typed on. High after jumps only: prompts; raise SPECOPS_KV_TOKENS, or let "
+        "the editor send fewer lines. High always: take a smaller model, or a shorter suggestion.",
+        "s",
+        quantiles("specops_suggestion_seconds"),
+        warn=0.5,
+        alarm=2,
+        width=6,
+        nothing=NO_SUGGESTIONS,
+    )
+    yield curves(
+        "Suggestions that were cancelled",
+        "Share of the suggestions whose editor closed the connection, mostly for a key stroke. "
+        "Above a half: suggestions come too late for whoever types here, or the editor asks at "
+        "every key; let it wait (debounce) for 100 to 200 ms.",
+        "percentunit",
+        {"cancelled": ratio(SUGGESTIONS, SUGGESTIONS, 'outcome="cancelled"')},
+        width=6,
+        nothing=NO_SUGGESTIONS,
+    )
+    yield curves(
+        "Tokens per pass of suggestions",
+        "Tokens that one pass of the target brings a suggestion, and those of them that drafts "
+        "brought. 1 and 0: plain decoding; the text does not repeat what the prompt has, so let "
+        "the editor send parts of other files, or choose the drafter `cascade`.",
+        MEAN,
+        {
+            "tokens": ratio(SUGGESTED, "specops_suggestion_steps_total", 'use="decoded"'),
+            "accepted draft tokens": ratio(
+                SUGGESTED, "specops_suggestion_steps_total", 'use="accepted"'
+            ),
+        },
+        width=6,
+        nothing=NO_SUGGESTIONS,
+    )
+    yield curves(
+        "Prompts of suggestions, reused",
+        "Share of their prompts' tokens that the prefix cache had. Below a half while somebody "
+        "types: others need the room in between, so raise SPECOPS_KV_TOKENS; or the editor "
+        "changes the beginning of its prompts at every key.",
+        "percentunit",
+        {"of all tokens": ratio(SUGGESTED, SUGGESTED, 'use="cached"', 'use=~"cached|computed"')},
+        width=6,
+        nothing=NO_SUGGESTIONS,
+    )
+
+
 def build() -> Dashboard:
     """The whole dashboard."""
     return board(
         "latency",
         "Where does the time go?",
         "From a request's arrival to its last token: waiting, prompt, answer, pass by pass.",
-        (_glance, _parts, _heatmaps, _lengths, _steps, _contents, _saved),
+        (_glance, _parts, _heatmaps, _lengths, _steps, _contents, _saved, _suggestions),
     )

@@ -16,7 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.metrics.series import STATES
-from specops.request import Draft, FinishReason, GenerationRequest, GenerationStats, Step, StepKind
+from specops.request import (
+    Draft,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    SourceStats,
+    Step,
+    StepKind,
+)
 from specops.system.memory import read_memory
 from specops.system.resources import read_disk, read_faults
 
@@ -274,6 +282,26 @@ def test_finished_request_is_counted_by_outcome_and_timed(
     assert metrics.values("request_prompt_tokens_count request_prompt_tokens_sum") == [2, 6]
     lengths = metrics.values("request_generated_tokens_count request_generated_tokens_sum")
     assert lengths == ([1, 9] if useful else [0, 0])
+
+
+def test_suggestions_are_the_requests_that_go_before_others(metrics: Readable) -> None:
+    asked = replace(ASKED, priority=-1)
+    accepted = {"suffix": SourceStats(accepted_per_position=[3, 1])}
+    stats = GenerationStats(
+        prompt_tokens=50, cached_prompt_tokens=48, generated_tokens=9, sequence_steps=4,
+        sources=accepted,
+    )  # fmt: skip
+    for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
+        metrics.observe_finish(asked, reason, stats, 0.4, 0.2)
+    for priority in (0, 1):  # a chat, and a prompt that is read ahead
+        other = replace(ASKED, priority=priority)
+        metrics.observe_finish(other, FinishReason.STOP, stats, 0.4, 0.2)
+    assert metrics.value("suggestions_total", outcome="cancelled") == 1
+    assert metrics.value("suggestions_total", outcome="stop") == 1
+    assert metrics.values("suggestion_seconds_count suggestion_seconds_sum") == [2, 0.8]
+    assert metrics.value("suggestion_steps_total") == 8
+    for use, tokens in (("cached", 96), ("computed", 4), ("decoded", 16), ("accepted", 8)):
+        assert metrics.value("suggestion_tokens_total", use=use) == tokens
 
 
 def test_embeddings_have_prompts_and_no_answer(metrics: Readable) -> None:

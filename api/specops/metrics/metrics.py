@@ -207,6 +207,19 @@ class Metrics(Series):
                 self.wasted_tokens.inc(stats.generated_tokens)
             elif not request.embed:
                 self.request_generated_tokens.observe(stats.generated_tokens)
+        if request.priority < 0:
+            self.suggestions[reason].inc()
+            if stats is not None and reason in {FinishReason.STOP, FinishReason.LENGTH}:
+                self._observe_suggestion(stats, latency_seconds)
+
+    def _observe_suggestion(self, stats: GenerationStats, latency_seconds: float) -> None:
+        self.suggestion_seconds.observe(latency_seconds)
+        self.suggestion_steps.inc(stats.sequence_steps)
+        cached, tokens = stats.cached_prompt_tokens, self.suggestion_tokens
+        tokens["cached"].inc(cached)
+        tokens["computed"].inc(stats.prompt_tokens - cached)
+        tokens["decoded"].inc(max(0, stats.generated_tokens - 1))
+        tokens["accepted"].inc(stats.accepted_tokens)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Count the time between two steps of a request, spread over the second step's tokens."""

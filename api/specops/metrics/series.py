@@ -18,6 +18,7 @@ from specops.tracing import RESULTS
 
 MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
+SUGGESTION_USES = ("cached", "computed", "decoded", "accepted")
 BLOCK_STATES = ("used", "shared", "kept", "free")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
@@ -46,6 +47,10 @@ _WAIT_BUCKETS = (
 )
 _REQUEST_BUCKETS = (
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+# Somebody who types on after half a second no longer looks.
+_SUGGESTION_BUCKETS = (
+    *(0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
 )
 # Powers of two, from one token to the longest context that models have.
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(18))
@@ -256,6 +261,27 @@ class Series:
     request_generated_tokens = histogram(
         "Tokens of each answer that ended with `stop` or `length`; embeddings have none.",
         _TOKEN_BUCKETS,
+    )
+
+    # Suggestions: requests that an editor waits for, which go before others.
+    suggestions = counters(
+        "Requests for a suggestion in an editor that have ended, by their outcome; `cancelled`: "
+        "the editor closed the connection. They are among `requests`, too.",
+        outcome=FinishReason,
+    )
+    suggestion_seconds = histogram(
+        "Time from the arrival of a request for a suggestion to its end, waiting included; only "
+        "of those that ended with `stop` or `length`.",
+        _SUGGESTION_BUCKETS,
+    )
+    suggestion_steps = counter(
+        "Passes in which such a suggestion decoded; each suggestion of a pass counts."
+    )
+    suggestion_tokens = counters(
+        "Tokens of these suggestions. `cached`: of their prompts, from the prefix cache; "
+        "`computed`: the rest of their prompts; `decoded`: generated without the first token of "
+        "each; `accepted`: draft tokens among the generated ones.",
+        use=SUGGESTION_USES,
     )
 
     # Clients.
