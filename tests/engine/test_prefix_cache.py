@@ -54,6 +54,33 @@ def test_a_beginning_of_any_length_gives_the_same_text(kept: int) -> None:
     assert found == 64 * whole + (part if part >= 8 else 0)
 
 
+@pytest.mark.parametrize("chunks", [150, 64 * 3 - 2])
+def test_a_key_costs_what_was_typed_and_a_jump_keeps_what_stands_before(chunks: int) -> None:
+    """Also where the next key cancels each key's request, after its first pass or a later one."""
+    target, rng = SimulatedTarget(context=1024, max_tokens=512), np.random.default_rng(1)
+    scheduler = make_scheduler(target)
+    context, before, behind, typed, other = (
+        tuple(rng.integers(1, VOCAB, size).tolist()) for size in (chunks, 90, 70, 40, 100)
+    )
+    serve(scheduler, make_request(context, 0, priority=1))  # warms
+    prompts = [(*context, *before, *behind, *typed[:key]) for key in range(len(typed))]
+    for key, prompt in enumerate((*prompts, (*context, *other, *behind))):
+        request, computed = make_request(prompt, 8, priority=-1), target.computed
+        scheduler.add(request)
+        for _ in range(1 + key % 4):
+            scheduler.step()
+        scheduler.cancel(request.request_id)
+        scheduler.step()
+        decoded = key % 4
+        read = target.computed - computed - decoded
+        most = len(before) + len(behind) if not key else 1
+        if key == len(typed):  # the jump
+            most = len(other) + len(behind)
+        assert read <= most + 8  # where less than 8 tokens of a block are the same, it is computed
+    last = make_request(prompts[-1], 8)
+    assert serve(scheduler, last).tokens(last) == expected(target.text, last)
+
+
 def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
     """Requests that come together: the others take over what the first one has computed."""
     target = SimulatedTarget(max_tokens=96)

@@ -106,6 +106,22 @@ def test_a_request_for_no_tokens_computes_its_prompt_for_those_after_it() -> Non
     assert sum(step.prompt_tokens for step in served.results) < 200 // 4
 
 
+def test_lookups_draft_from_the_prompt_in_the_first_pass_after_it() -> None:
+    target = SimulatedTarget()
+    scheduler = make_scheduler(target, [SuffixDrafter()])
+    line = make_request(12).prompt_tokens
+    scheduler.add(
+        make_request(
+            (*line, *make_request(9).prompt_tokens, *line[:4]), 9, drafter="suffix", k_draft=4
+        )
+    )
+    scheduler.step()
+    state = scheduler.running[0]
+    state.tokens[-1] = line[4]  # as a model answers that repeats the line
+    scheduler.step()
+    assert target.passes[1].spans[0].tokens == list(line[4:9])
+
+
 def test_kinds_of_passes_are_told_apart() -> None:
     _, scheduler = made()
     kinds = []
