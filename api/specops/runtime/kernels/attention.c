@@ -6,27 +6,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A span of at most so many rows is at least one piece for each head of the cache: it writes its keys and
-// values and computes at once. Splits before its own tokens, which nobody writes to, are further pieces.
-// Longer spans are written first, then computed in tiles.
+// A span of at most so many rows is a piece for each head of the cache: it writes its keys and values and
+// computes at once. Splits before its own tokens, which nobody writes to, may be further pieces. Longer
+// spans are written first, then computed in tiles.
 enum { FEW_ROWS = 96 };
 // Number of multiplications that take about as long as waking a thread.
 static const int64_t LITTLE = 200000;
 // Number of pieces for each thread from which on further ones share the work no better.
 enum { MANY_PIECES = 16 };
+// Most floats of splits' results, 16 MiB; a pass that needs more is not cut.
+static const int64_t MOST_RESULTS = 1 << 22;
 
 typedef struct {
     const AttentionKernel *kernel;
     const Pass *pass;
-    int64_t step;      // number of splits of a piece; 0: a short span's head is one piece
+    int64_t step;      // number of splits of a piece
+    int64_t pieces;    // of each span's head; the last one has the span's own tokens
+    int64_t room;      // floats of the results of a span's head, if there are several pieces
     atomic_int *done;  // [spans][kv_heads], number of computed pieces
-    float *results;    // of the splits of the spans that are cut
+    float *results;    // [spans][kv_heads][room]
 } Job;
 
 static int is_long(const Pass *pass, const Span *span) { return rows_of(pass, span) > FEW_ROWS; }
 
 static int64_t tiles_of(const Pass *pass, const Span *span) {
-    if (!is_long(pass, span)) return 0;
     const int64_t rows = tile_rows(&pass->layer);
     return (rows_of(pass, span) + rows - 1) / rows;
 }
@@ -38,65 +41,36 @@ static void compute_tile(const Job *job, const Span *span, int64_t head, int64_t
     job->kernel->attend(job->pass, span, head, first, left < most ? left : most, some);
 }
 
-static int64_t first_split(const Pass *pass, const Span *span) {
-    const int64_t window = pass->layer.window;
-    return window && window <= span->start ? (span->start + 1 - window) / SPLIT : 0;
+static Splits all_splits(const Pass *pass, const Span *span) {
+    const int64_t window = pass->layer.window, end = (span->start + span->tokens - 1) / SPLIT + 1;
+    const int64_t from = window && window <= span->start ? (span->start + 1 - window) / SPLIT : 0;
+    return (Splits){from, end, from, NULL};
 }
 
-// Number of splits before that of a short span's first token.
-static int64_t past_splits(const Pass *pass, const Span *span) {
-    return is_long(pass, span) ? 0 : span->start / SPLIT - first_split(pass, span);
-}
-
-// Number of pieces of a span's head. The last one has the span's own tokens.
-static int64_t pieces_of(const Job *job, const Span *span) {
-    const int64_t past = past_splits(job->pass, span), step = job->step;
-    return 1 + (step && past >= step ? (past + step - 1) / step : 0);
-}
-
-// Number of floats of the results of a span's head.
-static int64_t results_of(const Job *job, const Span *span) {
-    if (pieces_of(job, span) == 1) return 0;
-    const int64_t last = (span->start + span->tokens - 1) / SPLIT;
-    return (last - first_split(job->pass, span) + 1) * rows_of(job->pass, span) *
-           result_floats(&job->pass->layer);
-}
-
-// The splits of one of several pieces of a span's head.
-static Splits splits_of(const Job *job, const Span *span, int64_t piece, float *results) {
-    const int64_t from = first_split(job->pass, span), own = span->start / SPLIT;
-    const int64_t first = from + piece * job->step, end = first + job->step;
-    if (piece == pieces_of(job, span) - 1) return (Splits){own, INT64_MAX / SPLIT, from, results};
-    return (Splits){first, end < own ? end : own, from, results};
-}
-
-static void compute_piece(const Job *job, const Span *span, int64_t head, int64_t piece,
-                          float *results) {
-    const Pass *pass = job->pass;
-    const int64_t pieces = pieces_of(job, span), rows = rows_of(pass, span);
-    if (piece == pieces - 1) job->kernel->write(pass, span, head);
-    if (is_long(pass, span)) return;
-    const Splits splits = splits_of(job, span, piece, results);
-    for (int64_t tile = 0; tile * tile_rows(&pass->layer) < rows; tile++)
-        compute_tile(job, span, head, tile, pieces > 1 ? &splits : NULL);
-    if (pieces == 1) return;
-    atomic_int *done = job->done + (span - pass->spans) * pass->layer.kv_heads + head;
-    if (atomic_fetch_add(done, 1) == pieces - 1) job->kernel->merge(pass, span, head, &splits);
+// The splits of a piece, none where a span has fewer than others.
+static Splits splits_of(const Job *job, const Span *span, int64_t piece) {
+    Splits some = all_splits(job->pass, span);
+    const int64_t own = span->start / SPLIT, first = some.from + piece * job->step;
+    if (piece == job->pieces - 1) some.first = own;
+    else some.first = first, some.end = first + job->step < own ? first + job->step : own;
+    return some;
 }
 
 // Pieces of a head come one after another: a piece prefetches what the next one reads first.
 static void begin(void *argument, size_t index) {
     const Job *job = argument;
-    const int64_t heads = job->pass->layer.kv_heads;
-    const Span *span = job->pass->spans;
-    float *results = job->results;
-    int64_t left = (int64_t)index;
-    for (; left >= pieces_of(job, span) * heads; span++) {
-        left -= pieces_of(job, span) * heads;
-        results += results_of(job, span) * heads;
-    }
-    const int64_t head = left / pieces_of(job, span), piece = left % pieces_of(job, span);
-    compute_piece(job, span, head, piece, results + results_of(job, span) * head);
+    const Pass *pass = job->pass;
+    const int64_t number = (int64_t)index / job->pieces, piece = (int64_t)index % job->pieces;
+    const int64_t head = number % pass->layer.kv_heads;
+    const Span *span = pass->spans + number / pass->layer.kv_heads;
+    if (piece == job->pieces - 1) job->kernel->write(pass, span, head);
+    if (is_long(pass, span)) return;
+    Splits all = all_splits(pass, span), some = splits_of(job, span, piece);
+    all.memory = some.memory = job->results + number * job->room;
+    for (int64_t tile = 0; some.first < some.end && tile < tiles_of(pass, span); tile++)
+        compute_tile(job, span, head, tile, job->pieces > 1 ? &some : NULL);
+    if (job->pieces > 1 && atomic_fetch_add(job->done + number, 1) == job->pieces - 1)
+        job->kernel->merge(pass, span, head, &all);
 }
 
 // Piece (span, tile, head) of the long spans; tiles with the longest past come first.
@@ -106,7 +80,7 @@ static void finish(void *argument, size_t index) {
     const int64_t head = (int64_t)index % pass->layer.kv_heads;
     int64_t left = (int64_t)index / pass->layer.kv_heads;
     for (const Span *span = pass->spans; span < pass->spans + pass->count; span++) {
-        const int64_t tiles = tiles_of(pass, span);
+        const int64_t tiles = is_long(pass, span) ? tiles_of(pass, span) : 0;
         if (left < tiles) {
             compute_tile(job, span, head, tiles - 1 - left, NULL);
             return;
@@ -126,15 +100,26 @@ static int is_little(const Pass *pass) {
     return work * (double)(2 * pass->layer.heads * pass->layer.size) < (double)LITTLE;
 }
 
-// Number of splits of a piece; 0 where threads share heads evenly or there is little to do. Uncut, one token
-// behind 2,000 takes 0.94 of the time with the shape of TinyLlama (one thread; AMD EPYC, Zen 5).
-static int64_t step_of(const Pass *pass) {
+// Decides how many pieces there are; one for a span's head where threads share heads evenly or there is
+// little to do.
+static Job cut(const AttentionKernel *kernel, const Pass *pass) {
+    Job job = {.kernel = kernel, .pass = pass, .pieces = 1};
     const int64_t heads = pass->layer.kv_heads, most = MANY_PIECES * sharing;
-    int64_t past = 0;
-    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++)
-        past += past_splits(pass, span);
-    const int even = heads % sharing == 0 || pass->count * heads >= most;
-    return even || is_little(pass) ? 0 : 1 + past * heads / most;
+    int64_t past = 0, longest = 0;
+    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++) {
+        if (is_long(pass, span)) continue;
+        const Splits all = all_splits(pass, span);
+        const int64_t before = span->start / SPLIT - all.from;
+        const int64_t floats = (all.end - all.from) * result_floats(pass, span);
+        past += before;
+        longest = before > longest ? before : longest;
+        job.room = floats > job.room ? floats : job.room;
+    }
+    if (heads % sharing == 0 || pass->count * heads >= most || is_little(pass)) return job;
+    if (job.room > MOST_RESULTS / (pass->count * heads)) return job;
+    job.step = 1 + past * heads / most;
+    job.pieces = 1 + (longest + job.step - 1) / job.step;
+    return job;
 }
 
 // Positions that a piece of one token's head reads; 0: there is no such piece. For tests.
@@ -143,30 +128,30 @@ int64_t specops_piece_positions(int64_t heads, int64_t kv_heads, int64_t size, i
     const Span span = {.start = start, .tokens = 1};
     const Pass pass = {
         .layer = {.heads = heads, .kv_heads = kv_heads, .size = size}, .spans = &span, .count = 1};
-    const Job job = {.pass = &pass, .step = step_of(&pass)};
-    if (piece >= pieces_of(&job, &span)) return 0;
-    if (pieces_of(&job, &span) == 1) return start + 1;
-    const Splits splits = splits_of(&job, &span, piece, NULL);
-    const int64_t end = splits.end * SPLIT;
-    return (end < start + 1 ? end : start + 1) - splits.first * SPLIT;
+    const Job job = cut(NULL, &pass);
+    if (piece >= job.pieces) return 0;
+    const Splits some = job.pieces > 1 ? splits_of(&job, &span, piece) : all_splits(&pass, &span);
+    const int64_t end = some.end * SPLIT;
+    return (end < start + 1 ? end : start + 1) - some.first * SPLIT;
 }
 
 void attend(const AttentionKernel *kernel, const Pass *pass, Threads threads) {
-    Job job = {kernel, pass, step_of(pass), NULL, NULL};
-    if (is_little(pass)) threads.run = run_in_turn;
+    if (!pass->count) return;
+    Job job = cut(kernel, pass);
     const int64_t heads = pass->layer.kv_heads, counts = pass->count * heads;
-    int64_t floats = 0, pieces = 0, tiles = 0;
-    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++) {
-        floats += results_of(&job, span) * heads;
-        pieces += pieces_of(&job, span);
-        tiles += tiles_of(pass, span);
+    if (job.pieces > 1) {
+        const size_t floats = (size_t)(counts * job.room), numbers = (size_t)padded_size(counts);
+        job.results = aligned_alloc(64, floats * sizeof(float) + numbers * sizeof(atomic_int));
+        if (job.results) {
+            job.done = (atomic_int *)(job.results + floats);
+            memset(job.done, 0, numbers * sizeof(atomic_int));
+        } else job.pieces = 1;  // there is no memory
     }
-    if (floats) job.done = malloc(counts * sizeof *job.done + floats * sizeof *job.results);
-    if (job.done) {
-        memset(job.done, 0, counts * sizeof *job.done);
-        job.results = (float *)(job.done + counts);
-    } else job.step = 0, pieces = pass->count;  // uncut, also if there is no memory
-    if (pieces) threads.run(threads.context, begin, (size_t)(pieces * heads), &job);
+    int64_t tiles = 0;
+    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++)
+        if (is_long(pass, span)) tiles += tiles_of(pass, span);
+    if (is_little(pass)) threads.run = run_in_turn;
+    threads.run(threads.context, begin, (size_t)(counts * job.pieces), &job);
     if (tiles) threads.run(threads.context, finish, (size_t)(tiles * heads), &job);
-    free(job.done);
+    free(job.results);
 }

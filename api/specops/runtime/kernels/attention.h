@@ -60,14 +60,15 @@ typedef struct {
     int64_t count;
 } Pass;
 
-// What the softmax of some rows comes to over some positions: sums of probabilities times values
-// [rows][padded size], the highest scores and the sums of probabilities [rows].
+// What the softmax of some rows comes to over some positions. Each row of sums has those of probabilities
+// times values and, behind them, those of the probabilities by lane. The highest scores are padded to
+// whole vectors.
 typedef struct {
-    float *sums, *most, *weights;
+    float *sums, *most;
 } Results;
 
 // Some splits of a span, `first` up to below `end`, and the memory for the results of all of its splits, from
-// the one with number `from` on.
+// the one with number `from` on: [splits] of the span's rows.
 typedef struct {
     int64_t first, end, from;
     float *memory;
@@ -81,7 +82,7 @@ typedef struct {
     // of the query's heads that share the cache's `head`. NULL: over all splits.
     void (*attend)(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
                    const Splits *some);
-    // Makes a span's results for a head of those of its splits, which begin with `from`.
+    // Merges the results of all splits of a span's head and writes its output.
     void (*merge)(const Pass *pass, const Span *span, int64_t head, const Splits *all);
 } AttentionKernel;
 
@@ -99,11 +100,17 @@ static inline int64_t element_bytes(int type) {
 
 static inline int64_t padded_size(int64_t size) { return (size + 15) / 16 * 16; }
 
-// Number of floats of a row's result.
-static inline int64_t result_floats(const Layer *layer) { return padded_size(layer->size) + 2; }
-
 static inline int64_t rows_of(const Pass *pass, const Span *span) {
     return span->tokens * (pass->layer.heads / pass->layer.kv_heads);
+}
+
+// Floats from a row of results to the next.
+static inline int64_t result_stride(int64_t padded) { return padded + 16; }
+
+// Number of floats of the results of a span's rows over a split.
+static inline int64_t result_floats(const Pass *pass, const Span *span) {
+    const int64_t rows = rows_of(pass, span);
+    return rows * result_stride(padded_size(pass->layer.size)) + padded_size(rows);
 }
 
 static inline int64_t key_bytes(int64_t size, int type) {

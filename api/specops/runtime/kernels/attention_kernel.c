@@ -4,6 +4,7 @@
 #include "products.h"
 #include "vectors.h"
 
+#include <float.h>
 #include <math.h>
 
 #define TINY 1e-30f  // 127 / x may overflow below it, so a head of smaller numbers is zeros
@@ -101,16 +102,14 @@ enum { MOST_FLOATS = MOST_ROWS * 128 };
 typedef struct {
     int64_t rows, padded;
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
-    float queries[MOST_FLOATS];
-    float sums[MOST_FLOATS];              // of probabilities times values
-    float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
-    Floats weights[MOST_ROWS];            // sums of probabilities, by lane
+    _Alignas(64) float queries[MOST_FLOATS];
+    Results results;                      // over the split, so far
+    _Alignas(64) float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
     float block_max[MOST_ROWS];           // the highest score of the block
-    float row_max[MOST_ROWS];             // the highest so far
     float factors[MOST_ROWS];             // of the sums, after a higher score
     int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
     int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block, counted from its first
-    float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
+    _Alignas(64) float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
 } Rows;
 
 // Completes a row's scores of the block and returns the highest.
@@ -141,22 +140,24 @@ static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bot
     for (int64_t row = top; row < bottom; row++)
         rows->block_max[row] = complete_scores(pass, rows, row, scales);
     for (int64_t row = 0; row < rows->rows; row += LANES) {
-        const Floats before = load(rows->row_max + row);
+        const Floats before = load(rows->results.most + row);
         const Floats most = larger(load(rows->block_max + row), before);
-        store(rows->row_max + row, most);
+        store(rows->results.most + row, most);
         store(rows->factors + row, exponential(before - most));
     }
     for (int64_t row = top; row < bottom; row++) {
         const int64_t first = rows->first[row] / LANES * LANES, last = rows->last[row];
+        const float most = rows->results.most[row];
         float *scores = rows->scores + row * BLOCK;
-        Floats weights = rows->weights[row] * rows->factors[row];
+        float *total = rows->results.sums + row * result_stride(rows->padded) + rows->padded;
+        Floats weights = load(total) * rows->factors[row];
         for (int64_t i = first; i < last; i += LANES) {
-            Floats values = exponential(load(scores + i) - rows->row_max[row]);
+            Floats values = exponential(load(scores + i) - most);
             weights += values;
             if (scales) values *= load(scales + BLOCK + i);
             store(scores + i, values);
         }
-        rows->weights[row] = weights;
+        store(total, weights);
     }
 }
 
@@ -165,7 +166,8 @@ static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bot
 INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values, const void *next,
                        int64_t row, int64_t count, int64_t first, int64_t last) {
     const Product product = {
-        .out = (float *)rows->sums + row * rows->padded, .out_stride = rows->padded,
+        .out = rows->results.sums + row * result_stride(rows->padded),
+        .out_stride = result_stride(rows->padded),
         .factors = rows->factors + row, .a = rows->scores + row * BLOCK, .a_stride = BLOCK,
         .b = values, .ahead = next, .prefetched = rows->prefetched, .step = rows->padded,
         .first = first, .last = last};
@@ -253,104 +255,51 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     }
 }
 
-// The positions that a row sees are `from` up to below `to`.
-INLINE void set_positions(const Pass *pass, const Span *span, int64_t row, int64_t *from, int64_t *to) {
-    const Layer *layer = &pass->layer;
-    *to = span->start + row / (layer->heads / layer->kv_heads) + 1;
-    *from = layer->window && layer->window < *to ? *to - layer->window : 0;
+// The results of a span's rows from `first` on over split number `split`.
+INLINE Results results_of(const Pass *pass, const Span *span, const Splits *all, int64_t split,
+                          int64_t first) {
+    const int64_t rows = rows_of(pass, span), stride = result_stride(padded_size(pass->layer.size));
+    float *memory = all->memory + (split - all->from) * result_floats(pass, span);
+    return (Results){memory + first * stride, memory + rows * stride + first};
 }
 
-INLINE Results results_at(float *memory, int64_t rows, int64_t padded) {
-    return (Results){memory, memory + rows * padded, memory + rows * (padded + 1)};
-}
-
-// The results over split number `split` of all rows of a span.
-static Results results_of(const Pass *pass, const Span *span, const Splits *splits, int64_t split) {
-    const int64_t rows = rows_of(pass, span), floats = result_floats(&pass->layer);
-    return results_at(splits->memory + (split - splits->from) * rows * floats, rows,
-                      padded_size(pass->layer.size));
-}
-
-INLINE Results from_row(Results all, int64_t row, int64_t padded) {
-    return (Results){all.sums + row * padded, all.most + row, all.weights + row};
-}
-
-static void clear_results(Results all, int64_t rows, int64_t padded) {
-    for (int64_t i = 0; i < rows * padded; i += LANES) store(all.sums + i, splat(0));
-    for (int64_t row = 0; row < rows; row++) all.most[row] = -INFINITY, all.weights[row] = 0;
-}
-
-// Merges some rows' results over the next split into those over the splits before it.
-static void merge_results(Results into, Results next, int64_t rows, int64_t padded) {
-    for (int64_t row = 0; row < rows; row += LANES) {
-        const int count = rows - row < LANES ? (int)(rows - row) : LANES;
-        const Floats before = some(into.most + row, count), after = some(next.most + row, count);
+// Merges results over the next split into those over the splits before it. Where a row saw nothing in
+// one of them, the other stays as it is, to the bit.
+static void merge_results(Results into, Results next, int64_t rows, int64_t stride) {
+    for (int64_t first = 0; first < rows; first += LANES) {
+        const Floats before = load(into.most + first), after = load(next.most + first);
         const Floats most = larger(after, before);
-        const Floats old = exponential(before - most), new = exponential(after - most);
-        const Floats weights = some(into.weights + row, count) * old + some(next.weights + row, count) * new;
-        store_first(into.most + row, count, most);
-        store_first(into.weights + row, count, weights);
-        float factors[2 * LANES];
-        store(factors, old), store(factors + LANES, new);
-        for (int64_t r = 0; r < count; r++) {
-            float *sums = into.sums + (row + r) * padded;
-            const float *more = next.sums + (row + r) * padded;
-            for (int64_t i = 0; i < padded; i += LANES)
-                store(sums + i, load(sums + i) * factors[r] + load(more + i) * factors[LANES + r]);
-        }
+        float old[LANES], new[LANES];
+        store(into.most + first, most);
+        store(old, exponential(before - most)), store(new, exponential(after - most));
+        for (int64_t row = first; row < rows && row < first + LANES; row++)
+            for (int64_t i = row * stride; i < (row + 1) * stride; i += LANES)
+                store(into.sums + i, load(into.sums + i) * old[row - first] +
+                                         load(next.sums + i) * new[row - first]);
     }
-}
-
-static void copy_results(Results to, Results from, int64_t rows, int64_t padded) {
-    memcpy(to.sums, from.sums, rows * padded * sizeof(float));
-    memcpy(to.most, from.most, rows * sizeof(float));
-    memcpy(to.weights, from.weights, rows * sizeof(float));
 }
 
 // Writes the output of rows from `first` on, of which `all` has the results.
 static void write_rows(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
                        Results all) {
     const Layer *layer = &pass->layer;
-    const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
+    const int64_t group = layer->heads / layer->kv_heads, size = layer->size, padded = padded_size(size);
     for (int64_t row = 0; row < count; row++) {
         const int64_t token = span->first + (first + row) / group;
         const int64_t number = head * group + (first + row) % group;
         float *out = pass->out + (token * layer->heads + number) * size;
-        const float *sums = all.sums + row * padded_size(size), inverse = 1.0f / all.weights[row];
+        const float *sums = all.sums + row * result_stride(padded);
+        const float inverse = 1.0f / total(load(sums + padded));
         for (int64_t i = 0; i < size; i++) out[i] = sums[i] * inverse;
     }
 }
 
-// A tile's results take as many floats as its sums, and two for each row.
-enum { RESULT_FLOATS = MOST_FLOATS + 2 * MOST_ROWS };
-
-// The first of some ascending numbers that is above another number.
-INLINE int64_t first_above(const int64_t *ascending, int64_t count, int64_t number) {
-    int64_t index = 0;
-    while (index < count && ascending[index] <= number) index++;
-    return index;
-}
-
-static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *splits) {
-    const int64_t padded = padded_size(pass->layer.size), rows = rows_of(pass, span);
-    const int64_t most = tile_rows(&pass->layer);
-    int64_t from[MOST_ROWS], to[MOST_ROWS];
-    float memory[RESULT_FLOATS];
-    for (int64_t first = 0, count; first < rows; first += count) {
-        count = rows - first < most ? rows - first : most;
-        for (int64_t row = 0; row < count; row++)
-            set_positions(pass, span, first + row, from + row, to + row);
-        const Results all = results_at(memory, count, padded);
-        clear_results(all, count, padded);
-        for (int64_t split = from[0] / SPLIT; split * SPLIT < to[count - 1]; split++) {
-            const int64_t top = first_above(to, count, split * SPLIT);
-            const int64_t bottom = first_above(from, count, (split + 1) * SPLIT - 1);
-            const Results next = results_of(pass, span, splits, split);
-            merge_results(from_row(all, top, padded), from_row(next, first + top, padded), bottom - top,
-                          padded);
-        }
-        write_rows(pass, span, head, first, count, all);
-    }
+static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *all) {
+    const int64_t rows = rows_of(pass, span), stride = result_stride(padded_size(pass->layer.size));
+    const Results into = results_of(pass, span, all, all->from, 0);
+    for (int64_t split = all->from + 1; split < all->end; split++)
+        merge_results(into, results_of(pass, span, all, split, 0), rows, stride);
+    write_rows(pass, span, head, 0, rows, into);
 }
 
 static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
@@ -367,49 +316,46 @@ static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64
         prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
                 pass->query_norm, span->start + token, query);
         for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
-        set_positions(pass, span, first + row, rows->from + row, rows->to + row);
+        const int64_t end = span->start + token + 1, window = layer->window;
+        rows->to[row] = end, rows->from[row] = window && window < end ? end - window : 0;
     }
 }
 
-// Computes blocks `block` up to below `end` of one split, each seen by a row. Rows that see none have no
-// result.
-static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t block,
-                      int64_t end) {
-    for (int64_t i = 0; i < rows->rows * rows->padded; i += LANES) store(rows->sums + i, splat(0));
-    for (int64_t row = 0; row < rows->rows; row++) rows->weights[row] = splat(0);
-    for (int64_t row = 0; row < rows->rows; row += LANES) store(rows->row_max + row, splat(-INFINITY));
-    for (; block < end; block++) {
-        const int64_t next = (block + 1) * BLOCK < rows->to[rows->rows - 1] ? block + 1 : block;
-        see_block(pass, rows, part_of(pass, span, head, block), part_of(pass, span, head, next),
-                  block * BLOCK);
+// Computes the results over one split. Rows that see nothing of it keep sums of -0: added to any number
+// it leaves the number as it is.
+static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t split,
+                      Results results) {
+    const int64_t count = rows->rows, first = rows->from[0], last = rows->to[count - 1];
+    const int64_t floats = count * result_stride(rows->padded);
+    rows->results = results;
+    for (int64_t i = 0; i < floats; i += LANES) store(results.sums + i, splat(-0.0f));
+    for (int64_t row = 0; row < count; row += LANES) store(results.most + row, splat(-FLT_MAX));
+    const int64_t end = (split + 1) * SPLIT < last ? (split + 1) * SPLIT : last;
+    int64_t base = split * SPLIT > first ? split * SPLIT : first / BLOCK * BLOCK;
+    for (; base < end; base += BLOCK) {
+        const int64_t block = base / BLOCK, next = base + BLOCK < last ? block + 1 : block;
+        see_block(pass, rows, part_of(pass, span, head, block), part_of(pass, span, head, next), base);
     }
 }
 
 static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
                         int64_t count, const Splits *some) {
-    enum { SPLIT_BLOCKS = SPLIT / BLOCK };
     Rows rows;
     prepare_rows(pass, span, head, first, count, &rows);
-    const int64_t padded = rows.padded;
-    float memory[RESULT_FLOATS], weights[MOST_ROWS];
-    const Results all = results_at(memory, count, padded), one = {rows.sums, rows.row_max, weights};
-    clear_results(all, count, padded);
-    int64_t block = rows.from[0] / BLOCK, last = (rows.to[count - 1] + BLOCK - 1) / BLOCK;
-    if (some && some->first * SPLIT_BLOCKS > block) block = some->first * SPLIT_BLOCKS;
-    if (some && some->end * SPLIT_BLOCKS < last) last = some->end * SPLIT_BLOCKS;
-    for (int64_t split = block / SPLIT_BLOCKS, end; block < last; block = end, split++) {
-        end = (split + 1) * SPLIT_BLOCKS < last ? (split + 1) * SPLIT_BLOCKS : last;
-        see_split(pass, span, head, &rows, block, end);
-        for (int64_t row = 0; row < count; row++) weights[row] = total(rows.weights[row]);
-        const int64_t top = first_above(rows.to, count, block * BLOCK);
-        const int64_t seeing = first_above(rows.from, count, end * BLOCK - 1) - top;
-        const Results seen = from_row(one, top, padded);
-        if (some)
-            copy_results(from_row(results_of(pass, span, some, split), first + top, padded), seen, seeing,
-                         padded);
-        else merge_results(from_row(all, top, padded), seen, seeing, padded);
+    if (some) {
+        for (int64_t split = some->first; split < some->end; split++)
+            see_split(pass, span, head, &rows, split, results_of(pass, span, some, split, first));
+        return;
     }
-    if (!some) write_rows(pass, span, head, first, count, all);
+    _Alignas(64) float sums[2][MOST_FLOATS + MOST_ROWS * LANES], most[2][MOST_ROWS];
+    const Results all = {sums[0], most[0]}, next = {sums[1], most[1]};
+    int64_t split = rows.from[0] / SPLIT;
+    see_split(pass, span, head, &rows, split, all);
+    while (++split * SPLIT < rows.to[count - 1]) {
+        see_split(pass, span, head, &rows, split, next);
+        merge_results(all, next, count, result_stride(rows.padded));
+    }
+    write_rows(pass, span, head, first, count, all);
 }
 
 const AttentionKernel ATTENTION = {write_span, attend_rows, merge_splits};
