@@ -1,4 +1,10 @@
-"""Measures at the first start what a model's passes cost, and keeps the figures."""
+"""Measures what a model's passes cost, and keeps the least time of each over all starts.
+
+Other work on the machine only adds time, and it may last longer than a start measures: it makes all
+passes several times as slow, or only those that outlast the system's time slices. So the first
+start's times are not the last word. Each later start times a few passes again, and begins where the
+one before ended. A time that cannot be right beside the others is measured again at once.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,10 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from glob import escape
+from math import inf
 from pathlib import Path
 
 from specops.runtime.batch import Batch
@@ -18,43 +26,68 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3  # raise it when the figures are measured differently
+FORMAT = 4  # raise it when the figures are measured differently
 _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
-_MIN_ROUNDS = 3  # the first one also binds tensors and touches pages
+_MIN_ROUNDS = 3  # of the first start; the first round also binds tensors and touches pages
 _MAX_ROUNDS = 60
 _ENOUGH_SECONDS = 1.0  # measuring ends then, but not before `_MIN_ROUNDS`
+_CHECK_SHARE = 0.1  # of these seconds, at a later start
+_DOUBTFUL = 1.1  # a pass is timed again if it took so many times what others say it can take
+_TRIES = 4  # of each pass in a start
 # The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
 _MAX_LOGITS = 64  # wider passes are prompts, which need one row of logits
 
 
-def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
-    """Read the cost model of an earlier start, or measure it.
+@dataclass
+class _Times:
+    """The least times so far, as the file keeps them.
 
-    Measuring takes a second, or three passes of each width where they take longer. It uses slot
-    0, which must be free, and frees it again.
+    Attributes:
+        sizes: numbers of tokens in the measured passes, ascending from 1.
+        past: number of tokens before them.
+        far: number of tokens before those of the pass that measures attention.
+        seconds: of that pass, then of those over `sizes` from the widest to the narrowest, then of
+            the first one again without tokens before its own.
+        turn: index of the pass that is timed next.
+    """
+
+    sizes: list[int]
+    past: int
+    far: int
+    seconds: list[float] = field(default_factory=list)
+    turn: int = 0
+
+
+def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
+    """Measure the costs of a model's passes, beginning with the times of earlier starts.
+
+    The first start takes a second, or three passes of each width where they take longer; a later
+    one a tenth of a second. It uses slot 0, which must be free, and frees it again.
 
     Args:
         runner: of the model.
-        saved: file for the figures; None: they are not kept.
+        saved: file for the times; None: they are not kept.
     """
-    widest = min(runner.max_tokens, runner.cache.context)
-    sizes = sorted({*(size for size in _SIZES if size < widest), widest})
-    model = None if saved is None else _read(saved, sizes)
-    if model is None:
-        model = _measure(runner, sizes)
-        if saved is not None:
-            _write(saved, model)
+    times = _reserve(runner)
     if saved is not None:
+        _read(saved, times)
+    # Memory that was never written is one page of zeros, which reads faster than a cache.
+    runner.cache.zero(0)
+    _measure(_passes(runner, times), times)
+    runner.cache.release(0)
+    if saved is not None:
+        _write(saved, times)
         use(saved)
         remove(outdated(list(saved.parent.glob("*.json"))))  # of all models and builds
-    return model
+    return _cost_model(times)
 
 
-def _measure(runner: ModelRunner, sizes: list[int]) -> CostModel:
-    cache, widest = runner.cache, sizes[-1]
+def _reserve(runner: ModelRunner) -> _Times:
+    """Choose the passes, and give slot 0 the room that they need."""
+    cache, widest = runner.cache, min(runner.max_tokens, runner.cache.context)
     past = max(0, min(_PAST, cache.context - widest))
     count = min(_ATTENTION_TOKENS, widest)
     far = min(_LONG_PAST, cache.context - count)
@@ -63,25 +96,22 @@ def _measure(runner: ModelRunner, sizes: list[int]) -> CostModel:
         far //= 2  # the cache is small
         if far + count <= past + widest:
             far, past = 0, 0
-    # Memory that was never written is one page of zeros, which reads faster than a cache.
-    cache.zero(0)
+    return _Times(sorted({*(size for size in _SIZES if size < widest), widest}), past, far)
+
+
+def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
     # From the widest to the narrowest, as caches are in decoding: right behind a far wider pass, a
     # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
-    passes = [partial(_run, runner, far, count, count)]
-    passes += [
-        partial(_run, runner, past, size, size if size <= _MAX_LOGITS else 1)
-        for size in reversed(sizes)
+    count = min(_ATTENTION_TOKENS, times.sizes[-1])
+    sized = [
+        partial(_run, runner, times.past, size, size if size <= _MAX_LOGITS else 1)
+        for size in reversed(times.sizes)
     ]
-    passes.append(partial(_run, runner, 0, count, count))
-    long, *measured, near = _min_seconds(passes)
-    measured.reverse()
-    cache.release(0)
-    pair = max(0.0, long - near) / (count * far) if far else 0.0
-    costs = [
-        max(seconds - pair * size * (past + size / 2), seconds / 2)
-        for size, seconds in zip(sizes, measured, strict=True)
+    return [
+        partial(_run, runner, times.far, count, count),
+        *sized,
+        partial(_run, runner, 0, count, count),
     ]
-    return CostModel(sizes, costs, pair)
 
 
 def _run(runner: ModelRunner, start: int, tokens: int, num_logits: int) -> None:
@@ -90,41 +120,80 @@ def _run(runner: ModelRunner, start: int, tokens: int, num_logits: int) -> None:
     runner.forward(batch)
 
 
-def _min_seconds(passes: Sequence[Callable[[], None]]) -> list[float]:
-    """Least seconds of each pass. They take turns: other work on the machine only adds time."""
-    least = [float("inf")] * len(passes)
+def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
+    """Time the passes in turn, then those again whose times cannot be right."""
+    count = len(passes)
+
+    def measure(index: int) -> None:
+        start = time.perf_counter()
+        passes[index]()
+        times.seconds[index] = min(times.seconds[index], time.perf_counter() - start)
+
+    least, enough = 0, _CHECK_SHARE * _ENOUGH_SECONDS
+    if not times.seconds:
+        least, enough = _MIN_ROUNDS * count, _ENOUGH_SECONDS
+        times.seconds = [inf] * count
     began = time.perf_counter()
-    for number in range(_MAX_ROUNDS):
-        if number >= _MIN_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
+    for index in (0, count - 1):  # no other time tells whether those of attention can be right
+        measure(index)
+    for number in range(_MAX_ROUNDS * count):
+        if number >= least and time.perf_counter() - began >= enough:
             break
-        for index, run in enumerate(passes):
-            start = time.perf_counter()
-            run()
-            least[index] = min(least[index], time.perf_counter() - start)
-    return least
+        measure(times.turn)
+        times.turn = (times.turn + 1) % count
+    tries = [_TRIES] * count
+    while again := [index for index in _doubtful(times) if tries[index]]:
+        for index in again:
+            measure(index)
+            tries[index] -= 1
 
 
-def _read(path: Path, sizes: list[int]) -> CostModel | None:
-    """The kept figures; None if there are none for these sizes."""
+def _doubtful(times: _Times) -> list[int]:
+    """Indices of passes that took longer than a wider one, or than several narrower ones that
+    compute as many tokens."""
+    found = [(size, index) for index, size in enumerate(reversed(times.sizes), 1)]
+    return [
+        index
+        for size, index in found
+        if times.seconds[index]
+        > _DOUBTFUL * min(-(-size // other) * times.seconds[place] for other, place in found)
+    ]
+
+
+def _cost_model(times: _Times) -> CostModel:
+    long, *measured, near = times.seconds
+    measured.reverse()
+    count = min(_ATTENTION_TOKENS, times.sizes[-1])
+    pair = max(0.0, long - near) / (count * times.far) if times.far else 0.0
+    costs = [
+        max(seconds - pair * size * (times.past + size / 2), seconds / 2)
+        for size, seconds in zip(times.sizes, measured, strict=True)
+    ]
+    return CostModel(times.sizes, costs, pair)
+
+
+def _read(path: Path, times: _Times) -> None:
+    """Take over the times of earlier starts, if they are of the same passes."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["sizes"] != sizes:
-            return None
-        return CostModel(sizes, [float(item) for item in kept["seconds"]], float(kept["pair"]))
+        if [kept["sizes"], kept["past"], kept["far"]] != [times.sizes, times.past, times.far]:
+            return
+        seconds, turn = [float(item) for item in kept["seconds"]], int(kept["turn"])
+        if len(seconds) != len(times.sizes) + 2 or not 0 < min(seconds) <= max(seconds) < inf:
+            raise ValueError(f"times {seconds}")
+        times.seconds, times.turn = seconds, turn % len(seconds)
     except FileNotFoundError:
-        return None
+        pass
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%s): costs are measured again", path, error)
-        return None
 
 
-def _write(path: Path, model: CostModel) -> None:
-    kept = {"sizes": model.sizes, "seconds": model.seconds, "pair": model.pair_seconds}
+def _write(path: Path, times: _Times) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # of a killed process
             leftover.unlink(missing_ok=True)
         with file_at_once(path) as draft:
-            draft.write_text(json.dumps(kept), encoding="utf-8")
+            draft.write_text(json.dumps(asdict(times)), encoding="utf-8")
     except OSError as error:  # the next start measures again
         log.warning("%s cannot be written: %s", path, error)
