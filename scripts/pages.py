@@ -40,6 +40,7 @@ OWN = "/generate"
 CHAT = "/v1/chat/completions"
 PROTOCOLS = ("/v1/completions", CHAT, "/v1/responses", "/v1/messages")
 OLLAMA = ("/api/chat", "/api/generate")
+LLAMA_SERVER = ("/infill", "/completion")
 BOUNDS = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
 SIZES = {
     "maxItems": "at most {:,} items",
@@ -125,7 +126,7 @@ def api_page() -> str:
     """docs/api.md with the current fields."""
     described = description()
     posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
-    generating = (OWN, *PROTOCOLS, *OLLAMA)
+    generating = (OWN, *PROTOCOLS, *OLLAMA, *LLAMA_SERVER)
     bodies = {path: named(described, posts[path]["requestBody"]["content"]) for path in generating}
     schemas = described["components"]["schemas"]
     answer = named(described, posts[OWN]["responses"]["200"]["content"])
@@ -135,6 +136,7 @@ def api_page() -> str:
         "fields of protocols": other_fields(bodies, PROTOCOLS),
         "fields of timings": answer_fields(schemas["Timings"]["properties"]),
         "fields of Ollama": other_fields(bodies, OLLAMA),
+        "fields of llama-server": other_fields(bodies, LLAMA_SERVER),
     }
     text = API.read_text("utf-8")
     for name, lines in tables.items():

@@ -134,6 +134,14 @@ class FakeTokenizer:
         return bytes([token])
 
 
+class Coder(FakeTokenizer):
+    """Of a model that fills in."""
+
+    def token(self, text: str) -> int | None:
+        marks = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3, "<file_sep>": 4}
+        return marks.get(text)
+
+
 class Waiting(FakeTokenizer):
     """A tokenizer, a chat template and a compiler of grammars that work when the test lets them."""
 

@@ -13,7 +13,7 @@ import pytest
 from specops.config import Settings
 from specops.request import FinishReason, Logprob, Output, Piece
 from tests.asgi import AsgiClient
-from tests.fakes import STATS, FakeService, FakeTokenizer, output
+from tests.fakes import STATS, Coder, FakeService, output
 from tests.http.chat_clients import Clients, clients
 from tests.http.openai_api import BODIES, CHAT, COMPLETIONS, GENERATE, api, both, chunks
 from tests.http.real_engine import served
@@ -23,8 +23,10 @@ every = pytest.mark.parametrize("path", BODIES)
 both_ways = pytest.mark.parametrize("stream", [False, True])
 CHANGING = {"latency_ms", "request_id", "id", "created"}
 TIMINGS = {
-    "cache_n": 1, "prompt_n": 2, "prompt_ms": 500.0, "prompt_per_second": 4.0, "predicted_n": 5,
-    "predicted_ms": 2000.0, "predicted_per_second": 2.0, "draft_n": 3, "draft_n_accepted": 2,
+    "cache_n": 1, "prompt_n": 2, "prompt_ms": 500.0, "prompt_per_token_ms": 250.0,
+    "prompt_per_second": 4.0, "predicted_n": 5, "predicted_ms": 2000.0,
+    "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0, "draft_n": 3,
+    "draft_n_accepted": 2,
     "queue_ms": 250.0, "steps": 2, "tokens_per_step": 2.0, "drafter": "draft",
 }  # fmt: skip
 FIGURES = {
@@ -301,14 +303,6 @@ async def test_the_best_by_log_probability_per_token_are_returned_first() -> Non
     assert found.usage.prompt_tokens == 2
     assert found.usage.completion_tokens == 8 * STATS.generated_tokens  # all that were drawn
     assert best.choices[0].logprobs.token_logprobs == [-1]
-
-
-class Coder(FakeTokenizer):
-    """Of a model that fills in."""
-
-    def token(self, text: str) -> int | None:
-        marks = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3, "<file_sep>": 4}
-        return marks.get(text)
 
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98]])

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from specops.config import Settings
-from specops.http.answering.answers import json_answer
+from specops.http.answering.answers import json_of
 from specops.http.answering.body import Body
 from specops.http.app import create_app
 from specops.request import FinishReason, Logprob, Piece
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
-from tests.fakes import FakeService, Waiting, output
+from tests.fakes import Coder, FakeService, Waiting, output
 from tests.http.costly import USUAL, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
@@ -37,6 +37,15 @@ from tests.http.openai_api import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+def answering() -> FakeService:
+    """A service whose answers suit every endpoint, with a model that fills in."""
+    service = FakeService(EMBEDDED)
+    service.loaded.tokenizer = Coder()
+    return service
+
+
 MANY = 15_000
 AS_JSON = {"content-type": "application/json"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [1] * MANY}
@@ -113,7 +122,7 @@ async def test_a_bias_for_what_cannot_be_a_token_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("path", USUAL)
 async def test_numbers_have_so_many_digits_as_are_read_at_once(path: str) -> None:
-    async with api(FakeService(EMBEDDED)) as here:
+    async with api(answering()) as here:
         for digits, status in ((640, 200), (641, 400)):
             body = json.dumps(USUAL[path])[:-1] + f', "unknown": {"9" * digits}}}'
             answer = await here.client.post(path, content=body, headers=AS_JSON)
@@ -223,7 +232,7 @@ def parsing() -> float:
 async def test_no_body_of_any_endpoint_holds_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with api(FakeService(EMBEDDED)) as here:
+    async with api(answering()) as here:
         bodies = [*of_structure(), *itertools.islice(of_fields(here.app), 0, None, _ONE_IN)]
         assert {body.path for body in bodies} == set(USUAL)
         slow, unit = [], parsing()
@@ -292,9 +301,9 @@ async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPa
 
     def noted(*args: Any, **options: Any) -> Any:
         threads.add(threading.current_thread().name)
-        return json_answer(*args, **options)
+        return json_of(*args, **options)
 
-    monkeypatch.setattr("specops.http.answering.answers.json_answer", noted)
+    monkeypatch.setattr("specops.http.answering.answers.json_of", noted)
     sent = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
     pieces = tuple(Piece(97, "a", "target", sent) for _ in range(200))
     answer = replace(output(finish=FinishReason.STOP), pieces=pieces)

@@ -276,7 +276,7 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     (GENERATE, "exact", "yes", ""),
     (GENERATE, "top_k", -2, ""),
     (GENERATE, "stream", 1, ""),
-    (COMPLETIONS, "max_tokens", 0, ""),
+    (COMPLETIONS, "max_tokens", -3, ""),
     *((COMPLETIONS, "temperature", value, "") for value in (2.5, "1")),
     *((COMPLETIONS, "n", value, "") for value in (0, 129)),
     *((COMPLETIONS, "logprobs", value, "") for value in (6, True)),
@@ -341,8 +341,6 @@ TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of"),
     (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
     (COMPLETIONS, {"suffix": "b", "echo": True}, "suffix"),
-    (COMPLETIONS, {"max_tokens": 0, "logprobs": 1}, "max_tokens"),
-    (COMPLETIONS, {"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
     (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, "n"),  # more than this server's places
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),

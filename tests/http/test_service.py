@@ -103,8 +103,8 @@ async def test_health_is_200_only_when_ready(state: ModelState) -> None:
     expected = 200 if state is ModelState.READY else 503
     assert (response.status_code, head.status_code, head.content) == (expected, expected, b"")
     assert response.json() == {
-        "state": state.value, "detail": "busy", "model": "fake", "error": None, "running": 2,
-        "waiting": 3,
+        "status": "ok" if expected == 200 else state.value, "state": state.value,
+        "detail": "busy", "model": "fake", "error": None, "running": 2, "waiting": 3,
     }  # fmt: skip
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
 
-from specops.text.fill_in import FORMS, FillIn, FillInForm
+from specops.text.fill_in import FORMS, Chunk, FillIn, FillInForm
 
 
 class Spelled:
@@ -48,8 +49,11 @@ class Spelled:
 def test_a_prompt_is_written_as_the_family_was_trained(marks: tuple[str, ...], prompt: str) -> None:
     tokenizer = Spelled(*marks)
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
-    assert tokenizer.spell(gap.prompt("ab", "cd")) == prompt
-    assert gap.prompt(list(b"ab"), "cd") == gap.prompt("ab", "cd")
+    asked = gap.prompt("ab", "cd", room=8)
+    assert (tokenizer.spell(asked.tokens), asked.truncated) == (prompt, False)
+    assert gap.prompt(list(b"ab"), "cd", room=8) == asked
+    typed = gap.prompt("ab", "cd", room=8, typed="ef")
+    assert typed.tokens == (*asked.tokens, *b"ef")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -64,3 +68,74 @@ def test_end_tokens_are_those_that_the_tokenizer_has() -> None:
     form = FORMS[0]
     tokenizer = Spelled(form.before, form.behind, form.gap, "<|fim_pad|>", "<|file_sep|>")
     assert FillIn.of(tokenizer).ends == {"<|fim_pad|>": 1003, "<|file_sep|>": 1004}  # type: ignore[arg-type]
+
+
+# -- other files, and what does not fit ------------------------------------------------------------
+
+GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+CHUNKS = [Chunk("a.py", "one\n"), Chunk("b.py", "two\n")]
+
+
+@pytest.mark.parametrize(
+    ("marks", "context"),
+    [
+        (
+            ("<|repo_name|>", "<|file_sep|>"),
+            "<|repo_name|>myproject\n<|file_sep|>a.py\none\n<|file_sep|>b.py\ntwo\n"
+            "<|file_sep|>filename\n",
+        ),
+        (("<file_sep>",), "<file_sep>a.py\none\n<file_sep>b.py\ntwo\n<file_sep>filename\n"),
+        ((), "\n\n--- snippet ---\n\none\n\n\n--- snippet ---\n\ntwo\n"),
+    ],
+)
+def test_chunks_come_first_in_the_order_of_a_repository(
+    marks: tuple[str, ...], context: str
+) -> None:
+    tokenizer = Spelled(*GAP, *marks)
+    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
+    asked = gap.prompt("ab", "cd", room=8, chunks=CHUNKS, chunk_room=64)
+    assert not asked.truncated
+    prompt = tokenizer.spell(asked.tokens)
+    assert prompt == f"<s>{context}<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
+    one = len("*b.py\ntwo\n" if marks else "\n\n--- snippet ---\n\ntwo\n")
+    less = gap.prompt("ab", "cd", room=8, chunks=CHUNKS, chunk_room=one)
+    assert less.truncated
+    assert "one" not in tokenizer.spell(less.tokens)
+    assert "two" in tokenizer.spell(less.tokens)
+
+
+def parts(prompt: str) -> tuple[str, str, str]:
+    before, _, rest = prompt.removeprefix("<s><|fim_prefix|>").partition("<|fim_suffix|>")
+    behind, _, typed = rest.partition("<|fim_middle|>")
+    return before, behind, typed
+
+
+def test_texts_that_are_too_long_lose_their_far_ends() -> None:
+    tokenizer = Spelled(*GAP)
+    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
+    text = "".join(random.Random(5).choices("abcdefgh \n", k=2000))
+    for room in (0, 1, 3, 4, 64, 400):
+        asked = gap.prompt(text, text, room=room, typed=text)
+        assert asked.truncated
+        before, behind, typed = parts(tokenizer.spell(asked.tokens))
+        assert text.endswith(before)
+        assert text.startswith(behind)
+        assert text.endswith(typed)
+        most = room - room // 4
+        assert most * 3 // 4 <= len(before) <= most
+        assert (len(behind), len(typed)) == (room // 4, room // 4)
+
+
+@pytest.mark.parametrize("editor", ["sends all", "sends the last lines"])
+def test_a_text_that_grows_begins_at_the_same_place_for_long(editor: str) -> None:
+    """A prompt's beginning changes rarely: each change has the whole prompt computed again."""
+    tokenizer = Spelled(*GAP)
+    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
+    text = "".join(random.Random(7).choices("abcdefgh \n", k=4000))
+    starts = []
+    for length in range(2000, 4000, 10):
+        sent = text[:length] if editor == "sends all" else text[length - 1500 : length]
+        before, _, _ = parts(tokenizer.spell(gap.prompt(sent, "", room=1024).tokens))
+        starts.append(text.index(before))
+    assert starts == sorted(starts)
+    assert len(set(starts)) < len(starts) / 5

@@ -200,6 +200,7 @@ def _info(
         system=system_of(settings.system, folder.path, chat_template),
         embedding_size=target.runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
+        prefill_speed=target.costs.sizes[-1] / target.costs.seconds[-1],
     )
 
 

@@ -62,6 +62,7 @@ class ModelInfo:
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     weight_bytes: int = 0  # of target and draft, mapped
+    prefill_speed: float = 0.0  # tokens per second of long prompts, measured at the start
 
     @property
     def batch_invariant(self) -> bool:

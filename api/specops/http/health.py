@@ -15,6 +15,7 @@ router = APIRouter(tags=["health"])
 class HealthResponse(BaseModel):
     """The state of the model, and the load."""
 
+    status: str = Field(description="`ok`, as llama-server says it, or the state")
     state: str
     detail: str = Field(description="what the service is doing")
     model: str
@@ -38,7 +39,9 @@ class LiveResponse(BaseModel):
 async def health(ctx: Ctx) -> JSONResponse:
     """Return the state of the model: 200 once it is ready, 503 before and while draining."""
     service = ctx.app.service
+    ready = service.state is ModelState.READY
     body = HealthResponse(
+        status="ok" if ready else service.state,
         state=service.state,
         detail=service.detail,
         model=service.info.name if service.info else ctx.settings.preset,
@@ -46,7 +49,6 @@ async def health(ctx: Ctx) -> JSONResponse:
         running=service.running,
         waiting=service.waiting,
     )
-    ready = service.state is ModelState.READY
     return JSONResponse(body.model_dump(), 200 if ready else 503)
 
 

@@ -21,7 +21,11 @@ from fastapi import APIRouter, Response
 from specops.http.errors import ApiError
 from specops.request import PromptTooLong
 
-OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+OPENAI_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",  # llama-server's
+}
 
 
 class Prompt(NamedTuple):
@@ -51,8 +55,8 @@ class Protocol:
 
     Attributes:
         router: the endpoints.
-        prefix: of the paths that follow these conventions; the longest one that fits counts. None:
-            the endpoints have the conventions of others.
+        prefixes: of the paths that follow these conventions; the longest one that fits counts.
+            Empty: the endpoints have the conventions of others.
         prompts: the endpoints that the engine works for, by path.
         links: names of the endpoints in the list at `/`, and their paths.
         invalid_status: of the answer to a body with a wrong field.
@@ -67,7 +71,7 @@ class Protocol:
     """
 
     router: APIRouter
-    prefix: str | None = None
+    prefixes: tuple[str, ...] = ()
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     invalid_status: int = 400
@@ -118,7 +122,7 @@ class Protocols:
     def __init__(self, *protocols: Protocol) -> None:
         self._protocols = protocols
         self.prompts = {path: prompt for item in protocols for path, prompt in item.prompts.items()}
-        prefixes = [(item.prefix, item) for item in protocols if item.prefix is not None]
+        prefixes = [(prefix, item) for item in protocols for prefix in item.prefixes]
         self._by_prefix = sorted(prefixes, key=lambda pair: -len(pair[0]))
 
     def __iter__(self) -> Iterator[Protocol]:

@@ -7,8 +7,11 @@ its model needs.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+from zlib import crc32
 
 from specops.text.tokenizer import Tokenizer
 
@@ -44,12 +47,38 @@ ENDS = (
 )
 
 
+# Tokens that stand before a repository's name and before the name of each of its files.
+REPOSITORY = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")
+FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")
+# Editors name neither the project nor the file of the gap: these are llama-server's names.
+_PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
+_LANDMARK = 8  # tokens that decide where a text is cut
+
+
+class Chunk(NamedTuple):
+    """A part of another file."""
+
+    filename: str
+    text: str
+
+
+class GapPrompt(NamedTuple):
+    """A prompt, and whether something was left out of it."""
+
+    tokens: tuple[int, ...]
+    truncated: bool
+
+
 class FillIn:
     """Writes the prompts of one model."""
 
     def __init__(self, marks: Sequence[int], tokenizer: Tokenizer) -> None:
         self._before, self._behind, *self._gap = marks
         self._tokenizer = tokenizer
+        self._repository, self._file = (
+            [token for name in names if (token := tokenizer.token(name)) is not None][:1]
+            for names in (REPOSITORY, FILE)
+        )
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
@@ -61,14 +90,40 @@ class FillIn:
                 return cls(marks, tokenizer)
         return None
 
-    def prompt(self, before: str | Sequence[int], behind: str) -> tuple[int, ...]:
-        """Return the prompt that asks for the text between two others; `before` may be tokens."""
+    def prompt(
+        self,
+        before: str | Sequence[int],
+        behind: str,
+        *,
+        room: int,
+        chunks: Sequence[Chunk] = (),
+        chunk_room: int = 0,
+        typed: str = "",
+    ) -> GapPrompt:
+        """Return the prompt that asks for the text between two others.
+
+        A text before the gap that is too long loses its beginning, one behind it its end. As in
+        llama-server, three quarters of the room are for the former and a quarter for the latter.
+
+        Args:
+            before: the text before the gap, or its tokens.
+            behind: the text behind the gap.
+            room: most tokens of both.
+            chunks: parts of other files; they come first. The first ones are left out where all
+                are too many.
+            chunk_room: most tokens of the chunks.
+            typed: beginning of the answer. It comes last, so typing changes nothing before it.
+        """
+        most = room // 4
+        first = self._text(before) if isinstance(before, str) else tuple(before)
+        second, last = self._text(behind), self._text(typed)
+        kept = (_ending(first, room - most), second[:most], last[max(0, len(last) - most) :])
+        context, left_out = self._context(chunks, chunk_room)
+        parts = ((self._before, *kept[0]), (self._behind, *kept[1]), self._gap)
+        ordered = parts if self._gap else (parts[1], parts[0])
         begin = self._tokenizer.encode("")  # the tokens that begin every text
-        first = (self._before, *(self._text(before) if isinstance(before, str) else before))
-        second = (self._behind, *self._text(behind))
-        if self._gap:
-            return (*begin, *first, *second, *self._gap)
-        return (*begin, *second, *first)
+        tokens = (*begin, *context, *(token for part in ordered for token in part), *kept[2])
+        return GapPrompt(tokens, left_out or kept != (first, second, last))
 
     @property
     def ends(self) -> dict[str, int]:
@@ -76,5 +131,37 @@ class FillIn:
         known = {text: self._tokenizer.token(text) for text in ENDS}
         return {text: token for text, token in known.items() if token is not None}
 
+    def _context(self, chunks: Sequence[Chunk], room: int) -> tuple[list[int], bool]:
+        """Return the tokens before the gap's file, and whether chunks were left out."""
+        if not chunks:
+            return [], False
+        kept: list[tuple[int, ...]] = []
+        for chunk in reversed(chunks):
+            heading = f"{chunk.filename}\n" if self._file else _SNIPPET
+            kept.append((*self._file, *self._text(heading), *self._text(chunk.text)))
+            room -= len(kept[-1])
+            if room < 0:
+                kept.pop()
+                break
+        project = (*self._repository, *self._text(_PROJECT)) if self._repository else ()
+        own = (*self._file, *self._text(_FILE_OF_GAP)) if self._file else ()
+        context = [token for piece in (project, *reversed(kept), own) for token in piece]
+        return context, len(kept) < len(chunks)
+
     def _text(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text, special_tokens=False)
+        return self._tokenizer.encode(text, special_tokens=False) if text else ()
+
+
+def _ending(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Return the end of a text: at most so many tokens, and at least three quarters of them.
+
+    It begins where the next tokens have the least checksum. So it begins at the same tokens while
+    its text grows, and where an editor sends the text from another line on: the prompt before them
+    stays, and with it what was computed of it.
+    """
+    if len(tokens) <= most:
+        return tokens
+    start = len(tokens) - most
+    candidates = range(start, start + most // 4 + 1)
+    checksums = [crc32(array("q", tokens[at : at + _LANDMARK])) for at in candidates]
+    return tokens[start + checksums.index(min(checksums)) :]

@@ -335,6 +335,10 @@ class Writer:
         """Return the body of an answer in one piece, once the generation is finished."""
         raise NotImplementedError
 
+    def whole_json(self) -> bytes:
+        """Return the JSON of an answer in one piece."""
+        return json_of(self.whole(), exclude_none=self.exclude_none)
+
     def step(self, step: Step) -> bytes:
         """Return the events of one step; none where the step brought nothing to show."""
         raise NotImplementedError
@@ -364,9 +368,8 @@ class Writer:
             leave = generation.handle.cancel
             return EventStream(self._events(), leave, headers, media_type=self.media_type)
         tokens = sum(answer.reported_tokens for answer in await generation.finished())
-        return await long_write(
-            lambda: json_answer(self.whole(), headers, exclude_none=self.exclude_none), tokens
-        )
+        text = await long_write(self.whole_json, tokens)
+        return Response(text, headers=headers, media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:

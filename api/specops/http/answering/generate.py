@@ -25,7 +25,7 @@ from specops.http.answering.token_options import bad_words, biases, compile_gram
 from specops.http.errors import InvalidField
 from specops.http.state import Context
 from specops.request import FIXED_K_DRAFT, GenerationRequest
-from specops.text.fill_in import FillIn
+from specops.text.fill_in import FillIn, GapPrompt
 
 _ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
 _sequence = itertools.count(1)
@@ -48,6 +48,17 @@ class Prepared:
     format: AnswerFormat | None = None
     gap: FillIn | None = None
     skipped: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, encoded: Sequence[GapPrompt], shown: Any, gap: FillIn | None) -> Prepared:
+        """Prompts around gaps; the parts of them that were left out are named."""
+        cut = any(prompt.truncated for prompt in encoded)
+        return cls(
+            prompts=[prompt.tokens for prompt in encoded],
+            shown=shown,
+            gap=gap,
+            skipped=("prompt[far-ends]",) if cut else (),
+        )
 
 
 async def generate(
@@ -102,6 +113,7 @@ async def generate(
         logprobs=body.token_logprobs,
         prompt_logprobs=body.prompt_logprobs,
         stream=body.streams,
+        **body.turn_and_end,
     )
     sampling = [
         replace(body.sampling(choice, engine.info.sampling), **spelled)

@@ -173,6 +173,14 @@ class EngineOptions(Constraints):
         return False
 
     @property
+    def turn_and_end(self) -> dict[str, Any]:
+        """Fields of `GenerationRequest`: when the request leaves the queue, when its answer ends.
+
+        Prompts that are only computed, for the requests after them, leave the queue last.
+        """
+        return {"priority": int(self.limit == 0 and not self.prompt_logprobs)}
+
+    @property
     def streams(self) -> bool:
         """The answer is a stream."""
         return bool(self.stream)

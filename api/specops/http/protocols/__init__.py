@@ -6,7 +6,7 @@ A new protocol is a module beside these, and a line here. The line's place is th
 from __future__ import annotations
 
 from specops.http.protocol import Protocols
-from specops.http.protocols import anthropic, native, tokens
+from specops.http.protocols import anthropic, llama_server, native, tokens
 from specops.http.protocols.ollama import embeddings as ollama_embeddings
 from specops.http.protocols.ollama import generation as ollama_generation
 from specops.http.protocols.ollama import models as ollama_models
@@ -19,6 +19,7 @@ PROTOCOLS = Protocols(
     anthropic.PROTOCOL,
     responses.PROTOCOL,
     embeddings.PROTOCOL,
+    llama_server.PROTOCOL,
     ollama_generation.PROTOCOL,
     ollama_embeddings.PROTOCOL,
     ollama_models.PROTOCOL,

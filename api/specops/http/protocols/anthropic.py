@@ -381,7 +381,7 @@ def _error(error: ApiError) -> dict[str, Any]:
 
 PROTOCOL = Protocol(
     router=router,
-    prefix=PATH,
+    prefixes=(PATH,),
     prompts={PATH: Prompt("messages", "chat")},
     links={"messages": PATH, "count_tokens": f"{PATH}/count_tokens"},
     error_json=_error,

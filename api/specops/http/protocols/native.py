@@ -145,7 +145,7 @@ PATH = "/generate"
 router = APIRouter(tags=["generate"])
 PROTOCOL = Protocol(  # the framework's own conventions; also those of all other paths
     router=router,
-    prefix="",
+    prefixes=("",),
     prompts={PATH: Prompt("prompt", "text_completion")},
     links={"generate": PATH},
     invalid_status=422,

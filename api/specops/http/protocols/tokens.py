@@ -25,6 +25,8 @@ from specops.text.json_values import dumps
 class TokenizeRequest(Body):
     """A text to encode."""
 
+    without_effect = frozenset({"parse_special"})  # always: what spells a special token is one
+
     content: Text
     add_special: bool = Field(False, description="with the special tokens that begin a prompt")
     with_pieces: bool = Field(False, description="report each token's text as well")

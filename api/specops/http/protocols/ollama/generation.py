@@ -33,7 +33,7 @@ from specops.http.answering.conversation import (
 from specops.http.answering.generate import Prepared, generate, generate_chat
 from specops.http.answering.logprobs import TokenLogprob, token_logprobs
 from specops.http.answering.options import SeededOptions
-from specops.http.answering.prompts import Tokens, fill_in, prompt_tokens
+from specops.http.answering.prompts import fill_in, gap_prompt, prompt_tokens
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
@@ -421,16 +421,14 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
     else:
         gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt or "", body.suffix or ""
 
-        def encode() -> Tokens:
+        def prepare() -> Prepared:
             if gap:
-                return gap.prompt(prompt, suffix)
-            if before:
-                return (*before, *engine.tokenizer.encode(prompt, special_tokens=False))
-            return engine.encode(prompt)
+                return Prepared.of([gap_prompt(gap, engine, prompt, suffix)], prompt, gap)
+            more = engine.tokenizer.encode(prompt, special_tokens=False)
+            tokens = (*before, *more) if before else engine.encode(prompt)
+            return Prepared(prompts=[tokens], shown=prompt)
 
-        generation = await generate(
-            ctx, body, lambda: Prepared(prompts=[encode()], shown=prompt, gap=gap)
-        )
+        generation = await generate(ctx, body, prepare)
     return await _PromptWriter(generation, engine, body).response(stream=body.streams)
 
 

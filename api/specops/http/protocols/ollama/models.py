@@ -37,7 +37,7 @@ _ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
 router = APIRouter(tags=["ollama"])
 PROTOCOL = Protocol(  # the conventions of all of Ollama's endpoints
     router=router,
-    prefix="/api/",
+    prefixes=("/api/",),
     id_headers=("x-request-id",),
     any_media_type=True,  # as Ollama does, and its users' curl sends none of the right type
     error_json=lambda error: {"error": error.detail},

@@ -292,7 +292,10 @@ PATH = "/v1/chat/completions"
 _DELTAS = {"text": "content", "reasoning": "reasoning_content"}
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
-    router=router, prefix=PATH, prompts={PATH: Prompt("messages", "chat")}, links={"chat": PATH}
+    router=router,
+    prefixes=(PATH,),
+    prompts={PATH: Prompt("messages", "chat")},
+    links={"chat": PATH},
 )
 
 
@@ -329,7 +332,7 @@ class _Writer(OpenAiWriter):
                 for index, answer in enumerate(self.generation.answers)
             ],
             usage=usage(self.generation),
-            timings=timings(self.generation),
+            timings=timings(self.generation.answers),
         )
 
     def step(self, step: Step) -> bytes:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Generation, Writer
+from specops.http.answering.answers import Answer, Generation, Writer
 from specops.http.answering.body import Body
 from specops.http.answering.options import SeededOptions
 from specops.http.answering.served_model import fingerprint
@@ -81,9 +82,11 @@ class Timings(BaseModel):
     cache_n: int = Field(description="tokens of the prompts that needed no pass")
     prompt_n: int = Field(description="the other tokens of the prompts")
     prompt_ms: float = Field(description="from leaving the queue to the first token")
+    prompt_per_token_ms: float
     prompt_per_second: float
     predicted_n: int = Field(description="tokens generated")
     predicted_ms: float = Field(description="from the first token to the last")
+    predicted_per_token_ms: float = Field(description="for each token after the first")
     predicted_per_second: float = Field(description="tokens after the first, of one choice")
     draft_n: int = Field(description="draft tokens verified")
     draft_n_accepted: int = Field(description="draft tokens accepted")
@@ -127,7 +130,7 @@ class OpenAiWriter(Writer):
         if self._include_usage:
             data["usage"] = None
         elif self.generation.complete and choice["finish_reason"]:
-            data["timings"] = timings(self.generation).model_dump()
+            data["timings"] = timings(self.generation.answers).model_dump()
         return event(data)
 
     def end(self) -> bytes:
@@ -136,7 +139,7 @@ class OpenAiWriter(Writer):
             return DONE
         figures = {
             "usage": usage(self.generation).model_dump(),
-            "timings": timings(self.generation).model_dump(),
+            "timings": timings(self.generation.answers).model_dump(),
         }
         return event(self.heading | {"choices": []} | figures) + DONE
 
@@ -158,9 +161,9 @@ def usage(generation: Generation) -> Usage:
     )
 
 
-def timings(generation: Generation) -> Timings:
-    """Sum up the figures of the answers."""
-    stats = [answer.stats for answer in generation.answers]
+def timings(answers: Sequence[Answer]) -> Timings:
+    """Sum up the figures of answers."""
+    stats = [answer.stats for answer in answers]
     cached = sum(item.cached_prompt_tokens for item in stats)
     prompt = sum(item.prompt_tokens for item in stats) - cached
     prompt_seconds = sum(item.prefill_seconds for item in stats)
@@ -171,16 +174,18 @@ def timings(generation: Generation) -> Timings:
         cache_n=cached,
         prompt_n=prompt,
         prompt_ms=round(prompt_seconds * 1000, 3),
+        prompt_per_token_ms=_per(prompt_seconds * 1000, prompt),
         prompt_per_second=_per(prompt, prompt_seconds),
         predicted_n=sum(item.generated_tokens for item in stats),
         predicted_ms=round(seconds * 1000, 3),
+        predicted_per_token_ms=_per(seconds * 1000, decoded),
         predicted_per_second=_per(decoded, seconds),
         draft_n=sum(item.draft_tokens for item in stats),
         draft_n_accepted=sum(item.accepted_tokens for item in stats),
         queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
         steps=steps,
         tokens_per_step=_per(decoded, steps),
-        drafter=generation.answers[0].request.drafter,
+        drafter=answers[0].request.drafter,
     )
 
 

@@ -12,7 +12,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
 from specops.http.answering.body import Text, TokenId, wrong_together
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.prompts import Tokens, fill_in, prompt_tokens
+from specops.http.answering.prompts import fill_in, gap_prompt, prompt_tokens
 from specops.http.answering.served_model import check_model
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
@@ -28,6 +28,7 @@ from specops.http.protocols.openai.common import (
 from specops.http.state import Ctx
 from specops.request import Logprob, Piece
 from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.fill_in import GapPrompt
 from specops.text.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -49,7 +50,7 @@ class CompletionRequest(OpenAiRequest):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
         _DEFAULT_TOKENS,
-        description="0: generate nothing, only with `echo`; -1: as many as the server allows",
+        description="0: only compute the prompt; -1: as many as the server allows",
     )
     logprobs: int | None = Field(
         None, ge=0, le=5, description="report each token's probability, and of so many others"
@@ -75,8 +76,6 @@ class CompletionRequest(OpenAiRequest):
             raise wrong_together("best_of", "must be at most `n` where `stream` is true")
         if self.suffix and self.echo:
             raise wrong_together("suffix", "cannot be combined with `echo`")
-        if self.max_tokens == 0 and (self.stream or not self.echo):
-            raise wrong_together("max_tokens", "0 requires `echo`, and `stream` to be false")
         return self
 
     @property
@@ -96,9 +95,9 @@ class CompletionRequest(OpenAiRequest):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer; the engine generates one even where none is asked for."""
+        """Most tokens of an answer; None: as many as the server allows."""
         limit = _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
-        return None if limit < 0 else max(1, limit)
+        return None if limit < 0 else limit
 
     @property
     def token_logprobs(self) -> int | None:
@@ -155,7 +154,7 @@ PATH = "/v1/completions"
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,
-    prefix=PATH,
+    prefixes=(PATH,),
     prompts={PATH: Prompt("prompt", "text_completion")},
     links={"completions": PATH},
 )
@@ -172,15 +171,14 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     engine = check_model(ctx, body.model)
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
-    def encode(prompt: str | list[int]) -> Tokens:
+    def encode(prompt: str | list[int]) -> GapPrompt:
         if gap is None:
-            return prompt_tokens(prompt, engine, "prompt")
+            return GapPrompt(prompt_tokens(prompt, engine, "prompt"), truncated=False)
         before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
-        return gap.prompt(before, suffix)
+        return gap_prompt(gap, engine, before, suffix)
 
     def prepare() -> Prepared:
-        encoded = [encode(prompt) for prompt in prompts]
-        return Prepared(prompts=encoded, shown=body.prompt, gap=gap)
+        return Prepared.of([encode(prompt) for prompt in prompts], body.prompt, gap)
 
     count = len(prompts)
     generation = await generate(ctx, body, prepare, count=count, more=count * len(suffix))
@@ -205,8 +203,8 @@ class _Writer(OpenAiWriter):
                 self._texts[index].choice(rank, answers[index].pieces, answers[index].finish_reason)
                 for rank, index in enumerate(self._returned())
             ],
-            usage=self._usage(),
-            timings=timings(self.generation),
+            usage=usage(self.generation),
+            timings=timings(self.generation.answers),
         )
 
     def step(self, step: Step) -> bytes:
@@ -224,12 +222,6 @@ class _Writer(OpenAiWriter):
             indexes = range(first, first + body.choices)
             kept += sorted(indexes, key=lambda index: -_mean(answers[index]))[: body.returned]
         return kept
-
-    def _usage(self) -> Usage:
-        counted = usage(self.generation)
-        if self._body.max_tokens == 0:  # the engine generates a token all the same
-            counted.completion_tokens, counted.total_tokens = 0, counted.prompt_tokens
-        return counted
 
 
 def _mean(answer: Answer) -> float:
@@ -250,7 +242,6 @@ class _Text:
     ) -> None:
         self._tokenizer = tokenizer
         self._answer = answer
-        self._silent = body.max_tokens == 0  # the engine generates a token all the same
         self._shows_logprobs = body.logprobs is not None
         self._length = 0  # of the text whose tokens have been reported
         self._prompt_reported = False
@@ -263,8 +254,6 @@ class _Text:
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         if self._shows_logprobs and not self._prompt_reported:
             self._report_prompt(logprobs)
-        if self._silent:
-            pieces = ()
         text, self._echo = self._echo + "".join(piece.text for piece in pieces), ""
         for piece in pieces if self._shows_logprobs else ():
             self._report(logprobs, piece.token, piece.logprob, len(piece.text))

@@ -78,7 +78,7 @@ PATH = "/v1/embeddings"
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,
-    prefix=PATH,
+    prefixes=(PATH,),
     prompts={PATH: Prompt("input", "embeddings")},
     links={"embeddings": PATH},
     too_long_message="This model's maximum context length is {context} tokens, however you "

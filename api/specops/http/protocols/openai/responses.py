@@ -433,7 +433,7 @@ _STEMS = {"text": "output_text", "reasoning": "reasoning_text", "call": "functio
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,
-    prefix=PATH,
+    prefixes=(PATH,),
     prompts={PATH: Prompt("input", "chat")},
     links={"responses": PATH},
     too_long_message="Your input exceeds the context window of this model. This model's maximum "

@@ -1,0 +1,359 @@
+"""POST /infill and /completion, GET /props, in llama-server's protocol: for editors' plug-ins.
+
+llama.vim and llama.vscode ask /infill for what may stand at the cursor. They first send chunks of
+other files with `n_predict` 0, so that these are computed before they are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from specops.engine.engine import Engine
+from specops.http.answering.answers import Answer, Generation, Step, Writer
+from specops.http.answering.body import Body, Text, TokenId
+from specops.http.answering.generate import Prepared, generate
+from specops.http.answering.options import SeededOptions
+from specops.http.answering.prompts import gap_prompt, prompt_tokens
+from specops.http.answering.served_model import check_model, fingerprint
+from specops.http.errors import ApiError, error_responses
+from specops.http.protocol import Prompt, Protocol
+from specops.http.protocols.openai.common import MOST_CHOICES, RESPONSES, Timings, timings
+from specops.http.sse import event
+from specops.http.state import Context, Ctx
+from specops.request import FinishReason, SamplingParams
+from specops.sampling_defaults import SamplingDefaults
+from specops.text.fill_in import Chunk, FillIn, GapPrompt
+from specops.text.json_values import dumps
+
+_SUGGESTION_SECONDS = 5.0  # whoever allows an answer so little time waits for it at a keyboard
+_SAMPLERS = {  # llama-server's name of the sampler that reads a field
+    **{name: name for name in ("top_n_sigma", "top_k", "top_p", "min_p")},
+    **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
+    "typical_p": "typ_p",
+}
+_Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class LlamaRequest(SeededOptions):
+    """The fields that /infill and /completion share."""
+
+    limit_field = "n_predict"
+    usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    without_effect = frozenset(
+        {
+            *("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "min_keep"),
+            *("repeat_last_n", "sse_ping_interval"),
+        }
+    )
+
+    model: Text | None = Field(None, description="as GET /v1/models tells, or empty")
+    n_predict: int | None = Field(
+        -1,
+        ge=-2,
+        description="most tokens of the answer; -1: as many as the server allows; 0: only compute "
+        "the prompt, after everything else that waits, for the requests after this one",
+    )
+    n_cmpl: int | None = Field(
+        1, ge=1, le=MOST_CHOICES, description="answers to each prompt; several are a list"
+    )
+    n_indent: int | None = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="a further line with fewer spaces and tabs ends the answer before it",
+    )
+    t_max_predict_ms: _Milliseconds | None = Field(
+        None,
+        description="time from the first token on: the answer is what there is then; up to 5000, "
+        "the request leaves the queue before others; 0 and less: no limit",
+    )
+    samplers: Annotated[list[Text], Field(max_length=64)] | None = Field(
+        None,
+        description="what chooses tokens: the fields of other samplers have no effect; with "
+        "`infill` the first answer has the likeliest tokens",
+    )
+    response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
+        None, description="only these fields of the answer, inner ones as `timings/prompt_n`"
+    )
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return (self.n_cmpl or 1) if self.limit != 0 else 1
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None: as many as the server allows."""
+        return None if self.n_predict is None or self.n_predict < 0 else self.n_predict
+
+    @property
+    def turn_and_end(self) -> dict[str, Any]:
+        """Fields of `GenerationRequest`: suggestions leave the queue first."""
+        seconds = _seconds(self.t_max_predict_ms)
+        suggests = self.limit != 0 and seconds is not None and seconds <= _SUGGESTION_SECONDS
+        fields = {"predict_seconds": seconds, "min_indent": self.n_indent or None}
+        return super().turn_and_end | fields | ({"priority": -1} if suggests else {})
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed of one of the choices; a negative one means that there is none."""
+        return None if (self.seed or 0) < 0 else super().choice_seed(choice)
+
+    def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
+        """Return how the tokens of one choice are drawn: with the samplers that are named."""
+        drawn, named = super().sampling(choice, model), self.samplers
+        if named is None:
+            return drawn
+        unused = [field for field, sampler in _SAMPLERS.items() if sampler not in named]
+        changed = {field: getattr(SamplingParams(), field) for field in unused}
+        if drawn.temperature and "temperature" not in named:
+            # llama-server's `infill` merges likely tokens and hardly leaves a choice.
+            changed["temperature"] = 0.0 if "infill" in named and choice == 0 else 1.0
+        return replace(drawn, **changed)
+
+
+class OtherFile(Body):
+    """A chunk of another file."""
+
+    without_effect = frozenset({"time"})  # llama.vim's own
+
+    filename: Text = "tmp"
+    text: Text
+
+
+class InfillRequest(LlamaRequest):
+    """A gap in a text."""
+
+    input_prefix: Text = Field(description="the text before the gap")
+    input_suffix: Text = Field(description="the text behind the gap")
+    input_extra: Annotated[list[OtherFile], Field(fail_fast=True)] | None = Field(
+        default=[], description="chunks of other files, `{filename, text}`"
+    )
+    prompt: Text | None = Field(
+        "", description="beginning of the answer, such as the line up to the cursor"
+    )
+    t_max_prompt_ms: _Milliseconds | None = Field(
+        None,
+        description="`input_prefix` and `input_suffix` are cut at their far ends to what is read "
+        "in this time at the speed measured at the start; 0 and less: no limit",
+    )
+
+    @property
+    def prompt_seconds(self) -> float | None:
+        """Time for reading the texts around the gap; None where they are only to be computed."""
+        return None if self.n_predict == 0 else _seconds(self.t_max_prompt_ms)
+
+
+class CompletionRequest(LlamaRequest):
+    """A prompt to continue, as text or as tokens."""
+
+    without_effect = LlamaRequest.without_effect | {"t_max_prompt_ms"}
+
+    prompt: Text | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] = Field(
+        description="a text, or its tokens"
+    )
+
+
+class LlamaAnswer(BaseModel):
+    """An answer; with `n_cmpl` there is a list of them."""
+
+    index: int
+    content: str
+    id_slot: int = -1
+    stop: bool = Field(description="the answer ends here; false within a stream")
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int = Field(description="tokens of the prompt")
+    generation_settings: dict[str, Any]
+    prompt: str = Field(description="without special tokens")
+    has_new_line: bool
+    truncated: bool = Field(description="parts of the request were left out of the prompt")
+    stop_type: Literal["eos", "word", "limit"]
+    stopping_word: str = Field(description="the stop string that ended the answer")
+    tokens_cached: int = Field(description="tokens of prompt and answer")
+    timings: Timings
+
+
+_Chosen = LlamaAnswer | dict[str, Any]  # the latter with `response_fields`
+_Answers = _Chosen | list[_Chosen]
+INFILL, COMPLETION, COMPLETIONS = "/infill", "/completion", "/completions"
+_RESPONSES = RESPONSES | error_responses(501)
+router = APIRouter(tags=["llama-server"])
+PROTOCOL = Protocol(
+    router=router,
+    prefixes=(INFILL, COMPLETION, "/props"),
+    prompts={
+        INFILL: Prompt("input_prefix", "text_completion"),
+        COMPLETION: Prompt("prompt", "text_completion"),
+        COMPLETIONS: Prompt("prompt", "text_completion"),
+    },
+    links={
+        "infill": INFILL,
+        "llama_completion": COMPLETION,
+        "llama_completions": COMPLETIONS,
+        "props": "/props",
+    },
+)
+
+
+@router.post(INFILL, response_model=_Answers, responses=_RESPONSES)
+async def infill(body: InfillRequest, ctx: Ctx) -> Response:
+    """Fill in a gap. A model that was not trained for it answers 501.
+
+    With `stream` the answer is a series of server-sent events: one per step with the new text, and
+    one with the other fields.
+    """
+    engine = _engine(ctx, body)
+    if (gap := FillIn.of(engine.tokenizer)) is None:
+        missing = "".join(f"{name} token is missing. " for name in ("prefix", "suffix", "middle"))
+        message = f"Infill is not supported by this model: {missing}"  # llama-server's words
+        raise ApiError(501, message, code="not_supported")
+    chunks = [Chunk(chunk.filename, chunk.text) for chunk in body.input_extra or ()]
+    made: list[GapPrompt] = []
+
+    def prepare() -> Prepared:
+        made.append(
+            gap_prompt(
+                gap,
+                engine,
+                body.input_prefix,
+                body.input_suffix,
+                chunks=chunks,
+                typed=body.prompt or "",
+                seconds=body.prompt_seconds,
+            )
+        )
+        return Prepared.of(made, [body.input_prefix, body.input_suffix], gap)
+
+    generation = await generate(ctx, body, prepare)
+    writer = _Writer(generation, engine, body, truncated=made[0].truncated)
+    return await writer.response(stream=body.streams)
+
+
+@router.post(COMPLETION, response_model=_Answers, responses=RESPONSES)
+@router.post(COMPLETIONS, response_model=_Answers, responses=RESPONSES)
+async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
+    """Continue a prompt, as llama-server's own endpoint does."""
+    engine = _engine(ctx, body)
+
+    def prepare() -> Prepared:
+        return Prepared(prompts=[prompt_tokens(body.prompt, engine, "prompt")], shown=body.prompt)
+
+    return await _Writer(await generate(ctx, body, prepare), engine, body).response(
+        stream=body.streams
+    )
+
+
+@router.get("/props", responses=error_responses(401, 500, 503))
+async def props(ctx: Ctx) -> dict[str, Any]:
+    """Describe the model that is loaded, as llama-server does."""
+    engine = ctx.engine
+    info, template = engine.info, engine.chat_template
+    drawn = CompletionRequest(prompt="").sampling(0, info.sampling)  # type: ignore[call-arg]
+    return {
+        "default_generation_settings": {"n_ctx": info.context, "params": _drawn(drawn)},
+        "total_slots": info.slots,
+        "model_alias": info.name,
+        "model_path": info.name,  # where its files are is nobody's business
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": template.source if template else "",
+        "build_info": fingerprint(engine),
+    }
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return milliseconds / 1000 if milliseconds and milliseconds > 0 else None
+
+
+def _engine(ctx: Context, body: LlamaRequest) -> Engine:
+    return check_model(ctx, body.model) if body.model else ctx.engine
+
+
+def _drawn(sampling: SamplingParams) -> dict[str, Any]:
+    """Return how tokens are drawn; the names are llama-server's."""
+    names = ("temperature", "seed", *(name for name in _SAMPLERS if name != "repetition_penalty"))
+    drawn = {name: getattr(sampling, name) for name in names}
+    return drawn | {"repeat_penalty": sampling.repetition_penalty}
+
+
+class _Writer(Writer):
+    def __init__(
+        self, generation: Generation, engine: Engine, body: LlamaRequest, *, truncated: bool = False
+    ) -> None:
+        super().__init__(generation)
+        self._engine = engine
+        self._body = body
+        self._truncated = truncated
+
+    def whole_json(self) -> bytes:
+        answers = [
+            self._chosen(index, answer.text) for index, answer in enumerate(self.generation.answers)
+        ]
+        return dumps(answers[0] if len(answers) == 1 else answers)
+
+    def step(self, step: Step) -> bytes:
+        answer, pieces = self.generation.answers[step.index], step.output.pieces
+        part = {
+            "index": step.index,
+            "content": step.output.text,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(answer.pieces),
+            "tokens_evaluated": len(answer.request.prompt_tokens),
+        }
+        sent = event(part) if pieces else b""
+        return sent + event(self._chosen(step.index, "")) if step.output.finish else sent
+
+    def end(self) -> bytes:
+        return b""
+
+    def _chosen(self, index: int, content: str) -> dict[str, Any]:
+        """Return the fields of a complete answer that the client asks for."""
+        fields = self._answer(index, content).model_dump()
+        if not (paths := self._body.response_fields):
+            return fields
+        chosen = {}
+        for path in paths:
+            value: Any = fields
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                chosen[path] = value
+        return chosen
+
+    def _answer(self, index: int, content: str) -> LlamaAnswer:
+        answer = self.generation.answers[index]
+        request, text = answer.request, answer.text
+        prompt, predicted = len(request.prompt_tokens), answer.stats.generated_tokens
+        return LlamaAnswer(
+            index=index,
+            content=content,
+            stop=True,
+            model=self._engine.info.name,
+            tokens_predicted=predicted,
+            tokens_evaluated=prompt,
+            generation_settings=_drawn(request.sampling)
+            | {
+                "n_predict": request.max_new_tokens,
+                "stop": list(self._body.stops),
+                "stream": self._body.streams,
+                "samplers": self._body.samplers,
+            },
+            prompt=self._engine.tokenizer.decode(request.prompt_tokens),
+            has_new_line="\n" in text,
+            truncated=self._truncated,
+            tokens_cached=prompt + predicted,
+            timings=timings([answer]),
+            **self._stop(answer),
+        )
+
+    def _stop(self, answer: Answer) -> Any:
+        """Return why an answer ended. A text that spells an end token is none of its stops."""
+        word = answer.last.stop if answer.last else None
+        if word in self._body.stops:
+            return {"stop_type": "word", "stopping_word": word}
+        ended = answer.last is not None and answer.last.finish is FinishReason.STOP
+        return {"stop_type": "eos" if ended else "limit", "stopping_word": ""}

@@ -1,0 +1,307 @@
+"""llama-server's protocol: what llama.vim and llama.vscode send, and what they read of answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from specops.config import Settings
+from specops.request import FinishReason, Output
+from specops.sampling_defaults import SamplingDefaults
+from tests.fakes import INFO, STATS, Coder, FakeService, output
+from tests.fuzz import suggestions
+from tests.fuzz.suggestions import filling_in
+from tests.http.openai_api import Api, api, events, problem
+
+pytestmark = pytest.mark.anyio
+GAP = {"input_prefix": "ab", "input_suffix": "cd"}
+CHUNK = {"text": "import os\n", "time": [3, 141592], "filename": "a.py"}
+# As the plug-ins send them: autoload/llama.vim and src/llama-server.ts, autumn of 2026.
+VIM = {
+    "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n\n", "input_extra": [CHUNK],
+    "prompt": "    ret", "n_predict": 128, "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.90,
+    "samplers": ["top_k", "top_p", "infill"], "stream": False, "cache_prompt": True,
+    "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
+    "response_fields": [
+        "content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms",
+        "timings/prompt_per_second", "timings/predicted_n", "timings/predicted_ms",
+        "timings/predicted_per_token_ms", "timings/predicted_per_second", "truncated",
+        "tokens_cached",
+    ],
+}  # fmt: skip
+VIM_WARMS = {
+    "id_slot": 0, "input_prefix": "", "input_suffix": "", "input_extra": [CHUNK], "prompt": "",
+    "n_predict": 0, "temperature": 0.0, "samplers": [], "stream": False, "cache_prompt": True,
+    "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""],
+}  # fmt: skip
+CODE = {
+    "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [CHUNK],
+    "prompt": "    ret", "n_predict": 128, "n_cmpl": 3, "top_k": 40, "top_p": 0.99, "stream": False,
+    "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "n_indent": 4,
+    "t_max_prompt_ms": 500, "t_max_predict_ms": 2500,
+}  # fmt: skip
+CODE_WARMS = {
+    "id_slot": 0, "input_prefix": "", "input_suffix": "", "input_extra": [CHUNK], "prompt": "",
+    "n_predict": 0, "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1,
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def coder(*answer: Output, **settings: Any) -> AsyncIterator[Api]:
+    """A service with a scripted model that fills in; it refuses fields that it does not know."""
+    service = FakeService(answer or (output("x", "y"), output(finish=FinishReason.STOP)))
+    service.loaded.tokenizer = Coder()
+    service.info = replace(INFO, context=4096, prefill_speed=64.0)
+    async with api(service, unknown_fields="refuse", **settings) as here:
+        yield here
+
+
+async def asked(here: Api, body: dict[str, Any], path: str = "/infill") -> httpx.Response:
+    answer = await here.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+# -- what the plug-ins send --------------------------------------------------------------------
+
+
+async def test_llama_vims_suggestion() -> None:
+    async with coder() as here:
+        answer = await asked(here, VIM)
+    request = here.request
+    assert request.prompt_tokens == (
+        *(4, *b"a.py\nimport os\n", 4, *b"filename\n"),
+        *(1, *b"def f():\n", 2, *b"\n\n", 3, *b"    ret"),
+    )
+    assert (request.max_new_tokens, request.predict_seconds, request.min_indent) == (128, 0.25, 4)
+    assert (request.priority, request.sampling.temperature) == (-1, 0.0)
+    assert set(answer.json()) == set(VIM["response_fields"])
+    assert (answer.json()["content"], answer.json()["truncated"]) == ("xy", False)
+    assert answer.json()["timings/predicted_n"] == STATS.generated_tokens
+
+
+async def test_llama_vscodes_suggestions() -> None:
+    async with coder(output("x", finish=FinishReason.STOP), max_new_tokens=500) as here:
+        answers = (await asked(here, CODE)).json()
+    assert [answer["content"] for answer in answers] == ["x"] * 3
+    assert [answer["index"] for answer in answers] == [0, 1, 2]
+    assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms"} <= set(answers[0]["timings"])
+    first, *others = here.service.requests
+    assert [request.sampling.temperature for request in others] == [1.0, 1.0]
+    assert (first.sampling.temperature, first.priority) == (0.0, -1)
+    assert [request.prompt_tokens for request in others] == [first.prompt_tokens] * 2
+
+
+@pytest.mark.parametrize("body", [VIM_WARMS, CODE_WARMS])
+async def test_warming_reads_all_chunks_last_and_answers_nothing(body: dict[str, Any]) -> None:
+    async with coder(output(finish=FinishReason.LENGTH)) as here:
+        answer = await asked(here, body)
+    chunks = (4, *b"a.py\nimport os\n", 4, *b"filename\n")
+    assert here.request.prompt_tokens == (*chunks, 1, 2, 3)
+    assert (here.request.max_new_tokens, here.request.priority) == (0, 1)
+    assert answer.json() == {} or (answer.json()["content"], answer.json()["stop_type"]) == (
+        "",
+        "limit",
+    )
+
+
+async def test_llama_vscode_finds_the_context_and_the_state() -> None:
+    async with coder() as here:
+        here.service.loaded.chat_template = None
+        props = (await here.client.get("/props?model=fake&autoload=false")).json()
+        assert props["default_generation_settings"]["n_ctx"] == 4096
+        assert props["default_generation_settings"]["params"]["top_k"] == 40
+        assert (props["model_alias"], props["total_slots"]) == ("fake", INFO.slots)
+        assert (await here.client.get("/health")).json()["status"] == "ok"
+        counted = {"content": "abc", "add_special": False, "parse_special": True}
+        assert (await asked(here, counted, "/tokenize")).json() == {"tokens": [*b"abc"]}
+
+
+async def test_a_model_that_cannot_fill_in_says_so_in_llama_servers_words() -> None:
+    async with api() as here:
+        error = problem(await here.client.post("/infill", json=GAP), 501)
+    assert error["message"].startswith("Infill is not supported by this model: prefix token is")
+    assert error["type"] == "not_supported_error"
+
+
+# -- the prompt --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [0, 9])
+async def test_the_time_for_the_prompt_cuts_it_whatever_the_load_is(load: int) -> None:
+    text = "".join(map(chr, range(97, 97 + 25))) * 8
+    body = GAP | {"input_prefix": text, "input_suffix": text, "prompt": "if "}
+    async with coder() as here:
+        here.service.running = here.service.waiting = load
+        whole = (await asked(here, body)).json()
+        cut = await here.client.post("/infill", json=body | {"t_max_prompt_ms": 1000})
+    assert (whole["truncated"], cut.json()["truncated"]) == (False, True)
+    assert cut.headers["x-ignored-fields"] == "prompt[far-ends]"
+    tokens = here.service.requests[-1].prompt_tokens  # 64 tokens in a second
+    before, behind = tokens[1 : tokens.index(2)], tokens[tokens.index(2) + 1 : tokens.index(3)]
+    assert text.encode().endswith(bytes(before))
+    assert bytes(behind) == text[:16].encode()
+    assert 36 <= len(before) <= 48
+    assert tokens[-4:] == (3, *b"if ")
+
+
+async def test_text_beyond_half_of_the_context_is_cut_in_all_protocols() -> None:
+    text = "abcdefg\n" * 1000
+    async with coder() as here:
+        first = await here.client.post("/infill", json={"input_prefix": text, "input_suffix": text})
+        for path, more in (("/v1/completions", {}), ("/api/generate", {"stream": False})):
+            body = {"model": "fake", "prompt": text, "suffix": text, **more}
+            answer = await here.client.post(path, json=body)
+            assert answer.headers["x-ignored-fields"] == "prompt[far-ends]"
+    assert first.json()["truncated"]
+    assert len({request.prompt_tokens for request in here.service.requests}) == 1
+    assert len(here.service.requests[0].prompt_tokens) <= 4096 // 2 + 3
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "word"),
+    [
+        (output(finish=FinishReason.STOP), "eos", ""),
+        (replace(output(finish=FinishReason.STOP), stop="END"), "word", "END"),
+        (replace(output(finish=FinishReason.STOP), stop="<file_sep>"), "eos", ""),
+        (output(finish=FinishReason.LENGTH), "limit", ""),
+    ],
+)
+async def test_an_answer_says_why_it_ended(last: Output, kind: str, word: str) -> None:
+    async with coder(output("a\n"), last) as here:
+        answer = (await asked(here, GAP | {"stop": ["END"]})).json()
+    assert (answer["stop_type"], answer["stopping_word"]) == (kind, word)
+    assert (answer["content"], answer["has_new_line"]) == ("a\n", True)
+    assert answer["generation_settings"]["stop"] == ["END"]
+    assert answer["tokens_evaluated"] == len(here.request.prompt_tokens)
+    assert answer["tokens_predicted"] == STATS.generated_tokens
+
+
+@pytest.mark.parametrize("path", ["/infill", "/completion"])
+async def test_a_stream_is_parts_and_a_last_event_without_text(path: str) -> None:
+    body = GAP if path == "/infill" else {"prompt": "ab"}
+    async with coder() as here:
+        *parts, last = events(await asked(here, body | {"stream": True}, path))
+    assert "".join(part["content"] for part in parts) == "xy"
+    assert [part["stop"] for part in (*parts, last)] == [*[False] * len(parts), True]
+    assert (last["content"], last["stop_type"]) == ("", "eos")
+    assert last["timings"]["predicted_n"] == STATS.generated_tokens
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+@pytest.mark.parametrize("prompt", ["ab", [97, 98]])
+async def test_a_prompt_is_a_text_or_tokens(path: str, prompt: Any) -> None:
+    async with coder() as here:
+        answer = (await asked(here, {"prompt": prompt, "n_predict": 5}, path)).json()
+    assert here.request.prompt_tokens == (97, 98)
+    assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", "ab", 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "drawn"),
+    [
+        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None}),
+        ({"samplers": ["top_k", "temperature"]}, {"top_k": 40, "top_p": 1.0, "temperature": 0.8}),
+        ({"samplers": ["top_p"]}, {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.0}),
+        ({"samplers": ["nonsense", "infill"]}, {"temperature": 0.0}),
+        ({"samplers": ["top_p"], "temperature": 0}, {"temperature": 0.0}),
+        ({"repetition_penalty": 1.25, "samplers": ["top_p"]}, {"repetition_penalty": 1.0}),
+        ({"seed": 7}, {"seed": 7}),
+        ({"seed": -1}, {"seed": None}),
+    ],
+)
+async def test_tokens_are_drawn_by_llama_servers_rules(
+    fields: dict[str, Any], drawn: dict[str, Any]
+) -> None:
+    async with coder() as here:
+        await asked(here, GAP | fields)
+    assert {name: getattr(here.request.sampling, name) for name in drawn} == drawn
+
+
+async def test_the_models_own_sampling_goes_first() -> None:
+    async with coder() as here:
+        info = here.service.info
+        assert info
+        here.service.info = replace(info, sampling=SamplingDefaults(temperature=0.2, top_k=5))
+        await asked(here, GAP)
+    assert (here.request.sampling.temperature, here.request.sampling.top_k) == (0.2, 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n_predict": -3}, "n_predict"),
+        ({"n_indent": -1}, "n_indent"),
+        ({"n_cmpl": 0}, "n_cmpl"),
+        ({"input_prefix": None}, "input_prefix"),
+        ({"input_extra": [{"filename": "a"}]}, "input_extra"),
+        ({"prompt": 5}, "prompt"),
+        ({"samplers": "kpt"}, "samplers"),
+    ],
+)
+async def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    async with coder() as here:
+        answer = await here.client.post("/infill", json=GAP | fields)
+    assert problem(answer, 400)["param"] == param
+
+
+# -- a real engine -----------------------------------------------------------------------------
+
+
+async def test_all_protocols_fill_a_gap_with_the_text_of_plain_decoding(
+    tiny_settings: Settings,
+) -> None:
+    prefix, suffix, stop = "def add(a, b):\n    return", "\n\nprint(add(1, 2))", ["q"]
+    common = {"temperature": 0, "stop": stop, "seed": 3}
+    texts: dict[tuple[str, str], list[str]] = {}
+    async with filling_in(tiny_settings) as (service, http):
+        name = service.engine.info.name
+        sampled = common | {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0}
+        for how, fields in (("greedy", common), ("drawn", sampled)):
+            for drafter in ("none", *service.engine.info.drafters):
+                shared = fields | {"drafter": drafter, "stream": False, "model": name}
+                gap = {"input_prefix": prefix, "input_suffix": suffix, "n_predict": 20}
+                suffixed = {"prompt": prefix, "suffix": suffix}
+                for path, body, field in (
+                    ("/infill", gap, "content"),
+                    ("/v1/completions", suffixed | {"max_tokens": 20}, "text"),
+                    ("/api/generate", suffixed | {"num_predict": 20}, "response"),
+                ):
+                    answer = await http.post(path, json=shared | body)
+                    assert answer.status_code == 200, answer.text
+                    found = answer.json()
+                    text = found["choices"][0][field] if "choices" in found else found[field]
+                    texts.setdefault((how, ""), []).append(text)
+    for written in texts.values():
+        assert len(set(written)) == 1
+        assert len(written[0]) > 5
+
+
+async def test_what_was_warmed_is_not_computed_again(tiny_settings: Settings) -> None:
+    chunk = {"filename": "a.py", "text": "bcdefgh\n" * 3}
+    async with filling_in(replace(tiny_settings, draft="none")) as (_, http):
+        gap = {"input_prefix": "x = 1\n" * 9, "input_suffix": "y", "input_extra": [chunk]}
+        warm = (await http.post("/infill", json=gap | {"n_predict": 0})).json()
+        assert (warm["content"], warm["tokens_predicted"], warm["stop_type"]) == ("", 0, "limit")
+        assert warm["timings"]["prompt_n"] == warm["tokens_evaluated"]
+        found = (await http.post("/infill", json=gap | {"n_predict": 4, "prompt": "z"})).json()
+    assert found["timings"]["cache_n"] >= 64
+    assert found["content"]
+
+
+async def test_odd_requests_get_an_answer_or_a_word(tiny_settings: Settings) -> None:
+    """`make fuzz ARGS="--only suggestions --cases 10000"` sends more of them."""
+    async with filling_in(replace(tiny_settings, max_new_tokens=4, queue_size=64)) as (_, http):
+        counts = await suggestions.send(http, range(300))
+    assert counts[200] > 60
+    assert counts[400] > 60
+    assert set(counts) <= {200, 400, 404, 413}
