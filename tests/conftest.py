@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from specops.config import Settings
+from specops.heads import convert as head_converter
 from specops.models import child, layout, prepare
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert import __main__ as converter
@@ -119,6 +120,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # -- how models are made and run here --------------------------------------------------------------
 
 _PROGRAMS: dict[str, Any] = {
+    "specops.heads.convert": head_converter,
     "specops.models.convert": converter,
     "specops.models.graph.prepack": prepack,
     "specops.models.layout": layout,

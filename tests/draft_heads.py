@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from specops.heads.export import write_head
-from specops.heads.output_rows import output_rows
+from specops.heads.target_rows import output_rows
 from specops.models.head_folder import HeadFolder
 from specops.runtime.sampling import Floats
 

@@ -200,6 +200,9 @@ class SimulatedTarget:
     def keep_hidden_state(self, slot: int, row: int, length: int, chosen: int) -> None:
         """Nothing: no draft head reads its states."""
 
+    def hand_states(self, slot: int, length: int) -> None:
+        """Nothing, as `keep_hidden_state`."""
+
     def hidden_states(self, row: int, count: int) -> Floats:
         """States [count, 4] that depend on all tokens before."""
         states = np.array(self._states[row : row + count], np.uint64)

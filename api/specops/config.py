@@ -192,7 +192,9 @@ class Settings:
         str,
         "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
-    draft: str = _knob("", str, "draft, likewise; empty: the preset's; `none`: no draft")
+    draft: str = _knob(
+        "", str, "draft model or EAGLE-3 head, likewise; empty: the preset's; `none`: no draft"
+    )
     quant: str = _knob(
         "",
         _weights,

@@ -12,8 +12,8 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.heads.conversations import Writer
-from specops.heads.output_rows import output_rows
 from specops.heads.storage import Conversation, ConversationStore
+from specops.heads.target_rows import output_rows
 from specops.models.prepare import choose, prepare
 from specops.text.chat_template import ChatTemplate
 from tests.conftest import THREADS

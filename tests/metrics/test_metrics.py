@@ -84,7 +84,7 @@ def test_nothing_is_counted_before_any_traffic(metrics: Readable) -> None:
     machine |= {"cpus", "cpu_periods_total", "disk_bytes", "oom_kills_total"}
     machine |= {"cpu_throttled_periods_total", "cpu_throttled_seconds_total"}
     machine |= {"template_processes_ended_total"}  # of this program, in other tests
-    gauges = {"avg_jump", "draft_length", "estimated_speedup"}
+    gauges = {"avg_jump", "draft_length", "draft_head_agreement", "estimated_speedup"}
     assert shown - machine == {"model_info", "model_state", *gauges}
     assert all(math.isnan(metrics.value(name)) for name in gauges)
 

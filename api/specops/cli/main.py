@@ -226,7 +226,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from specops.models.head_folder import is_head  # noqa: PLC0415
+    from specops.engine.model_info import LEAST_AGREEMENT  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
@@ -263,8 +263,13 @@ def _info(options: argparse.Namespace) -> int:
         "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
-    if is_head(choice.draft):
-        lines["draft"] = f"a head, {_megabytes(_size(choice.draft))}, {choice.draft}"
+    if info.head is not None:
+        lines["draft"] = f"a head: {info.head}"
+        if info.head_agreement is not None:
+            right = f"{info.head_agreement:.0%} of a test text guessed"
+            lines["draft"] += f"; {right}"
+            if info.head_agreement < LEAST_AGREEMENT:
+                lines["draft"] += ": it is another model's, or was made for other layers"
     elif choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():

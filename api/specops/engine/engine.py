@@ -72,7 +72,7 @@ class Engine:
             draft.runner if draft else None,
             draft.costs if draft else None,
             reuse=PrefixCache(settings.prefix_cache),
-            head=head,
+            head=head.drafter if head else None,
         )
         scheduler = Scheduler(
             target.runner,
@@ -176,7 +176,7 @@ def _info(
     drafters: Collection[str],
     chat_template: ChatTemplate | None,
 ) -> ModelInfo:
-    target, draft, _, _, plan = models
+    target, draft, head, _, plan = models
     folder = target.folder
     return ModelInfo(
         name=folder.name,
@@ -190,7 +190,8 @@ def _info(
         context=plan.context,
         slots=plan.slots,
         kv_tokens=plan.kv_tokens,
-        kv_bytes=sum(model.runner.cache.nbytes for model in (target, draft) if model),
+        kv_bytes=sum(model.runner.cache.nbytes for model in (target, draft) if model)
+        + (head.kv_bytes if head else 0),
         kv_dtype=settings.kv_dtype,
         threads=compute_threads(settings.threads),
         kernels=kernels.kernel(),
@@ -201,6 +202,8 @@ def _info(
         embedding_size=target.runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
         prefill_speed=target.costs.sizes[-1] / target.costs.seconds[-1],
+        head=head.about if head else None,
+        head_agreement=head.agreement if head else None,
     )
 
 

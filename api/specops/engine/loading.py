@@ -7,27 +7,36 @@ sizes the KV caches by what is left; only then can a graph run and its passes be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 from specops.config import ConfigError, Settings
-from specops.engine.model_info import Download, ModelState, Report
+from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Report
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
-from specops.models.head_folder import HeadFolder, is_head
-from specops.models.prepare import Source, choose, prepare
+from specops.models.head_folder import EagleFolder, HeadFolder, is_head, is_head_checkpoint
+from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
 from specops.presets import CHAT, chat_model
 from specops.runtime import kernels
 from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache, PrefixCache
-from specops.runtime.memory_plan import MemoryPlan, ModelSizes, plan_for_models
-from specops.runtime.model_runner import DraftHead, ModelRunner, cache_shape
+from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
+from specops.runtime.model_runner import (
+    DraftHead,
+    ModelRunner,
+    cache_shape,
+    make_fusion,
+    takes_states,
+)
+from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
+from specops.speculation.drafters.base import LookupDrafter
+from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.head import HeadDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
@@ -38,6 +47,14 @@ log = logging.getLogger(__name__)
 LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
 """Errors whose message says what the user can do. Any other error at loading is a bug."""
 WARM_UP = "running a first pass"
+# A draft head is asked how it goes on: heads of the model itself guess a quarter and more.
+_SAMPLE = (
+    "The water cycle describes how water moves between the ground, the sea and the air. The sun "
+    "heats the sea, and some of the water evaporates. As the warm air rises, it cools down, and "
+    "the water in it forms clouds. When the clouds become too heavy, the water falls back to the "
+    "ground as rain or snow."
+)
+_SAMPLE_TOKENS = 128
 # In the graph's file: the names of the nodes whose products ONNX Runtime computes.
 _ORT_MATMULS = "specops.foreign_products"
 
@@ -60,12 +77,29 @@ class Model(NamedTuple):
         return tuple(filter(None, names.split(",")))
 
 
+class Head(NamedTuple):
+    """A draft head that can run.
+
+    Attributes:
+        drafter: asks it.
+        about: what it is, for people.
+        kv_bytes: of its own KV cache.
+        agreement: share of places of a text in which it guesses the target's likeliest token; None
+            where that was not measured.
+    """
+
+    drafter: LookupDrafter
+    about: str
+    kv_bytes: int = 0
+    agreement: float | None = None
+
+
 class LoadedModels(NamedTuple):
     """All that a scheduler needs of the models, and the plan of their memory."""
 
     target: Model
     draft: Model | None
-    head: HeadDrafter | None
+    head: Head | None
     tokenizer: Tokenizer
     plan: MemoryPlan
 
@@ -87,14 +121,20 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     share_threads(threads)
     log.info("%d threads compute with the kernels %s", threads, kernels.described())
     tokenizer = Tokenizer.load(target.path)
-    folders, head_graph = [target], None
-    if isinstance(draft, HeadFolder):
-        head_graph, _ = _open(draft.graph, draft.path.resolve().name, settings, step)
+    folders, parts = [target], list[tuple[Session, int]]()
+    layers = draft.layers if isinstance(draft, EagleFolder) else ()
+    if isinstance(draft, EagleFolder | HeadFolder):
+        files = filter(None, (draft.graph, getattr(draft, "fusion", None)))
+        name = draft.path.resolve().name
+        parts = [_open(file, f"{name}-{file.stem}", settings, step) for file in files]
     elif draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         folders.append(draft)
 
-    graphs = [_open(item.graph, f"{item.name}-{item.quant}", settings, step) for item in folders]
+    graphs = [_open(target.graph, f"{target.name}-{target.quant}", settings, step, layers)]
+    graphs += [
+        _open(item.graph, f"{item.name}-{item.quant}", settings, step) for item in folders[1:]
+    ]
     sizes = [
         ModelSizes(
             cache_shape(session, settings.kv_dtype).bytes_per_token,
@@ -104,10 +144,18 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         )
         for folder, (session, mapped) in zip(folders, graphs, strict=True)
     ]
-    plan = plan_for_models(settings, sizes, target.context_length, later_bytes=MEMORY_BYTES)
+    later = MEMORY_BYTES
+    if isinstance(draft, EagleFolder):
+        kv = cache_shape(parts[0][0], settings.kv_dtype).bytes_per_token
+        mapped = sum(size for _, size in parts)
+        sizes.append(ModelSizes(kv, mapped, target.hidden_size, len(draft.tokens)))
+        later += (
+            len(layers) * target.hidden_size * 4 * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
+        )
+    plan = plan_for_models(settings, sizes, target.context_length, later_bytes=later)
 
     runners = [
-        _warm_runner(session, folder, settings, plan, step)
+        _warm_runner(session, folder.context_length, settings, plan, step)
         for folder, (session, _) in zip(folders, graphs, strict=True)
     ]
     step("measuring what passes cost")
@@ -116,14 +164,21 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         for folder, runner, (session, _) in zip(folders, runners, graphs, strict=True)
     ]
     head = None
-    if isinstance(draft, HeadFolder) and head_graph is not None:
-        head = _head_drafter(draft, head_graph, models[0])
+    if isinstance(draft, EagleFolder):
+        runner = _warm_runner(parts[0][0], target.context_length, settings, plan, step)
+        fusion = make_fusion(parts[1][0]) if draft.fusion else None
+        head = _eagle_head(
+            draft, runner, models[0], tokenizer, fuse=fusion, depth=settings.max_k_draft
+        )
+    elif isinstance(draft, HeadFolder):
+        drafter = _head_drafter(draft, parts[0][0], models[0])
+        head = Head(drafter, str(draft.path))
     return LoadedModels(models[0], models[1] if len(models) > 1 else None, head, tokenizer, plan)
 
 
 def _prepared(
     settings: Settings, report: Report
-) -> tuple[ModelFolder, ModelFolder | HeadFolder | None]:
+) -> tuple[ModelFolder, ModelFolder | HeadFolder | EagleFolder | None]:
     """Find, download or convert the target and its draft, if it has one."""
     choice = choose(settings)
     if not (settings.model or settings.target):
@@ -132,42 +187,59 @@ def _prepared(
         else:
             log.warning("there is no chat model (%s): serving the demo pair", chat_model())
 
-    def folder(model: str, source: Source, quant: str, name: str) -> ModelFolder:
-        def downloading(detail: str, done: int, total: int) -> None:
-            report(ModelState.DOWNLOADING, detail, Download(model, done, total))
+    def progress(model: str) -> Downloading:
+        return lambda detail, done, total: report(
+            ModelState.DOWNLOADING, detail, Download(model, done, total)
+        )
 
+    def folder(model: str, source: Source, quant: str, name: str) -> ModelFolder:
         return prepare(
             source,
             quant,
             name=name,
             cache_dir=settings.cache_dir,
             report=partial(report, ModelState.CONVERTING),
-            downloading=downloading,
+            downloading=progress(model),
         )
 
     target = folder("target", choice.target, choice.target_quant, choice.name)
     if choice.draft is None:
         return target, None
-    if is_head(choice.draft):
-        return target, HeadFolder.read(choice.draft)
+    path = located(choice.draft, settings.cache_dir, progress("draft"))
+    if is_head(path):
+        return target, HeadFolder.read(path)
+    if is_head_checkpoint(path):
+        converting = partial(report, ModelState.CONVERTING)
+        return target, prepare_head(
+            choice.draft,
+            target,
+            settings.draft_quant,
+            cache_dir=settings.cache_dir,
+            report=converting,
+        )
     return target, folder("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
 
 
 def _open(
-    graph: Path, name: str, settings: Settings, step: Callable[[str], None]
+    graph: Path,
+    name: str,
+    settings: Settings,
+    step: Callable[[str], None],
+    states: Sequence[int] = (),
 ) -> tuple[Session, int]:
     """Open a graph in the form that the engine runs, its weights mapped; return the mapped bytes.
 
-    The files hold more than that: the originals of packed weights, which no node reads.
+    The files hold more than that: the originals of packed weights, which no node reads. A draft
+    head reads what enters the layers `states`.
     """
-    path = prepacked_graph(graph, name, settings.cache_dir, step)
+    path = prepacked_graph(graph, name, settings.cache_dir, step, states)
     step(f"opening {path}")
     return open_session(path), used_bytes(path.parent)
 
 
 def _warm_runner(
     session: Session,
-    folder: ModelFolder,
+    context: int,
     settings: Settings,
     plan: MemoryPlan,
     step: Callable[[str], None],
@@ -177,11 +249,14 @@ def _warm_runner(
         cache_shape(session, settings.kv_dtype),
         num_blocks=plan.num_blocks,
         num_slots=plan.slots,
-        context=min(plan.context, folder.context_length),
+        context=min(plan.context, context),
         reuse=PrefixCache(settings.prefix_cache),
     )
     # Every decoding request has room in each pass, with all of the longest draft.
+    # A draft head reads the states of one pass, and those that waited before.
     most = max(settings.max_batched_tokens, plan.slots * (settings.max_k_draft + 1))
+    if takes_states(session):
+        most = max(most + MOST_WAITING, plan.slots * MOST_WAITING)
     runner = ModelRunner(session, cache, max_tokens=most)
     step(WARM_UP)
     batch = Batch()
@@ -224,6 +299,57 @@ def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafte
         table_size=len(head.tokens),
     )
     return HeadDrafter(runs, states, head.tokens, head.calibration)
+
+
+def _eagle_head(
+    folder: EagleFolder,
+    runner: ModelRunner,
+    target: Model,
+    tokenizer: Tokenizer,
+    *,
+    fuse: Callable[[Floats], Floats] | None,
+    depth: int,
+) -> Head:
+    """Let a head follow the target, and ask it about a text whose continuation is known.
+
+    A head that was trained for another model of the same sizes answers, too: it is never right.
+    """
+    states = target.runner.states
+    if states is None:
+        raise AssertionError("the target's graph was prepared for the head")
+    cache, batch = target.runner.cache, Batch()
+    tokens = tokenizer.encode(_SAMPLE)[
+        : min(_SAMPLE_TOKENS, cache.context, target.runner.max_tokens)
+    ]
+    kept: list[Floats] = []
+    states.receive = lambda slot, start, rows: kept.append(rows.copy())
+    states.followed.add(0)
+    batch.add(0, 0, tokens, len(tokens))
+    cache.begin(0, tokens, share=False)
+    cache.reserve(0, len(tokens))
+    likeliest = target.runner.forward(batch).argmax(-1)
+    target.runner.hand_states(0, len(tokens))
+    cache.release(0)
+    states.followed.clear()
+    drafter = EagleDrafter(
+        runner,
+        fuse,
+        states,
+        folder.tokens,
+        depth=depth,
+        calibration=folder.calibration,
+        target_seconds=partial(target.costs.cost, 1),
+    )
+    agreement = drafter.agreement(tokens, kept[0], likeliest.tolist())
+    about = f"{folder.parameters / 1e6:.1f} M parameters, {folder.quant}, {folder.path}"
+    if agreement < LEAST_AGREEMENT:
+        log.warning(
+            "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
+            "another model, or for other layers of it, and only costs time (%s). "
+            "SPECOPS_DRAFT=none leaves it out",
+            *(100 * agreement, about),
+        )
+    return Head(drafter, about, runner.cache.nbytes, agreement)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from specops.sampling_defaults import SamplingDefaults
 
+LEAST_AGREEMENT = 0.02  # of a draft head: with less it is never right, or right by chance
+
 
 class ModelState(StrEnum):
     """The stage of a model's life."""
@@ -63,6 +65,8 @@ class ModelInfo:
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     weight_bytes: int = 0  # of target and draft, mapped
     prefill_speed: float = 0.0  # tokens per second of long prompts, measured at the start
+    head: str | None = None  # a draft head's weights and place
+    head_agreement: float | None = None  # share of a test text that it guesses; None: not measured
 
     @property
     def batch_invariant(self) -> bool:

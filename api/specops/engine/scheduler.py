@@ -317,6 +317,7 @@ class Scheduler:
     def _computed(self, state: RequestState, tokens: int) -> None:
         state.num_computed += tokens
         self.target.cache.commit(state.slot, state.tokens, state.num_computed)
+        self.target.hand_states(state.slot, state.num_computed)
 
 
 def _verify(item: Scheduled, logits: Floats) -> Verdict:

@@ -15,8 +15,12 @@ from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kv_cache import MIN_COMMON, KvCache
 from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
+
+# Most tokens at the end of a cached beginning that the target computes again for a draft head: its
+# own cache may lack a part of a block, and the last token's state is in none.
+_RECOMPUTED = MIN_COMMON + 1
 
 
 class SlotManager:
@@ -93,7 +97,9 @@ class SlotManager:
             The number of computed tokens.
         """
         if state.num_computed % BLOCK_TOKENS == 0 or not state.was_scheduled:
-            state.num_computed = self._cache.extend_prefix(state.slot, state.tokens)
+            held = self._held(state)
+            most = held if held is not None and held >= state.num_computed else None
+            state.num_computed = self._cache.extend_prefix(state.slot, state.tokens, most)
         return state.num_computed
 
     def remove_finished(self) -> list[RequestState]:
@@ -130,9 +136,19 @@ class SlotManager:
         try:
             for drafter in self._drafters_of(state):
                 drafter.begin(slot, state.tokens, client)
+            held = self._held(state)
+            if held is not None and 0 < state.num_computed - held <= _RECOMPUTED:
+                cache.release(slot)
+                state.num_computed = cache.begin(slot, state.tokens, client, share=share, most=held)
         except Exception as error:
             state.fail(error)
         return True
+
+    def _held(self, state: RequestState) -> int | None:
+        """See `LookupDrafter.held`: the least of the request's drafters."""
+        lookups = (item for item in self._drafters_of(state) if isinstance(item, LookupDrafter))
+        held = [item.held(state.slot, state.tokens) for item in lookups]
+        return min((count for count in held if count is not None), default=None)
 
     def _make_room(self, state: RequestState, length: int, keep: Collection[int]) -> bool:
         """Preempt requests that were admitted after this one, the last first, until it fits."""

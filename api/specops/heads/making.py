@@ -22,8 +22,8 @@ from specops.heads.conversations import Writer
 from specops.heads.evaluation import Evaluation, evaluate
 from specops.heads.examples import Examples, frequent_tokens, held_out
 from specops.heads.export import write_head
-from specops.heads.output_rows import output_rows
 from specops.heads.storage import Conversation, ConversationStore
+from specops.heads.target_rows import output_rows
 from specops.heads.training import Training, acceptance, calibrate, new_network
 from specops.models.folder import ModelError
 from specops.models.head_folder import HEAD_MANIFEST, HeadFolder

@@ -277,6 +277,10 @@ class Metrics(Series):
         self._blocks = kv_blocks
         self.kv_blocks["free"].set(kv_blocks)
 
+    def set_draft_head_agreement(self, share: float) -> None:
+        """Show how often a draft head agrees with the target in a test text."""
+        self.draft_head_agreement.set(share)
+
     def set_queue_size(self, requests: int) -> None:
         """Show how many requests may wait."""
         self.queue_size.set(requests)

@@ -330,6 +330,10 @@ class Series:
     queue_size = gauge("Requests that may wait; further requests get 429.")
 
     # The model.
+    draft_head_agreement = gauge(
+        "Share of places of a test text in which the draft head guesses the target's likeliest "
+        "token, measured when it was loaded; NaN: not measured. Near 0 it is another model's."
+    )
     download_bytes = gauges("Downloaded bytes of a model's files; 0: no download.", model=MODELS)
     download_total_bytes = gauges("Size of a model's files in bytes; 0: no download.", model=MODELS)
     model: _Declared[Info] = _Declared(Info, "The model that is served.", {})
@@ -341,6 +345,7 @@ class Series:
             if isinstance(declared, _Declared):
                 setattr(self, name, declared.made(name, registry, max_k_draft))
         self.estimated_speedup.set(math.nan)
+        self.draft_head_agreement.set(math.nan)
         self.http_requests.labels(OTHER, 404)
         self.model.info({"name": "not loaded"})
         self.set_clients([])

@@ -5,6 +5,7 @@ MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 GGUF_MATMUL, GGUF_GATHER = "GgufMatMul", "GgufGather"  # see `specops.models.convert.graph`
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int8, block by block
 WARNING = "warning: "  # how a line begins that the converter prints for people
+STATES, NEXT_STATES, FUSED = "states", "next_states", "fused"  # tensors of a draft head's graphs
 FORMAT_VERSION = 8
 """Goes up by hand whenever a conversion of the same checkpoint gets another content.
 

@@ -58,7 +58,7 @@ class HubFile:
     git_id: str | None
 
 
-def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
+def snapshot(model: HubModel, folder: Path, progress: Progress, *, tokenizer: bool = True) -> None:
     """Download a model's files into `folder`, and at the very end write the manifest.
 
     Files of an earlier attempt, whole or in part, are checked and not downloaded again.
@@ -68,7 +68,7 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
     """
     (folder / MANIFEST).unlink(missing_ok=True)
     try:
-        commit, files = _listing(model)
+        commit, files = _listing(model, tokenizer)
         meter = _Meter(model, sum(file.size for file in files), progress)
         _check_room(folder, files)
         for file in files:
@@ -104,7 +104,7 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
 # -- the list of files -----------------------------------------------------------------------------
 
 
-def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
+def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
     """Return the commit of the model's revision, and the files to download."""
     api = HfApi(endpoint=_endpoint())
     info = _patiently(
@@ -125,7 +125,7 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
     except ValueError as error:
         advice = _advice(model, [PurePosixPath(item.rfilename) for item in siblings])
         raise ModelError(f"{model} contains {error}: {advice}") from error
-    if not (model.gguf or has_tokenizer(set(names))):
+    if tokenizer and not (model.gguf or has_tokenizer(set(names))):
         raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
     for name in names:

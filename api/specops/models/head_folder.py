@@ -1,23 +1,105 @@
-"""Reads and writes a draft head's folder: a small graph, and a manifest that names its target."""
+"""Reads and writes draft heads' folders, and tells heads' checkpoints from models.
+
+A head that is published as an EAGLE-3 checkpoint is converted for its target (`EagleFolder`). One
+that `specops draft make` wrote is a small graph and a manifest that names its target.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from specops.models.folder import ModelError
 
 HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
+FUSION_GRAPH = "fusion.onnx"
+EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
+    *("llamaforcausallmeagle3", "eagle3llamaforcausallm", "llamaeagle3draftmodel"),
+    *("eagle3speculator", "eagle3draftmodel"),
+)
+# In names of heads' architectures, in lower case, those included that cannot be run.
+_HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
+_LAYER, _ARCHITECTURES = "transformer_layer_config", "architectures"
 EPSILON = 1e-5  # of the norms in its graph
-_DAMAGED = (OSError, ValueError, KeyError, TypeError)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def is_head(source: object) -> TypeGuard[Path]:
     """Return whether a draft is a head's folder and not a model."""
     return isinstance(source, Path) and (source / HEAD_MANIFEST).is_file()
+
+
+def is_head_checkpoint(source: Path) -> bool:
+    """Return whether a folder is the checkpoint of a head and not of a model."""
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        names = str(settings_of_head(config)[_ARCHITECTURES]).lower()
+    except _DAMAGED:
+        return False
+    return any(part in names for part in _HEADS)
+
+
+def settings_of_head(config: dict[str, Any]) -> dict[str, Any]:
+    """Return all settings of a head's config.json side by side, whichever layout it has.
+
+    Settings of the layer itself are in `transformer_layer_config` in one layout, some others in
+    `eagle_config`.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    layer = {key: value for key, value in given.pop(_LAYER, {}).items() if value is not None}
+    if layer:  # then this is what programs take for granted
+        given.setdefault("norm_before_residual", True)
+        given.setdefault(_ARCHITECTURES, [f"{config.get('speculators_model_type', '')}speculator"])
+        layer.pop(_ARCHITECTURES, None)  # the target's
+    return {**given.pop("eagle_config", {}), **given, **layer}
+
+
+@dataclass(frozen=True, slots=True)
+class EagleFolder:
+    """A head that was converted for its target.
+
+    Attributes:
+        path: the folder.
+        layers: the target's layers whose inputs it reads.
+        tokens: the token ids that it can draft, in the order of its output rows.
+        calibration: see `HeadFolder`; empty: nothing is known of it.
+        parameters: number of weights in its checkpoint.
+        quant: how they are stored.
+    """
+
+    path: Path
+    layers: tuple[int, ...]
+    tokens: tuple[int, ...]
+    calibration: tuple[tuple[float, float], ...]
+    parameters: int
+    quant: str
+
+    @property
+    def graph(self) -> Path:
+        """The file of the layer's graph."""
+        return self.path / HEAD_GRAPH
+
+    @property
+    def fusion(self) -> Path | None:
+        """The file of the graph that joins the states of several layers, if there is one."""
+        file = self.path / FUSION_GRAPH
+        return file if file.is_file() else None
+
+    @classmethod
+    def read(cls, path: Path) -> EagleFolder:
+        """Read the manifest of a conversion, whose checksums were compared."""
+        content = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
+        for key in ("layers", "tokens"):
+            content[key] = tuple(content[key])
+        content["calibration"] = tuple((a, b) for a, b in content["calibration"])
+        return cls(path=path, **content)
+
+    def write(self) -> None:
+        """Write the manifest into the folder."""
+        _write(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +156,9 @@ class HeadFolder:
 
     def write(self) -> None:
         """Write the manifest into the folder."""
-        content = {key: value for key, value in asdict(self).items() if key != "path"}
-        text = json.dumps(content) + "\n"
-        (self.path / HEAD_MANIFEST).write_text(text, encoding="utf-8")
+        _write(self)
+
+
+def _write(head: EagleFolder | HeadFolder) -> None:
+    content = {key: value for key, value in asdict(head).items() if key != "path"}
+    (head.path / HEAD_MANIFEST).write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -100,13 +100,14 @@ class HubModel:
         return f"{self.repo}@{self.revision}" + (f":{self.subfolder}" if self.subfolder else "")
 
 
-def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
+def fetch(model: HubModel, cache_dir: Path, progress: Progress, *, tokenizer: bool = True) -> Path:
     """Return the folder with a model's files; download them unless they are complete.
 
     Args:
         model: the model.
         cache_dir: downloads are kept below `hub/` in it.
         progress: called during a download.
+        tokenizer: whether there must be one; a draft head has none.
 
     Raises:
         ModelError: the download failed; the message says why and what to do.
@@ -127,7 +128,7 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
     try:
         with locked(folder):
             if not is_complete(folder, model):  # another process may have downloaded it meanwhile
-                download.snapshot(model, folder, progress)
+                download.snapshot(model, folder, progress, tokenizer=tokenizer)
     except OSError as error:
         raise ModelError(
             f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a folder "

@@ -43,12 +43,14 @@ class Parts:
         config: the file with the configuration.
         state_dicts: the files with weights that torch saved; empty if there are safetensors.
         shards: the files of a GGUF, which has everything in it; empty for other checkpoints.
+        beside: files of another model that the conversion depends on, too.
     """
 
     folder: Path
     config: Path
     state_dicts: tuple[Path, ...]
     shards: tuple[Path, ...] = ()
+    beside: tuple[Path, ...] = ()
 
     @property
     def in_order(self) -> bool:
@@ -69,17 +71,18 @@ class Parts:
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
         named = (self.folder / name for name in (SENTENCEPIECE, TOOLS_TEMPLATE))
-        candidates = {self.config, *named, *weights, *texts}
+        candidates = {self.config, *named, *weights, *texts, *self.beside}
         candidates.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in candidates if file.is_file()))
 
 
-def parts_of(source: Path) -> Parts:
+def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
     """Find weights, configuration and tokenizer.
 
     Args:
         source: a checkpoint's folder, a file that torch saved (`name.pt` goes with `name.json` or
             `config.json`), or a GGUF or one of its shards.
+        tokenizer: whether there must be one.
 
     Raises:
         LayoutError: a part is missing or ambiguous.
@@ -99,7 +102,7 @@ def parts_of(source: Path) -> Parts:
         config = own
     if not config.is_file():
         raise LayoutError(f"{source} has no configuration: {config} is missing")
-    if not hub.has_tokenizer({path.name for path in folder.iterdir()}):
+    if tokenizer and not hub.has_tokenizer({path.name for path in folder.iterdir()}):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return Parts(folder, config, tuple(state_dicts))
 

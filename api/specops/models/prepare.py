@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specops.config import ConfigError, Settings
@@ -22,6 +22,7 @@ from specops.models.contract import MANIFEST, WARNING
 from specops.models.conversions import converted
 from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
+from specops.models.head_folder import EagleFolder
 from specops.models.hub import HubModel, fetch
 from specops.models.layout import LayoutError, Parts, parts_of
 from specops.models.progress import every
@@ -32,6 +33,11 @@ log = logging.getLogger(__name__)
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
 _REPORT_SECONDS = 5.0
+_HEAD_QUANT = "int8-64"
+_NO_ROOM = (
+    "cannot be converted ({}): set SPECOPS_CACHE_DIR to a writable folder with room for the "
+    "converted weights"
+)
 # In presets.toml: how paths below SPECOPS_MODELS_DIR and below the environment begin.
 _BUNDLED, _FETCHED = "./", "share/"
 
@@ -113,7 +119,7 @@ def prepare(
     Raises:
         ModelError: the model is missing, cannot be downloaded or cannot be converted.
     """
-    path = source if isinstance(source, Path) else _fetched(source, cache_dir, downloading)
+    path = located(source, cache_dir, downloading, tokenizer=True)
     for folder in (path, path / "onnx" / quant):
         if (folder / MANIFEST).is_file():
             return ModelFolder.read(folder, name)
@@ -139,11 +145,97 @@ def prepare(
     except LayoutError as error:
         raise ModelError(str(error)) from error
     except OSError as error:
-        raise ModelError(
-            f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a "
-            "writable folder with room for the converted weights"
-        ) from error
+        raise ModelError(f"{path} {_NO_ROOM.format(error)}") from error
     return ModelFolder.read(folder, name)
+
+
+def prepare_head(
+    source: Source,
+    target: ModelFolder,
+    quant: str,
+    *,
+    cache_dir: Path,
+    report: Callable[[str], None],
+) -> EagleFolder:
+    """Find the form of an EAGLE-3 head that runs beside a target, or make it.
+
+    Args:
+        source: the head's checkpoint.
+        target: the target.
+        quant: the weights; empty for the usual ones.
+        cache_dir: the folder for conversions.
+        report: called when a conversion begins.
+
+    Raises:
+        ModelError: the head is damaged, of another kind, or belongs to another model.
+    """
+    path = located(source, cache_dir)
+    parsed = WeightsName.parse(quant or _HEAD_QUANT)
+    quant = parsed.full if parsed else quant
+
+    def convert(folder: Path, digest: str, lock: int) -> None:
+        report(f"converting the draft head {source} for {target.name}")
+        weights = [f"--weights={file}" for file in parts.state_dicts]
+        try:
+            run_module(
+                "specops.heads.convert",
+                *(str(path), str(target.graph), str(folder), *weights),
+                *("--quant", quant, "--context", str(target.context_length)),
+                lock=lock,
+            )
+        except ChildError as error:
+            raise ModelError(
+                f"the draft head {source} cannot be used: {error}. SPECOPS_DRAFT=none serves "
+                "without one"
+            ) from error
+
+    try:
+        parts = replace(
+            parts_of(path, tokenizer=False),
+            beside=(target.graph, target.graph.with_name(MANIFEST)),
+        )
+        folder = converted(
+            cache_dir / "converted",
+            path,
+            parts,
+            quant,
+            name=_name(source),
+            convert=convert,
+            report=report,
+        )
+    except LayoutError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(f"{path} {_NO_ROOM.format(error)}") from error
+    return EagleFolder.read(folder)
+
+
+def located(
+    source: Source,
+    cache_dir: Path,
+    downloading: Downloading | None = None,
+    *,
+    tokenizer: bool = False,
+) -> Path:
+    """Return where the files of a model or a head are; download them if they are on the hub.
+
+    Args:
+        source: the model or head.
+        cache_dir: the folder for downloads.
+        downloading: called with how far a download is.
+        tokenizer: whether there must be one.
+
+    Raises:
+        ModelError: the download failed.
+    """
+    if isinstance(source, Path):
+        return source
+
+    def tell(done: int, total: int) -> None:
+        if downloading is not None:
+            downloading(f"{source}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
+
+    return fetch(source, cache_dir, tell, tokenizer=tokenizer) / source.gguf
 
 
 # -- the choice ------------------------------------------------------------------------------------
@@ -183,14 +275,6 @@ def _quant(source: Source | None, setting: str, preset: str, variable: str) -> s
 
 
 # -- downloads and conversions ---------------------------------------------------------------------
-
-
-def _fetched(model: HubModel, cache_dir: Path, downloading: Downloading | None) -> Path:
-    def tell(done: int, total: int) -> None:
-        if downloading is not None:
-            downloading(f"{model}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
-
-    return fetch(model, cache_dir, tell) / model.gguf
 
 
 def _convert(

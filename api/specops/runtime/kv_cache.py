@@ -175,7 +175,13 @@ class KvCache:
         return held.registered, held.end
 
     def begin(
-        self, slot: int, tokens: Sequence[int], client: str = "", *, share: bool = True
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        client: str = "",
+        *,
+        share: bool = True,
+        most: int | None = None,
     ) -> int:
         """Start a request in a free slot, with the longest cached beginning of its tokens.
 
@@ -188,6 +194,7 @@ class KvCache:
             tokens: the prompt, and the generated tokens if the request was preempted.
             client: name of the client.
             share: whether the request uses others' blocks and leaves its own to them.
+            most: largest number of tokens to take from the cache.
 
         Returns:
             Number of tokens that the slot holds.
@@ -201,14 +208,15 @@ class KvCache:
         if share and self.reuse is not PrefixCache.OFF:
             root = self._trie.hold_root(client if self.reuse is PrefixCache.CLIENT else "")
         self._slots[slot] = _Slot(self._pool, self.block_tables[slot], root, tokens)
-        return self.extend_prefix(slot, tokens)
+        return self.extend_prefix(slot, tokens, most)
 
-    def extend_prefix(self, slot: int, tokens: Sequence[int]) -> int:
+    def extend_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Look again for a longer cached beginning: other requests may have computed it.
 
         Args:
             slot: a slot whose tokens are all a beginning of `tokens`.
             tokens: see `begin`.
+            most: see `begin`.
 
         Returns:
             Number of tokens that the slot holds now.
@@ -216,7 +224,8 @@ class KvCache:
         held = self._held(slot)
         if held.seen_version == self._trie.version or held.root is None:
             return held.length
-        most = min(len(tokens) - 1, self.context)
+        limit = min(len(tokens) - 1, self.context)
+        most = limit if most is None else min(limit, most)
         while (end := held.registered + BLOCK_TOKENS) <= most and held.last is not None:
             node = held.last.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
             if node is None:

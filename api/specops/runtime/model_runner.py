@@ -8,6 +8,8 @@ cache through block tables and an address, so tensors are bound once for each si
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
@@ -24,6 +26,8 @@ _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"
 _LOGITS, _HIDDEN = "logits", "hidden"
 _HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
 _POSITIONS = "position_ids"  # only of models with a table of positions
+_STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
+_NEXT_STATES = "next_states"  # of a draft head, which takes `states`
 _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
 
@@ -87,6 +91,24 @@ class HiddenStates:
         self.fresh.discard(slot)
 
 
+class LayerStates:
+    """Hands what entered the target's layers to the draft head that follows its requests.
+
+    Args:
+        size: numbers of a token: those of all layers that the head reads.
+
+    Attributes:
+        followed: slots whose states the head needs.
+        receive: called with a slot, the position of the first row, and rows [n, size] of tokens
+            that are final; valid until the target's next pass.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.followed: set[int] = set()
+        self.receive: Callable[[int, int, Floats], None] = lambda slot, start, rows: None
+
+
 class ModelRunner:
     """Forward passes of one model over its KV cache.
 
@@ -98,6 +120,9 @@ class ModelRunner:
     Attributes:
         vocab_size: width of the logits.
         hidden_size: numbers in a hidden state; 0: the graph does not output hidden states.
+        states: the inputs of layers that the graph outputs for a draft head; None without.
+        given_states: [max_tokens, size], what a draft head reads beside tokens; None: it is none.
+        next_states: [max_tokens, size], of a draft head's latest pass, in the order of its logits.
 
     Raises:
         ModelLoadError: the graph has other inputs or outputs.
@@ -108,7 +133,8 @@ class ModelRunner:
         self.max_tokens = max_tokens
         self._session = session
         self._has_positions = _has_positions(session)
-        self.vocab_size, self.hidden_size = _output_sizes(session)
+        sizes = _output_sizes(session)
+        self.vocab_size, self.hidden_size = sizes[_LOGITS], sizes.get(_HIDDEN, 0)
         self._ids = np.zeros(max_tokens, np.int64)
         self._positions = np.zeros(max_tokens, np.int64)
         # Always as many spans as slots: the operator skips empty spans.
@@ -118,7 +144,16 @@ class ModelRunner:
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
-        self._bindings: dict[tuple[int, int, bool], ort.IOBinding] = {}
+        self.states = LayerStates(sizes[_STATES]) if _STATES in sizes else None
+        self._state_rows = np.zeros(max_tokens, np.int64)
+        self._states: Floats = np.empty((max_tokens, sizes.get(_STATES, 0)), np.float32)
+        self._places: dict[int, tuple[int, int]] = {}  # by slot: its first state, and its position
+        given = [item.shape[-1] for item in session.get_inputs() if item.name == _STATES]
+        self.given_states, self.next_states = (
+            np.zeros((max_tokens, size), np.float32) if given else None
+            for size in (sum(given), sizes.get(_NEXT_STATES, 0))
+        )
+        self._bindings: dict[tuple[int, int, int, bool], ort.IOBinding] = {}
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch. It writes keys and values into the cache, and leaves the slots' lengths.
@@ -139,11 +174,23 @@ class ModelRunner:
         self._fill(batch)
         self._ids[:count] = batch.tokens
         self._logit_rows[:num_logits] = batch.logit_rows
-        key = count, num_logits, batch.hidden or self._kept is not None
+        num_states = 0 if self.states is None else self._place_states(batch, self.states.followed)
+        key = count, num_logits, num_states, batch.hidden or self._kept is not None
         if (binding := self._bindings.get(key)) is None:
             binding = self._bind(*key)
         self._session.run_with_iobinding(binding)
         return self._logits[:num_logits]
+
+    def hand_states(self, slot: int, length: int) -> None:
+        """Hand the states of a slot's tokens in the last pass to the head that follows it.
+
+        Args:
+            slot: number of the slot.
+            length: number of the slot's final tokens; draft tokens behind them were rejected.
+        """
+        if self.states is not None and (place := self._places.pop(slot, None)) is not None:
+            row, start = place
+            self.states.receive(slot, start, self._states[row : row + length - start])
 
     def output_hidden_states(self) -> HiddenStates:
         """Make all later passes output the last hidden states as well.
@@ -202,8 +249,21 @@ class ModelRunner:
         if self._has_positions:
             self._positions[: len(positions)] = positions
 
-    def _bind(self, count: int, num_logits: int, hidden: bool) -> ort.IOBinding:
-        """Bind so many tokens and rows of logits."""
+    def _place_states(self, batch: Batch, followed: Collection[int]) -> int:
+        """Choose the rows whose states the pass outputs; returns their number."""
+        self._places.clear()
+        row = first = 0
+        for span in batch.spans:
+            count = len(span.tokens)
+            if span.slot in followed:
+                self._places[span.slot] = row, span.start
+                self._state_rows[row : row + count] = range(first, first + count)
+                row += count
+            first += count
+        return row
+
+    def _bind(self, count: int, num_logits: int, num_states: int, hidden: bool) -> ort.IOBinding:
+        """Bind so many tokens, rows of logits and rows of states."""
         inputs = {
             "spans": self._spans,
             "block_tables": self.cache.block_tables,
@@ -216,10 +276,16 @@ class ModelRunner:
         outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
             outputs[_HIDDEN] = self._hidden[None, :num_logits]
+        if self.states is not None:
+            inputs[_STATE_ROWS] = self._state_rows[:num_states]
+            outputs[_STATES] = self._states[None, :num_states]
+        if self.given_states is not None and self.next_states is not None:
+            inputs[_STATES] = self.given_states[None, :count]
+            outputs[_NEXT_STATES] = self.next_states[None, :num_logits]
         binding = bind(self._session, inputs, outputs)
         if len(self._bindings) >= _MAX_BINDINGS:
             self._bindings.clear()
-        self._bindings[count, num_logits, hidden] = binding
+        self._bindings[count, num_logits, num_states, hidden] = binding
         return binding
 
 
@@ -285,6 +351,22 @@ class DraftHead:
         )
 
 
+def takes_states(session: Session) -> bool:
+    """Whether a graph is a draft head's, which reads states beside tokens."""
+    return any(item.name == _STATES for item in session.get_inputs())
+
+
+def make_fusion(session: Session) -> Callable[[Floats], Floats]:
+    """The part of a draft head that joins the states of several layers: [n, all] → [n, size]."""
+    (given,) = session.get_inputs()
+
+    def fuse(states: Floats) -> Floats:
+        fused: Floats = session.run(None, {given.name: states[None]})[0][0]
+        return fused
+
+    return fuse
+
+
 def _has_positions(session: Session) -> bool:
     """Whether the graph has an input of positions.
 
@@ -292,22 +374,23 @@ def _has_positions(session: Session) -> bool:
         ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
-    if names - {_POSITIONS} != _INPUTS:
+    if names - {_POSITIONS, _STATE_ROWS, _STATES} != _INPUTS:
         raise ModelLoadError(
             f"the graph's inputs are {', '.join(sorted(names))}, not {', '.join(sorted(_INPUTS))}"
         )
     return _POSITIONS in names
 
 
-def _output_sizes(session: Session) -> tuple[int, int]:
-    """Widths of logits and of hidden states; the latter is 0 if the graph has none.
+def _output_sizes(session: Session) -> dict[str, int]:
+    """Widths of the outputs.
 
     Raises:
         ModelLoadError: the graph has other outputs, or logits without a fixed width.
     """
     outputs = session.get_outputs()
     sizes = {item.name: item.shape[-1] for item in outputs}
-    if [*sizes] not in ([_LOGITS], [_LOGITS, _HIDDEN]) or not isinstance(sizes[_LOGITS], int):
+    known = _LOGITS in sizes and sizes.keys() <= {_LOGITS, _HIDDEN, _STATES, _NEXT_STATES}
+    if not known or not isinstance(sizes[_LOGITS], int):
         found = ", ".join(f"{item.name} {item.shape}" for item in outputs)
         raise ModelLoadError(f"the graph's output must be logits of a fixed size, not {found}")
-    return sizes[_LOGITS], sizes.get(_HIDDEN, 0)
+    return sizes

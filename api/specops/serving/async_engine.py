@@ -302,6 +302,8 @@ class AsyncEngine:
         }
         blocks = scheduler.target.cache.num_blocks
         self._metrics.set_model(labels, info.slots, info.kv_tokens, blocks)
+        if info.head_agreement is not None:
+            self._metrics.set_draft_head_agreement(info.head_agreement)
         self._admission = AdmissionController(
             info.slots, self._settings.queue_size, info.kv_tokens, self._metrics.observe_rejected
         )

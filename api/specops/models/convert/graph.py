@@ -87,6 +87,24 @@ class DecoderGraph:
         )
         return model_of(graph)
 
+    def also_takes(self, name: str, size: int) -> None:
+        """One more input: a vector [size] for each token."""
+        self._inputs.append(_value(name, TensorProto.FLOAT, ["batch", "sequence", size]))
+
+    def also_gives(self, name: str, x: str, size: int) -> None:
+        """One more output: the vectors [size] of x."""
+        self._node("Identity", [x], name)
+        self._outputs.append(_value(name, TensorProto.FLOAT, ["batch", "sequence", size]))
+
+    def nodes_for(self, output: str) -> list[onnx.NodeProto]:
+        """The nodes that one of their tensors depends on, without those of its inputs."""
+        needed, kept = {output}, list[onnx.NodeProto]()
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                kept.insert(0, node)
+        return kept
+
     # -- element by element -------------------------------------------------------------------
 
     def activation(self, function: str, name: str, x: str) -> str:
@@ -101,6 +119,16 @@ class DecoderGraph:
     def add(self, name: str, x: str, y: str) -> str:
         """x + y."""
         return self._node("Add", [x, y], name)
+
+    def concatenate(self, name: str, parts: list[str]) -> str:
+        """Vectors side by side."""
+        return self._node("Concat", parts, name, axis=-1)
+
+    def split(self, name: str, x: str, sizes: list[int]) -> list[str]:
+        """The parts of vectors, of these sizes."""
+        parts = [f"{name}.{index}" for index in range(len(sizes))]
+        self._node("Split", [x, self._integers(f"{name}.widths", *sizes)], *parts, axis=-1)
+        return parts
 
     def scaled(self, name: str, x: str, factor: float) -> str:
         """x times a number."""
@@ -154,7 +182,7 @@ class DecoderGraph:
                 self.linear(f"{stem}qk", x, qk, biases[0]),
                 self.linear(f"{stem}v", x, v, biases[1]),
             ]
-            return self._node("Concat", both, name, axis=-1)
+            return self.concatenate(name, both)
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
         return self._linear(name, x, matrix, values if name.endswith(".v") else own, added)
 

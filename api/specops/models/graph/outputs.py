@@ -6,14 +6,16 @@ the tokens whose logits are wanted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.contract import GGUF_MATMUL
+from specops.models.contract import GGUF_MATMUL, NEXT_STATES, STATES
 from specops.models.graph.nodes import RefusedGraphError, attributes_of, set_nodes
 from specops.runtime import kernels
 
-LOGITS, LOGIT_ROWS = "logits", "logit_rows"
+LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
 CONTROL: dict[str, list[str | int]] = {
     "spans": ["spans", 3],
     "block_tables": ["slots", "blocks"],
@@ -21,13 +23,16 @@ CONTROL: dict[str, list[str | int]] = {
 }
 _HIDDEN = "hidden"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", GGUF_MATMUL)
+_NORMS = ("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
+_SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
+_SUM = 3  # the output with the sum, of the two Skip operators
 
 
 def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
     """Remove every node and weight that the logits do not depend on."""
     if LOGITS not in {item.name for item in graph.output}:
         raise RefusedGraphError("it has no output logits")
-    needed, kept = {LOGITS}, []
+    needed, kept = {LOGITS, NEXT_STATES}, []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             needed.update(filter(None, node.input))
@@ -82,11 +87,60 @@ def declare(graph: onnx.GraphProto) -> None:
         **CONTROL,
         LOGIT_ROWS: ["logit_rows"],
     }
+    if STATE_ROWS in read:
+        shapes[STATE_ROWS] = [STATE_ROWS]
+    given = [item for item in graph.input if item.name == STATES]  # of a draft head
+    follows = [item for item in graph.output if item.name == NEXT_STATES]
+    states = [item for item in graph.output if item.name == STATES]
     del graph.input[:], graph.output[:], graph.value_info[:]
     for name, shape in shapes.items():
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
     _add_output(graph, LOGITS, vocabulary)
     _output_hidden_states(graph)
+    for item in given:
+        dims = [1, "tokens", item.type.tensor_type.shape.dim[-1].dim_value]
+        graph.input.append(helper.make_tensor_value_info(STATES, TensorProto.FLOAT, dims))
+        _add_output(graph, NEXT_STATES, follows[0].type.tensor_type.shape.dim[-1].dim_value)
+    graph.output.extend(states)
+
+
+def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
+    """Add an output `states`: what enters these layers, side by side, of the rows `state_rows`.
+
+    A layer's input is the sum of the embedding and of all parts before it, before any norm. This
+    runs after `gather_logit_rows`: the rows of tokens without logits are needed, too.
+
+    Raises:
+        RefusedGraphError: there is no such layer, or its input cannot be found.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    attention = [node for node in graph.node if node.op_type == kernels.ATTENTION]
+    width, rows, nodes = 0, list[str](), list[onnx.NodeProto]()
+    for layer in layers:
+        if not 0 <= layer < len(attention):
+            raise RefusedGraphError(
+                f"a draft head reads what enters layer {layer}, and there are {len(attention)}"
+            )
+        product = makers.get(attention[layer].input[0])
+        while product is not None and not _has_weights(product, weights):
+            product = makers.get(product.input[0])
+        if product is None:
+            raise RefusedGraphError(f"what enters layer {layer}, for a draft head, is not found")
+        name, norm = product.input[0], makers.get(product.input[0])
+        if norm is not None and norm.op_type in _SKIP_NORMS:
+            norm.output.extend([""] * (_SUM + 1 - len(norm.output)))
+            norm.output[_SUM] = name = norm.output[_SUM] or f"{norm.output[0]}.residual"
+        elif norm is not None and norm.op_type in _NORMS:
+            name = norm.input[0]
+        rows.append(f"{name}.at_state_rows")
+        width += _input_size(product, weights)[1]
+        node = helper.make_node("Gather", [name, STATE_ROWS], rows[-1:], rows[-1], axis=1)
+        nodes.append(node)
+    nodes.append(helper.make_node("Concat", rows, [STATES], STATES, axis=-1))
+    graph.node.extend(nodes)
+    shape = [1, STATE_ROWS, width]
+    graph.output.append(helper.make_tensor_value_info(STATES, TensorProto.FLOAT, shape))
 
 
 def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -94,10 +148,10 @@ def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
 
     Between it and the logits there may be steps of one input each: a bias, a factor, a soft cap.
     """
-    weights = {tensor.name for tensor in graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
     node = makers.get(LOGITS)
-    while node is not None and not (node.op_type in _PRODUCTS and node.input[1] in weights):
+    while node is not None and not _has_weights(node, weights):
         before = [name for name in node.input if name and name not in weights]
         node = makers.get(before[0]) if len(before) == 1 else None
     return node
@@ -108,14 +162,7 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
     product = output_product(graph)
     if product is None:
         return
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    if product.op_type == GGUF_MATMUL:
-        kind, size = TensorProto.FLOAT, attributes_of(product)["K"]
-    elif product.op_type == "MatMulNBits":
-        kind, size = weights[product.input[2]].data_type, attributes_of(product)["K"]
-    else:
-        weight = weights[product.input[1]]
-        kind, size = weight.data_type, weight.dims[attributes_of(product).get("transB", 0)]
+    kind, size = _input_size(product, {tensor.name: tensor for tensor in graph.initializer})
     if kind != TensorProto.FLOAT:
         return
     before = product.input[0]
@@ -125,6 +172,20 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
                 if name == before:
                     names[place] = _HIDDEN
     _add_output(graph, _HIDDEN, size)
+
+
+def _has_weights(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> bool:
+    return node.op_type in _PRODUCTS and node.input[1] in weights
+
+
+def _input_size(product: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> tuple[int, int]:
+    """Return the type and the number of values of a token that a product reads."""
+    if product.op_type == GGUF_MATMUL:
+        return TensorProto.FLOAT, attributes_of(product)["K"]
+    if product.op_type == "MatMulNBits":
+        return weights[product.input[2]].data_type, attributes_of(product)["K"]
+    weight = weights[product.input[1]]
+    return weight.data_type, weight.dims[attributes_of(product).get("transB", 0)]
 
 
 def _add_output(graph: onnx.GraphProto, name: str, size: int) -> None:

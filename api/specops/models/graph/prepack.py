@@ -12,8 +12,8 @@ weight must start at a multiple of 64 bytes, but ONNX Runtime saves it at any of
 back garbage. Here each weight starts on a page.
 
 Packing takes memory, so this runs in a process of its own:
-`python -m specops.models.graph.prepack GRAPH PREPACKED_GRAPH`. On an error it writes one line to
-standard error.
+`python -m specops.models.graph.prepack GRAPH PREPACKED_GRAPH [LAYER …]`. On an error it writes one
+line to standard error.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _ADVICE = (
 )
 
 
-def prepack(graph: Path, destination: Path) -> None:
+def prepack(graph: Path, destination: Path, states: Sequence[int] = ()) -> None:
     """Write the form of a graph that the engine runs.
 
     Args:
         graph: the graph; its weights lie beside it.
         destination: the new graph; its weights are written beside it, and a file `used` with the
             number of bytes of them that a pass reads.
+        states: layers whose inputs a draft head reads.
 
     Raises:
         ModelError: the engine does not understand the graph, or its files are damaged.
@@ -71,7 +72,7 @@ def prepack(graph: Path, destination: Path) -> None:
     with data.open("wb") as target:
         try:
             check_places(model.graph, graph.parent)
-            shape = None if is_head(model) else rewrite(model)
+            shape = None if is_head(model) else rewrite(model, states)
             tiles, tables = write_tiles(model, graph.parent, data.name, target)
         except RefusedGraphError as refusal:
             raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
@@ -187,10 +188,13 @@ def _describe(model: onnx.ModelProto, shape: AttentionShape | None) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Prepack `arguments[0]` as `arguments[1]`; return the exit status."""
-    graph, destination = map(Path, arguments)
+    """Prepack `arguments[0]` as `arguments[1]`; return the exit status.
+
+    All further arguments are layers whose inputs a draft head reads.
+    """
+    graph, destination = map(Path, arguments[:2])
     try:
-        prepack(graph, destination)
+        prepack(graph, destination, [int(layer) for layer in arguments[2:]])
     except (ModelError, ModelLoadError) as error:
         problem = str(error)
     except MemoryError:

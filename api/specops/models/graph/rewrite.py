@@ -9,19 +9,23 @@ Inputs of the new graph: `input_ids` int64 [1, T]; `position_ids` int64 [1, T], 
 learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` int64 [slots, blocks];
 `cache` int64 [4]; `logit_rows` int64 [L]. Outputs: `logits` float32 [1, L, vocabulary], and
 `hidden` float32 [1, L, size], the last hidden state, which is the input of the product that gives
-the logits. An output that the caller does not ask for costs nothing.
+the logits. An output that the caller does not ask for costs nothing. For a draft head there are
+also `state_rows` int64 [R] and `states` float32 [1, R, size of all]: what enters some layers.
+
+A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
+`next_states` float32 [1, L, size], which take the place of `states` for its next guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.contract import GGUF_GATHER, GGUF_MATMUL
+from specops.models.contract import FUSED, GGUF_GATHER, GGUF_MATMUL, NEXT_STATES
 from specops.models.graph.head_norms import move_head_norms
 from specops.models.graph.nodes import (
     RefusedGraphError,
@@ -36,6 +40,7 @@ from specops.models.graph.outputs import (
     declare,
     gather_logit_rows,
     keep_what_gives_logits,
+    output_states,
 )
 from specops.models.graph.tokenwise import check_tokenwise
 from specops.runtime import kernels
@@ -71,8 +76,12 @@ class AttentionShape:
     head_size: int
 
 
-def rewrite(model: onnx.ModelProto) -> AttentionShape:
+def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> AttentionShape:
     """Rewrite a graph in place, without reading its weights.
+
+    Args:
+        model: the graph.
+        states: the layers whose inputs become an output, see `output_states`.
 
     Raises:
         RefusedGraphError: the engine does not understand a node; the message names it and says why.
@@ -85,6 +94,8 @@ def rewrite(model: onnx.ModelProto) -> AttentionShape:
     keep_what_gives_logits(graph)
     check_tokenwise(graph, (*CONTROL, LOGIT_ROWS))
     gather_logit_rows(graph)
+    if states:
+        output_states(graph, states)
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
@@ -92,12 +103,13 @@ def rewrite(model: onnx.ModelProto) -> AttentionShape:
 
 
 def is_head(model: onnx.ModelProto) -> bool:
-    """Return whether a graph is a draft head, which has no cache and runs as it is.
+    """Return whether a graph is a draft head's part without a cache, which runs as it is.
 
     Raises:
         RefusedGraphError: the head has nodes that no export has.
     """
-    if [item.name for item in model.graph.output] != ["logits", "next_states"]:
+    names = [item.name for item in model.graph.output]
+    if names not in (["logits", NEXT_STATES], [FUSED]):
         return False
     _refuse_own_operators(model)
     return True

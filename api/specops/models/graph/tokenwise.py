@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, MICROSOFT
+from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, MICROSOFT, STATES
 from specops.models.graph.nodes import (
     DEFAULT_DOMAINS,
     RefusedGraphError,
@@ -67,6 +67,8 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
             if item.type.tensor_type.elem_type != TensorProto.INT64:
                 raise RefusedGraphError(f"its input {item.name} is not int64")
             values[item.name] = _Tokens(2)
+        elif item.name == STATES:  # of a draft head: a vector for each token
+            values[item.name] = _Tokens(3)
     for node in graph.node:
         attends = (node.domain, node.op_type) == (kernels.DOMAIN, kernels.ATTENTION)
         operands: list[_Constant | _Tokens | None] = []

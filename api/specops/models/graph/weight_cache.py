@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from glob import escape
 from pathlib import Path
 
@@ -41,7 +41,13 @@ _REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
+def prepacked_graph(
+    graph: Path,
+    name: str,
+    cache_dir: Path,
+    report: Callable[[str], None],
+    states: Sequence[int] = (),
+) -> Path:
     """Find the form of a graph that the engine runs, or make it.
 
     Args:
@@ -49,6 +55,7 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
         name: the model's name, the first part of the folder's name.
         cache_dir: the folder for prepacked graphs.
         report: called with what takes time.
+        states: layers whose inputs a draft head reads: another graph than the one without.
 
     Returns:
         The prepacked graph; its weights are in the page cache.
@@ -57,7 +64,7 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
         ModelError: the graph cannot be prepacked: the engine does not understand it, the disk is
             full or read-only, or memory ran out. The message is one line that says what to do.
     """
-    root, key = cache_dir / "prepacked", graph_key(graph)
+    root, key = cache_dir / "prepacked", graph_key(graph, states)
     try:
         # Replicas that start together read beside each other, so this takes no lock.
         if folder := _found(root, key):
@@ -75,7 +82,7 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
             clear_leftovers(root)
             remove(outdated(_generations(root, name)))
             report(f"laying out the weights of {name} for this processor")
-            made = _make(graph, folder or root / f"{name}-{key}", lock)
+            made = _make(graph, folder or root / f"{name}-{key}", lock, states)
             use(made.parent)
             return made
     except OSError as error:
@@ -91,13 +98,14 @@ def _found(root: Path, key: str) -> Path | None:
     return next((path for path in root.glob(f"*-{key}") if path.is_dir()), None)
 
 
-def graph_key(graph: Path) -> str:
+def graph_key(graph: Path, states: Sequence[int] = ()) -> str:
     """Return a key that differs if the graph, the processor, ONNX Runtime or the format does.
 
     An export's manifest has a digest of its source. So copies of an export and links to it have the
     same key. For a graph without a manifest the path counts.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
+    digest.update("".join(f"{layer}\0" for layer in states).encode())
     digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
     manifest = graph.with_name(MANIFEST)
     digest.update(
@@ -163,10 +171,10 @@ def _generations(root: Path, name: str) -> list[Path]:
     return [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
 
 
-def _make(graph: Path, folder: Path, lock: int) -> Path:
+def _make(graph: Path, folder: Path, lock: int, states: Sequence[int]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)  # a damaged one; its room on the disk is needed
     with folder_at_once(folder) as temporary:
-        _prepack(graph, temporary / _GRAPH, lock)
+        _prepack(graph, temporary / _GRAPH, lock, states)
         for path in _files(temporary):
             forget(path)  # the checksums read it again from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
@@ -175,10 +183,10 @@ def _make(graph: Path, folder: Path, lock: int) -> Path:
     return folder / _GRAPH
 
 
-def _prepack(graph: Path, destination: Path, lock: int) -> None:
+def _prepack(graph: Path, destination: Path, lock: int, states: Sequence[int]) -> None:
     module = "specops.models.graph.prepack"
     try:
-        run_module(module, str(graph), str(destination), lock=lock)
+        run_module(module, str(graph), str(destination), *map(str, states), lock=lock)
     except ChildError as error:
         said = str(error).splitlines()[-1]
         start = f"laying out the weights of {graph}: " if error.killed else ""

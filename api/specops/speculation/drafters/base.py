@@ -92,6 +92,13 @@ class LookupDrafter(ABC):
         with less than the probability `min_reach`: it would not pay.
         """
 
+    def held(self, slot: int, tokens: Sequence[int]) -> int | None:
+        """How many of the first tokens the target need not compute for the drafter's sake.
+
+        None: it follows no computation of the target, or can no longer.
+        """
+        return None
+
     def release(self, slot: int) -> None:  # noqa: B027
         """The slot's request has ended."""
 

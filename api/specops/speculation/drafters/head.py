@@ -21,6 +21,41 @@ _EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
 _LEARN = 0.005
 
 
+class Calibration:
+    """Turns a head's confidence into the probability that a guess is accepted, and corrects it.
+
+    Args:
+        fitted: factor and summand for the logit of each guess in a row, see `HeadFolder`. The last
+            one counts for all further guesses; without any, the confidence is taken as it is.
+        depth: number of guesses in a row.
+    """
+
+    def __init__(self, fitted: Sequence[tuple[float, float]], depth: int) -> None:
+        fitted = fitted or ((1.0, 0.0),)
+        self.depth = depth
+        lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)]
+        self._factors = [factor for factor, _ in lines]
+        self._summands = [summand for _, summand in lines]
+
+    def promise(self, guess: int, sure: float) -> float:
+        """The probability of a guess, by its place, that the head is so sure of."""
+        sure = min(max(sure, _EDGE), 1 - _EDGE)
+        logit = self._factors[guess] * math.log(sure / (1 - sure)) + self._summands[guess]
+        return 1 / (1 + math.exp(-logit))
+
+    def learn(self, draft: Draft, came: Sequence[int]) -> None:
+        """Learn from the tokens that came in the place of a draft, whether verified or not."""
+        for guess, (token, probability) in enumerate(
+            zip(draft.tokens, draft.accept_probs, strict=True)
+        ):
+            if guess == len(came):
+                return
+            right = came[guess] == token
+            self._summands[guess] += _LEARN * (right - probability)
+            if not right:
+                return
+
+
 class HeadDrafter(LookupDrafter):
     """Guesses the next token, and more tokens where it is sure.
 
@@ -44,8 +79,7 @@ class HeadDrafter(LookupDrafter):
         self._states = states
         self._tokens = tokens
         self._codes = {token: code for code, token in enumerate(tokens)}
-        self._factors = [factor for factor, _ in calibration]
-        self._summands = [summand for _, summand in calibration]
+        self._calibration = Calibration(calibration, len(calibration))
         self._drafts: dict[int, Draft] = {}  # by slot, for its present state
         self._open: dict[int, tuple[int, Draft]] = {}  # by slot: position, and draft to be judged
 
@@ -84,11 +118,7 @@ class HeadDrafter(LookupDrafter):
     def _judge(self, slot: int, tokens: Sequence[int]) -> None:
         """Learn from the tokens that came in the place of a draft, whether verified or not."""
         place, draft = self._open.pop(slot, (len(tokens), NO_DRAFT))
-        for guess, probability in enumerate(draft.accept_probs[: len(tokens) - place]):
-            right = tokens[place + guess] == draft.tokens[guess]
-            self._summands[guess] += _LEARN * (right - probability)
-            if not right:
-                return
+        self._calibration.learn(draft, tokens[place:])
 
     def _draft(self, slots: list[int]) -> None:
         other = len(self._tokens)
@@ -97,12 +127,12 @@ class HeadDrafter(LookupDrafter):
             codes[row] = self._codes.get(self._states.chosen[slot], other)
             states[row] = self._states.rows[slot]
         self._drafts.update(dict.fromkeys(slots, NO_DRAFT))
-        for factor, summand in zip(self._factors, self._summands, strict=True):
+        for guess in range(self._calibration.depth):
             best, sure = self._head.guess(len(slots))
             going_on: list[int] = []
             for row, slot in enumerate(slots):
                 before = self._drafts[slot]
-                probability = _calibrated(float(sure[row]), factor, summand)
+                probability = self._calibration.promise(guess, float(sure[row]))
                 tokens = (*before.tokens, self._tokens[best[row]])
                 probabilities = (*before.accept_probs, probability)
                 self._drafts[slot] = Draft(tokens, accept_probs=probabilities)
@@ -113,9 +143,3 @@ class HeadDrafter(LookupDrafter):
             slots = going_on
             if not slots:
                 return
-
-
-def _calibrated(sure: float, factor: float, summand: float) -> float:
-    """The probability that a guess is accepted, from the head's own confidence."""
-    sure = min(max(sure, _EDGE), 1 - _EDGE)
-    return 1 / (1 + math.exp(-(factor * math.log(sure / (1 - sure)) + summand)))

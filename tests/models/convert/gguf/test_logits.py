@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, GGUFWriter
 from onnx import numpy_helper
 
-from specops.heads.output_rows import output_rows
+from specops.heads.target_rows import output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes

@@ -78,6 +78,7 @@ class GatedDecoder(Family):
     final_norm = "norm"
     output, down = "self_attn.o_proj", "mlp.down_proj"
     up: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
+    _factors: str | None = None  # of queries, in the graph
 
     def __init__(self, config: ModelConfig) -> None:
         config = config.with_defaults(self.defaults)
@@ -180,7 +181,6 @@ class GatedDecoder(Family):
         if self.attention_norms.before:
             first = f"{self.layer(0)}.{self.attention_norms.before}"
             x = self._normalized("layers.0.input_norm", residual, first)
-        self._factors = None
         if self.query_factors is not None:
             self._factors = graph.position_factors("query_factors", self.query_factors)
         for index, layer in enumerate(self.layers):

@@ -1,0 +1,173 @@
+"""An EAGLE-3 head computes what the format says, whatever happens to its requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, SamplingParams
+from specops.speculation.drafters.eagle import EagleDrafter
+from tests.checkpoints import make_llama_checkpoint
+from tests.eagle_heads import LAYERS, Reference, write_head
+from tests.generating import run
+
+DEPTH = 7
+SCALING = {"rope_type": "linear", "factor": 4.0}
+HEADS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "speculators": {
+        "hidden": 48,
+        "spelling": "layers.0.",
+        "nested": True,
+        "embedding": True,
+        "biases": True,
+        "norm_before_fc": True,
+    },
+    "3.1": {
+        "output": False,
+        "fc_norm": True,
+        "norm_output": True,
+        "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
+        "rope_scaling": SCALING,
+    },
+    "without-fc": {
+        "states": 0,
+        "rows": 320,
+        "d2t": False,
+        "eagle_aux_hidden_state_layer_ids": [5],
+        "norm_before_residual": True,
+    },
+}
+_ids = count()
+SAMPLED = SamplingParams(1.0, top_k=5, seed=3)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama_checkpoint(
+        tmp_path_factory.mktemp("eagle") / "target", layers=LAYERS, vocab=320, context=256, seed=2
+    )
+
+
+@pytest.fixture(scope="module")
+def settings(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(
+        target=str(target),
+        quant="fp32",
+        draft_quant="fp32",
+        kv_dtype="fp32",
+        cache_dir=tmp_path_factory.mktemp("cache"),
+        threads=1,
+        slots=3,
+        kv_tokens=320,
+        max_batched_tokens=48,
+        max_k_draft=DEPTH,
+    )
+
+
+class Guess(NamedTuple):
+    """One guess: the text, the guesses before it, and the logits that it comes from."""
+
+    text: list[int]
+    before: list[int]
+    logits: np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def guesses(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
+    """All guesses that heads make."""
+    seen: list[Guess] = []
+    take = EagleDrafter._take
+
+    def watched(self: EagleDrafter, guess: int, slots: list[int], reaches: Any) -> Any:
+        for row, slot in enumerate(slots):
+            own = self._slots[slot]
+            text, before = list(own.tokens[: own.length]), list(own.draft.tokens)
+            seen.append(Guess(text, before, self._logits[row].copy()))
+        self._seconds = 0.0  # chains are as long as they may be, whatever they cost here
+        return take(self, guess, slots, reaches)
+
+    monkeypatch.setattr(EagleDrafter, "_take", watched)
+    return seen
+
+
+def request(prompt: list[int], **fields: object) -> GenerationRequest:
+    given: dict[str, Any] = {
+        **{"max_new_tokens": 40, "ignore_eos": True, "k_draft": DEPTH, "adaptive": False},
+        **{"drafter": "head", **fields},
+    }
+    return GenerationRequest(request_id=str(next(_ids)), prompt_tokens=tuple(prompt), **given)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 320, length).tolist()
+
+
+def texts(engine: Engine, *requests: GenerationRequest) -> tuple[list[list[int]], int, int]:
+    """What requests brought, with their preemptions and the tokens taken from the cache."""
+    served = run(engine, *requests)
+    stats = [served.stats(item) for item in requests]
+    return (
+        [served.tokens(item) for item in requests],
+        sum(item.preemptions for item in stats),
+        sum(item.cached_prompt_tokens for item in stats),
+    )
+
+
+def everything(engine: Engine, **fields: Any) -> list[list[int]]:
+    """The texts of requests beside each other, that preempt each other, and that begin alike."""
+    beside = [request(prompt(seed, 5 + 40 * seed), **fields) for seed in range(3)]
+    found, *_ = texts(engine, *beside)
+    crowded = {"max_new_tokens": 90, **fields}
+    more, preempted, _ = texts(
+        engine, *(request(prompt(seed, 70), **crowded) for seed in (3, 4, 5))
+    )
+    assert preempted
+    found += more
+    for tail in ([], [8] * 9):
+        for length in (64, 65, 70):
+            alike = request(prompt(5, length) + tail, **{**fields, "max_new_tokens": 6})
+            more, _, cached = texts(engine, alike)
+            assert cached >= 56
+            found += more
+    more, *_ = texts(engine, request([1, *prompt(5, 70)[1:]], **{**fields, "max_new_tokens": 6}))
+    return found + more
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_guesses_are_the_reference_s(
+    kind: str, target: Path, settings: Settings, tmp_path: Path, guesses: list[Guess]
+) -> None:
+    """In chains, among others, after rejections and preemptions, and behind cached beginnings."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    transformers = pytest.importorskip("transformers")
+    folder = write_head(tmp_path / kind, target=target, **HEADS[kind])
+    everything(Engine.load(replace(settings, draft=str(folder))))
+    assert max(len(item.before) for item in guesses) == DEPTH - 1
+    model = transformers.AutoModelForCausalLM.from_pretrained(target).float().eval()
+    tables = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    reference = Reference(folder, *tables)
+    for guess in (*guesses[:: len(guesses) // 20], *guesses[-40::4]):
+        with torch.no_grad():
+            states = model(torch.tensor([guess.text]), output_hidden_states=True).hidden_states
+            chosen = [states[layer][0] for layer in reference.layers]
+            expected = reference.logits(guess.text, guess.before, chosen).numpy()
+        np.testing.assert_allclose(guess.logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
+def test_output_is_that_of_plain_decoding(
+    sampling: SamplingParams, target: Path, settings: Settings, tmp_path: Path
+) -> None:
+    head = write_head(tmp_path / "head", target=target)
+    engine = Engine.load(replace(settings, quant="int8-32", draft_quant="int8-32", draft=str(head)))
+    plain = everything(engine, drafter="none", sampling=sampling)
+    for fields in ({"drafter": "head"}, {"drafter": "cascade", "adaptive": True}):
+        assert everything(engine, sampling=sampling, **fields) == plain
