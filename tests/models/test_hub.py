@@ -13,7 +13,7 @@ from specops.models.hub import HubModel, choose_files, fetch, is_complete
 from specops.models.prepare import ModelError
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.hub_server import COMMIT, Hub, folder_files
-from tests.models.tiny_repo import MODEL, NEEDED, ignore, names
+from tests.models.tiny_repo import MODEL, NEEDED, REPO, ignore, names
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,16 @@ def test_without_a_tokenizer_no_weights_are_downloaded(hub: Hub, tmp_path: Path)
 
 TORCH, SAFE = "pytorch_model.bin", "model.safetensors"
 CONFIG = {"config.json", "generation_config.json"}
+
+
+def test_a_draft_head_needs_no_tokenizer(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["someone/head"] = {
+        name: content for name, content in hub.repos[REPO].items() if "tokenizer" not in name
+    }
+    folder = fetch(HubModel("someone/head"), tmp_path, ignore, tokenizer=False)
+    assert names(folder) == {"config.json", "model.safetensors", "download.json"}
+
+
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 OLD_TOKENIZER = {"vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
 OTHERS = {"README.md", "flax_model.msgpack", "tf_model.h5", "tokenizer.model", "LICENSE.md"}

@@ -264,7 +264,7 @@ def _info(options: argparse.Namespace) -> int:
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
     if info.head is not None:
-        lines["draft"] = f"a head: {info.head}"
+        lines["draft"] = f"a head, {_megabytes(_size(info.head))}, {info.head}"
         if info.head_agreement is not None:
             right = f"{info.head_agreement:.0%} of a test text guessed"
             lines["draft"] += f"; {right}"

@@ -202,7 +202,7 @@ def _info(
         embedding_size=target.runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
         prefill_speed=target.costs.sizes[-1] / target.costs.seconds[-1],
-        head=head.about if head else None,
+        head=head.path if head else None,
         head_agreement=head.agreement if head else None,
     )
 

@@ -82,14 +82,14 @@ class Head(NamedTuple):
 
     Attributes:
         drafter: asks it.
-        about: what it is, for people.
+        path: its folder.
         kv_bytes: of its own KV cache.
         agreement: share of places of a text in which it guesses the target's likeliest token; None
             where that was not measured.
     """
 
     drafter: LookupDrafter
-    about: str
+    path: Path
     kv_bytes: int = 0
     agreement: float | None = None
 
@@ -172,7 +172,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         )
     elif isinstance(draft, HeadFolder):
         drafter = _head_drafter(draft, parts[0][0], models[0])
-        head = Head(drafter, str(draft.path))
+        head = Head(drafter, draft.path)
     return LoadedModels(models[0], models[1] if len(models) > 1 else None, head, tokenizer, plan)
 
 
@@ -341,15 +341,14 @@ def _eagle_head(
         target_seconds=partial(target.costs.cost, 1),
     )
     agreement = drafter.agreement(tokens, kept[0], likeliest.tolist())
-    about = f"{folder.parameters / 1e6:.1f} M parameters, {folder.quant}, {folder.path}"
     if agreement < LEAST_AGREEMENT:
         log.warning(
             "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
             "another model, or for other layers of it, and only costs time (%s). "
             "SPECOPS_DRAFT=none leaves it out",
-            *(100 * agreement, about),
+            *(100 * agreement, folder.path),
         )
-    return Head(drafter, about, runner.cache.nbytes, agreement)
+    return Head(drafter, folder.path, runner.cache.nbytes, agreement)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:

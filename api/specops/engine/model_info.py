@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from specops.sampling_defaults import SamplingDefaults
@@ -65,7 +66,7 @@ class ModelInfo:
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     weight_bytes: int = 0  # of target and draft, mapped
     prefill_speed: float = 0.0  # tokens per second of long prompts, measured at the start
-    head: str | None = None  # a draft head's weights and place
+    head: Path | None = None  # a draft head's folder
     head_agreement: float | None = None  # share of a test text that it guesses; None: not measured
 
     @property

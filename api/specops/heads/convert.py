@@ -78,8 +78,6 @@ def convert(
             layers=layer.layers_read,
             tokens=layer.tokens,
             calibration=tuple((float(a), float(b)) for a, b in own.get("calibration", ())),
-            parameters=sum(item.num_elements for item in checkpoint.tensors.values()),
-            quant=quantization.name,
         )
         made.write()
         write_checksums(folder)

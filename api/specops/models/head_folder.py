@@ -66,16 +66,12 @@ class EagleFolder:
         layers: the target's layers whose inputs it reads.
         tokens: the token ids that it can draft, in the order of its output rows.
         calibration: see `HeadFolder`; empty: nothing is known of it.
-        parameters: number of weights in its checkpoint.
-        quant: how they are stored.
     """
 
     path: Path
     layers: tuple[int, ...]
     tokens: tuple[int, ...]
     calibration: tuple[tuple[float, float], ...]
-    parameters: int
-    quant: str
 
     @property
     def graph(self) -> Path:
