@@ -29,7 +29,6 @@ USUAL: dict[str, dict[str, Any]] = ENDPOINTS | {
     "/api/show": {"model": "fake"},
     "/api/pull": {"model": "fake", "stream": False},
     "/infill": {"input_prefix": "abc", "input_suffix": "abc"},
-    "/completion": {"prompt": "abc"},
     "/completions": {"prompt": "abc"},
     "/v1/messages/count_tokens": {"model": "fake", "messages": TURNS},
     "/tokenize": {"content": "abc"},

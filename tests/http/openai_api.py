@@ -18,6 +18,7 @@ from tests.fakes import FakeService, output
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
+COMPLETION = "/completion"  # llama-server's
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "fake", "prompt": "abc"},
     CHAT: {"model": "fake", "messages": [{"role": "user", "content": "abc"}]},
@@ -27,6 +28,7 @@ ENDPOINTS = BODIES | {
     MESSAGES: BODIES[CHAT] | {"max_tokens": 9},
     RESPONSES: {"model": "fake", "input": "abc"},
     EMBEDDINGS: {"model": "fake", "input": "abc"},
+    COMPLETION: {"model": "fake", "prompt": "abc"},
 }
 ANSWER = (
     output("Hel", "lo"),

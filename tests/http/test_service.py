@@ -199,7 +199,7 @@ async def test_an_unusable_request_id_is_replaced(given: str) -> None:
 # -- keys ----------------------------------------------------------------------------------------
 
 KEYS = "first-key,alice:second-key"
-CLOSED = (*ENDPOINTS, "/v1/models", "/v1/other", "/tokenize", "/api/chat")
+CLOSED = (*ENDPOINTS, "/v1/models", "/v1/other", "/tokenize", "/api/chat", "/infill", "/props")
 
 
 @pytest.mark.parametrize(
