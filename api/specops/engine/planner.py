@@ -119,7 +119,8 @@ class Planner:
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
-        waiting, begun, prompts = 0, self._clock(), list[RequestState]()
+        waiting, begun = 0, self._clock()
+        prompts: list[RequestState] = []
         if len(decoding) < len(self._slots):
             prompts = [
                 item for item in self._slots if item.num_uncomputed_tokens and not item.finish
@@ -127,7 +128,7 @@ class Planner:
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self.usual_chunk)
-        else:
+        elif self._draft_costs is not None:
             self._prefill_draft_model(decoding)
         scheduled = self.propose(decoding, waiting) if decoding else []
         step.draft_seconds = self._clock() - begun
@@ -159,7 +160,7 @@ class Planner:
         Returns:
             The part of each request whose drafters do not fail.
         """
-        scheduled = []
+        scheduled, speculating = [], []
         for state in decoding:
             if state.finish:
                 continue
@@ -184,11 +185,12 @@ class Planner:
                 except Exception as error:
                     state.fail(error)
                     continue
+                speculating.append(item)
             scheduled.append(item)
-        if any(item.max_draft for item in scheduled):
+        if any(item.max_draft for item in speculating):
             self._choose_lengths(scheduled, prompt_tokens)
             scheduled = [item for item in scheduled if not item.state.finish]
-        for item in scheduled:
+        for item in speculating:
             if item.forced or item.draft.tokens:
                 item.tokens = [*item.tokens, *item.forced, *item.draft.tokens]
                 # A forced token's choice needs no logits, but its probability does.

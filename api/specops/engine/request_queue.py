@@ -88,8 +88,9 @@ class RequestQueue:
         return True
 
     def generated(self, state: RequestState, tokens: int) -> None:
-        """Charge the account of a request's client for new tokens."""
-        self._charge(self._client(state), _GENERATED * tokens)
+        """Charge the account of a request's client for new tokens, where there are accounts."""
+        if self._by_client:
+            self._charge(state.request.client, _GENERATED * tokens)
 
     def _client(self, state: RequestState) -> str:
         return state.request.client if self._by_client else ""

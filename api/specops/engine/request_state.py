@@ -32,7 +32,7 @@ from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_LATEST = 1 / 8  # weight of the newest pass in the mean time to choose tokens
+_LATEST = 1 / 8  # weight of the newest pass in `choosing_seconds`
 
 
 class RequestState:
@@ -51,7 +51,7 @@ class RequestState:
         speculation: what speculation has brought to it.
         reader: reads the prompt for embeddings and probabilities; None where neither is wanted.
         rng: random numbers of a request without a seed.
-        choosing_seconds: mean time that it takes to make tokens of a pass's logits.
+        choosing_seconds: mean time that it takes to adjust a pass's logits and draw tokens.
     """
 
     def __init__(
@@ -108,7 +108,8 @@ class RequestState:
         The pass over a prompt's last token brings the first token of the answer. A sequence with
         generated tokens decodes once all but the last of them are computed.
         """
-        return len(self.tokens) - self.num_computed - (self.generated > 0)
+        length = len(self.tokens)
+        return length - self.num_computed - (length > self._prompt_length)
 
     @property
     def generated(self) -> int:
@@ -118,7 +119,7 @@ class RequestState:
     @property
     def remaining(self) -> int:
         """Number of tokens that may still be generated."""
-        return self.request.max_new_tokens - self.generated
+        return self.request.max_new_tokens + self._prompt_length - len(self.tokens)
 
     @cached_property
     def _text(self) -> TextStream:
@@ -250,7 +251,7 @@ class RequestState:
         return True
 
     def note_choosing(self, seconds: float) -> None:
-        """Take in how long it took to make tokens of a pass's logits."""
+        """Take in how long it took to adjust a pass's logits and to draw tokens."""
         self.choosing_seconds = mean_with(self.choosing_seconds, seconds, _LATEST)
 
     def count_step(self, drafts: Collection[Draft] = (), *, missed: bool) -> None:

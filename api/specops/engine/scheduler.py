@@ -221,16 +221,14 @@ class Scheduler:
         row, decoding = 0, scheduled[: step.decoding]
         likeliest: list[int] | None = None
         if not any(item.sampling.temperature > 0 for item in decoding):
-            rows = sum(item.num_logits for item in decoding)
+            rows = sum([item.num_logits for item in decoding])
             likeliest = logits[:rows].argmax(axis=-1).tolist()
         for item in scheduled:
-            own, start = logits[row : row + item.num_logits], self._clock()
             try:
                 if item.is_prompt:
-                    self._process_prompt(step, item, own, row)
+                    self._process_prompt(step, item, logits, row)
                 else:
-                    self._process_decoded(step, item, own, row, likeliest)
-                    item.state.note_choosing(self._clock() - start)
+                    self._process_decoded(step, item, logits, row, likeliest)
             except Exception as error:
                 item.state.fail(error)
             step.emitted_tokens += item.emitted
@@ -249,37 +247,32 @@ class Scheduler:
         Args:
             step: gets the verified drafts.
             item: the request's part in the pass.
-            logits: [k + 1, V], after the text's last token, or the last forced one, and after
-                each of the k draft tokens. Where the request wants probabilities, the logits of the
-                forced tokens come before these.
-            row: of the first of them among the pass's logits.
+            logits: [n, V], of the pass. The request's last k + 1 come after the text's last token,
+                or the last forced one, and after each of the k draft tokens. Where the request
+                wants probabilities, the logits of the forced tokens come before these.
+            row: of the request's first logits.
             likeliest: [n], the likeliest token of each of the pass's rows; None where a request
                 draws its tokens.
         """
         state, draft, forced = item.state, item.draft, item.forced
-        drafted, adjusts = len(draft.tokens), state.adjusts
-        before = item.num_logits - 1 - drafted
-        if likeliest is not None and not adjusts:
-            verdict = compare(likeliest[row + before : row + item.num_logits], draft.tokens)
+        drafted, end = len(draft.tokens), row + item.num_logits
+        first = end - 1 - drafted
+        if likeliest is not None and not state.adjusts:
+            verdict = compare(likeliest[first:end], draft.tokens)
         else:
-            start = self._clock()
-            adjusted = state.adjusted(logits[before:], draft.tokens, forced)
-            if adjusts:
-                begun, start = start, self._clock()
-                self.controller.adjusted(state.speculation, drafted + 1, start - begun)
-            verdict = _verify(item, adjusted)
-            if item.sampling.temperature > 0:
-                self.controller.drawn(verdict.accepted + 1, self._clock() - start)
+            verdict = self._choose(item, logits[first:end])
         accepted = verdict.accepted
         if drafted:
             self.controller.verified(item, accepted)
         tokens = [*forced, *draft.tokens[:accepted], verdict.next_token]
-        item.emitted = state.append(tokens, len(tokens) - 1, draft.drafter, logits, len(forced))
+        item.emitted = state.append(
+            tokens, len(tokens) - 1, draft.drafter, logits[row:end], len(forced)
+        )
         # Where the request ends inside of the accepted tokens, the rest was never output.
         kept = min(len(tokens) - 1, item.emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
         self._computed(state, 1 + kept)
-        last = row + before + accepted
+        last = first + accepted
         self.target.keep_hidden_state(state.slot, last, state.num_computed, state.tokens[-1])
         drafts = []
         if forced:
@@ -292,9 +285,22 @@ class Scheduler:
         state.count_step(drafts, missed=item.missed is not None)
         step.drafts += drafts
 
+    def _choose(self, item: Scheduled, logits: Floats) -> Verdict:
+        """Adjust logits, draw tokens, and learn how long that takes."""
+        state, begun = item.state, self._clock()
+        adjusted, drawing = state.adjusted(logits, item.draft.tokens, item.forced), self._clock()
+        if state.adjusts:
+            self.controller.adjusted(state.speculation, len(logits), drawing - begun)
+        verdict, end = _verify(item, adjusted), self._clock()
+        if item.sampling.temperature > 0:
+            self.controller.drawn(verdict.accepted + 1, end - drawing)
+        state.note_choosing(end - begun)
+        return verdict
+
     def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, row: int) -> None:
-        """Note a computed piece of a prompt; `logits` [num_logits, V] follow its last tokens."""
+        """Note a computed piece of a prompt, whose last tokens have the logits from `row` on."""
         state, rows = item.state, item.num_logits
+        logits = logits[row : row + rows]
         self._computed(state, len(item.tokens))
         if state.reader is not None and rows:
             hidden, begun = self.target.hidden_states(row, rows), self._clock()

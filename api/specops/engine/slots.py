@@ -68,7 +68,7 @@ class SlotManager:
         """The requests that decode, each with room for one more token. May preempt others."""
         decoding = []
         for state in list(self._states):
-            if state.num_uncomputed_tokens or state.slot < 0 or state.finish:
+            if state.finish or state.slot < 0 or state.num_uncomputed_tokens:
                 continue
             length = state.num_computed + 1
             if self._cache.reserve(state.slot, length) or self._make_room(state, length, keep=()):

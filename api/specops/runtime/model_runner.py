@@ -138,7 +138,7 @@ class ModelRunner:
         self._ids = np.zeros(max_tokens, np.int64)
         self._positions = np.zeros(max_tokens, np.int64)
         # Always as many spans as slots: the operator skips empty spans.
-        self._spans = np.zeros((cache.num_slots, 3), np.int64)
+        self._spans = np.zeros(3 * cache.num_slots, np.int64)
         self._logit_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
@@ -243,9 +243,8 @@ class ModelRunner:
             rows += (slot, start, count)
             if self._has_positions:
                 positions += range(start, start + count)
-        spans = self._spans.reshape(-1)
-        spans[: len(rows)] = rows
-        spans[len(rows) :] = 0
+        self._spans[: len(rows)] = rows
+        self._spans[len(rows) :] = 0
         if self._has_positions:
             self._positions[: len(positions)] = positions
 
@@ -265,7 +264,7 @@ class ModelRunner:
     def _bind(self, count: int, num_logits: int, num_states: int, hidden: bool) -> ort.IOBinding:
         """Bind so many tokens, rows of logits and rows of states."""
         inputs = {
-            "spans": self._spans,
+            "spans": self._spans.reshape(-1, 3),
             "block_tables": self.cache.block_tables,
             "cache": self.cache.descriptor,
             "input_ids": self._ids[None, :count],
