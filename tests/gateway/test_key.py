@@ -43,6 +43,14 @@ def asks(body: dict[str, Any], path: str = "/generate", **headers: str) -> Reque
     return body, path, {name.replace("_", "-"): text for name, text in headers.items()}
 
 
+def gap(before: str, typed: str, *chunks: dict[str, str]) -> dict[str, Any]:
+    """The body of an editor's request."""
+    return {
+        "input_prefix": before, "input_suffix": "", "input_extra": list(chunks), "prompt": typed,
+    }  # fmt: skip
+
+
+CHUNK = {"text": "import os\n", "filename": "a.py"}
 SAME_SESSION = asks({"prompt": "a"}, X_Session_ID="7")
 WITHOUT_SESSION = asks({"prompt": "a"})
 USER = asks({**said("a"), "user": "u"}, CHAT)
@@ -94,7 +102,17 @@ ALONE = {"messages": [{"role": "user", "content": "Why?"}]}
                 [asks({"prompt": BEGINNING + "b"}, path)],
                 [asks({"prompt": "y" + BEGINNING}, path)],
             )
-            for path in ("/generate", "/v1/completions")
+            for path in ("/generate", "/v1/completions", "/completion")
+        ),
+        (
+            asks(gap("", "", CHUNK, CHUNK), "/infill"),
+            [asks(gap("def f():\n", "    ret", CHUNK), "/infill")],
+            [asks(gap("", "", {"text": "z"}), "/infill"), asks(gap("", ""), "/infill")],
+        ),
+        (
+            asks(gap(BEGINNING + "a", "b"), "/infill"),
+            [asks(gap(BEGINNING + "c\n", ""), "/infill")],
+            [asks(gap("y" + BEGINNING, "b"), "/infill")],
         ),
         (
             WITHOUT_SESSION,
@@ -108,7 +126,7 @@ ALONE = {"messages": [{"role": "user", "content": "Why?"}]}
     ids=[
         *("session", "client", "header", "user", "Anthropic's user", "conversation"),
         *("long system prompt", "Anthropic's system prompt", "instructions", "prompt"),
-        *("OpenAI's prompt", "other fields"),
+        *("OpenAI's prompt", "llama-server's prompt", "chunks", "gap", "other fields"),
     ],
 )
 def test_requests_have_one_key_if_they_belong_together(

@@ -72,10 +72,19 @@ local function beginning(value)
   return table.concat(parts, '\n')
 end
 
+-- What stays while somebody types in an editor: a chunk of another file, or the file's beginning.
+local function gap_key(request)
+  local text, chunks = request.input_prefix, request.input_extra or ''
+  local first = chunks:match('^%[%s*(){')
+  if first then text = chunks:sub(first, behind(chunks, first) - 1) end
+  return 'gap ' .. text:sub(1, MOST_BYTES)
+end
+
 local function text_key(body)
   local request = fields(body)
   local user = request.user or (request.metadata or ''):match('"user_id"%s*:%s*(".-")')
   if user and user:byte(1) == QUOTE and #user > 2 then return 'user ' .. user:sub(1, MOST_BYTES) end
+  if request.input_prefix then return gap_key(request) end
   local system = (request.system or request.instructions or ''):sub(1, MOST_BYTES)
   local prompt = request.messages or request.input or request.prompt
   if not prompt then return nil end
