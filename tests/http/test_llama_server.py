@@ -16,7 +16,7 @@ from specops.sampling_defaults import SamplingDefaults
 from tests.fakes import INFO, STATS, Coder, FakeService, output
 from tests.fuzz import suggestions
 from tests.fuzz.suggestions import filling_in
-from tests.http.openai_api import Api, api, events, problem
+from tests.http.openai_api import Api, api, chunks, events, problem
 
 pytestmark = pytest.mark.anyio
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
@@ -121,6 +121,32 @@ async def test_llama_vscode_finds_the_context_and_the_state() -> None:
         assert (await here.client.get("/health")).json()["status"] == "ok"
         counted = {"content": "abc", "add_special": False, "parse_special": True}
         assert (await asked(here, counted, "/tokenize")).json() == {"tokens": [*b"abc"]}
+
+
+async def test_minuets_suggestion() -> None:
+    """Minuet asks /v1/completions, and takes the texts of all events that have choices."""
+    sent = {"model": "fake", "stream": True, "max_tokens": 56, "top_p": 0.9}
+    async with coder() as here:
+        answer = await asked(here, sent | {"prompt": "ab", "suffix": "cd"}, "/v1/completions")
+        text = "".join(event["choices"][0]["text"] for event in chunks(answer) if event["choices"])
+        await asked(here, GAP)
+    with_suffix, with_gap = here.service.requests
+    assert text == "xy"
+    assert with_suffix.prompt_tokens == with_gap.prompt_tokens == (1, *b"ab", 2, *b"cd", 3)
+    assert with_suffix.stop_token_ids == with_gap.stop_token_ids == (4,)
+
+
+async def test_copilot_learns_what_the_service_takes() -> None:
+    """VS Code's provider "Ollama" asks what a model is, then /v1/chat/completions."""
+    async with coder() as here:
+        version = (await here.client.get("/api/version")).json()["version"]
+        (listed,) = (await here.client.get("/api/tags")).json()["models"]
+        shown = (await here.client.post("/api/show", json={"model": listed["model"]})).json()
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    info = shown["model_info"]
+    assert info[f"{info['general.architecture']}.context_length"] == 4096
+    assert info["general.basename"] == "fake"
+    assert {"completion", "tools", "insert"} <= set(shown["capabilities"])
 
 
 async def test_a_model_that_cannot_fill_in_says_so_in_llama_servers_words() -> None:
