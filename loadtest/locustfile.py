@@ -30,7 +30,8 @@ import page
 from record import Recorder, write
 from shapes import USERS, Stage, stage_at
 from summary import Report
-from users import ClosedLoopUser, OpenLoopUser, Run, credentials
+from users import ClosedLoopUser, EditorUser, OpenLoopUser, Run, credentials
+from workload import EDITOR
 
 
 @events.init_command_line_parser.add_listener
@@ -59,7 +60,8 @@ class Shape(LoadTestShape):
         users = stages[index].locust_users
         by_form = load_options.shape(options) == USERS and options.spawn_rate
         rate = options.spawn_rate if by_form else users
-        return users, rate, [OpenLoopUser if stages[index].open_loop else ClosedLoopUser]
+        kind = OpenLoopUser if stages[index].open_loop else ClosedLoopUser
+        return users, rate, [EditorUser if options.kind_of_prompt == EDITOR else kind]
 
 
 # -- the start -------------------------------------------------------------------------------------

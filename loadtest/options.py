@@ -14,7 +14,7 @@ from typing import Any
 import slo
 from protocols import PROTOCOLS
 from shapes import ARRIVALS, ARRIVALS_RATE, ARRIVALS_SECONDS, FIXED, SHAPES, USERS, Stage
-from workload import CATEGORIES, MEDIAN_TOKENS, dataset
+from workload import CATEGORIES, EDITOR, MEDIAN_TOKENS, dataset
 
 
 def add_to(parser: ArgumentParser) -> None:
@@ -51,8 +51,8 @@ def add_to(parser: ArgumentParser) -> None:
         "--category",
         "kind_of_prompt",
         "all",
-        "all: every kind, questions (chat) only if the server has a chat model",
-        choices=["all", *CATEGORIES],
+        "all: every kind but editor (typing); questions (chat) only for a chat model",
+        choices=["all", *CATEGORIES, EDITOR],
     )
     option("--input-len", "prompt_tokens", 0, "tokens of a prompt; 0: the texts as they are")
     option(
@@ -87,7 +87,7 @@ def add_to(parser: ArgumentParser) -> None:
         slo.GOODPUT,
         "limits of a good request, in milliseconds: ttft, tpot, e2el (whole answer)",
     )
-    option("--time-scale", "time_scale", 1.0, "0.5: fixed programs take half their time")
+    option("--time-scale", "time_scale", 1.0, "0.5: fixed programs and typing take half their time")
     option("--rate-scale", "rate_scale", 1.0, "0.5: ramp has half its arrivals")
 
     hidden = {"include_in_web_ui": False}
@@ -142,6 +142,7 @@ def check(options: Namespace, processes: int = 1) -> None:
         raise ValueError(f"--ignore-eos: {options.protocol} has no such field")
     if options.drafter != "default" and options.protocol != "generate":
         raise ValueError("--drafter: only the protocol generate (--api) can choose one")
+    _check_editor(options)
     users = max(stage.locust_users for stage in stages(options))
     if options.number_of_requests and users < processes:
         raise ValueError(
@@ -156,6 +157,24 @@ def check(options: Namespace, processes: int = 1) -> None:
         slo.limits(nothing, changes or ())
     if options.dataset:
         dataset(Path(options.dataset))
+
+
+def _check_editor(options: Namespace) -> None:
+    if options.kind_of_prompt != EDITOR:
+        return
+    if any(stage.open_loop for stage in stages(options)):
+        raise ValueError("--category editor types at a speed of its own: take the shape users")
+    for flag, name, default in (
+        ("--api", "protocol", "generate"),
+        ("--dataset", "dataset", ""),
+        ("--input-len", "prompt_tokens", 0),
+        ("--turns", "turns", 1),
+        ("--think-time", "think_time", 0.0),
+        ("--ignore-eos", "ignore_eos", False),
+        ("--drafter", "drafter", "default"),
+    ):
+        if getattr(options, name) != default:
+            raise ValueError(f"{flag} has no effect on --category editor: leave it out")
 
 
 def shape(options: Namespace) -> str:

@@ -20,6 +20,7 @@ from locust.env import Environment
 import options as load_options
 from record import as_csv
 from summary import Report, short
+from workload import EDITOR
 
 Row = Mapping[str, Any]
 
@@ -94,6 +95,11 @@ def _rates(report: Report) -> Iterator[Row]:
             _share(whole["refused_share"]),
         ),
         ("Requests failed", f"{whole['failed']:,}", _share(whole["failed_share"])),
+        (
+            "Suggestions cancelled by the next key, no failure",
+            f"{whole['cancelled']:,}",
+            _share(whole["cancelled_share"]),
+        ),
         ("Requests not sent: too many in flight", f"{whole['unsent']:,}", ""),
         ("Answers", short(whole["answered_per_second"]), "a second"),
         (
@@ -111,6 +117,8 @@ def _rates(report: Report) -> Iterator[Row]:
         ("Knee: most arrivals within the objectives", report.knee_text, "a second"),
     ):
         if what.startswith("Knee") and not report.is_ramp:
+            continue
+        if what.startswith("Suggestions") and report.options.kind_of_prompt != EDITOR:
             continue
         yield {"what": what, "value": value, "unit": unit}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from record import Reply
 
@@ -291,6 +291,17 @@ class OllamaChats(OllamaPrompts):
         """The text of an answer or of a line."""
         message = body.get("message", {})
         return f"{message.get('thinking') or ''}{message.get('content') or ''}"
+
+
+class Infill(ApiProtocol):
+    """`POST /infill`, llama-server's: a typing trace has its requests."""
+
+    path = "/infill"
+    fields: ClassVar = {"response_fields": ["content", "tokens_evaluated", "tokens_predicted"]}
+
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        return Reply(body["content"], body["tokens_evaluated"], body["tokens_predicted"])
 
 
 PROTOCOLS: dict[str, ApiProtocol] = {

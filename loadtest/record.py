@@ -28,7 +28,8 @@ from typing import Any
 from shapes import Stage, stage_at
 
 TIMES = ("latency", "ttft", "tpot", "itl", "speed")
-COUNTS = ("answered", "refused", "failed", "unsent", "good", "input_tokens", "output_tokens")
+COUNTS = ("answered", "refused", "failed", "cancelled", "unsent", "good")
+COUNTS += ("input_tokens", "output_tokens")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _DIGITS = 3  # of a time: neighbours differ by 1 % at most, and a soak's tokens fit into memory
 
@@ -100,6 +101,7 @@ class Tally:
     answered: int = 0
     refused: int = 0
     failed: int = 0
+    cancelled: int = 0
     unsent: int = 0
     good: int = 0
     input_tokens: int = 0
@@ -114,7 +116,7 @@ class Tally:
     @property
     def sent(self) -> int:
         """Requests that have ended."""
-        return self.answered + self.refused + self.failed
+        return self.answered + self.refused + self.failed + self.cancelled
 
     def count(self, reply: Reply, limits: Mapping[str, float]) -> None:
         """Count an answer that has just become complete."""
@@ -243,7 +245,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, float]:
     figures["good_per_second"] = tally.good / seconds
     figures["input_tokens_per_second"] = tally.input_tokens / seconds
     figures["output_tokens_per_second"] = tally.output_tokens / seconds
-    for name in ("good", "refused", "failed"):
+    for name in ("good", "refused", "failed", "cancelled"):
         figures[f"{name}_share"] = figures[name] / sent if sent else 0.0
     for name in TIMES:
         spread = getattr(tally, name)

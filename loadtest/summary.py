@@ -81,6 +81,11 @@ class Report:
             f"goodput: {whole['good_per_second']:.2f} requests per second "
             f"({whole['good_share']:.0%}) within {self.options.goodput}",
         ]
+        if whole["cancelled"]:
+            lines.append(
+                f"{whole['cancelled']} suggestions were cancelled by the next key "
+                f"({whole['cancelled_share']:.0%})"
+            )
         if whole["unsent"]:
             lines.append(f"{whole['unsent']} requests were not sent: too many in flight")
         lines += [f"gate: {verdict}" for verdict in self.gates]

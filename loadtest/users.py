@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
+from math import inf
+from pathlib import Path
+from typing import Any
 
 import gevent
 import requests
@@ -25,13 +28,17 @@ from locust.exception import StopUser
 
 import options as load_options
 import slo
-from protocols import PROTOCOLS, Ask, stream_events
-from record import Recorder, Reply, token_gaps
+from editor_trace import Event, trace
+from protocols import PROTOCOLS, Ask, Infill, stream_events
+from record import Recorder, Reply, Tally, token_gaps
 from workload import Conversation, Workload, share
 
 # Seconds; a little more than the API's own deadline, so that the API ends a late request.
 REQUEST_TIMEOUT = 330
 MAX_RETRY_AFTER = 10.0  # a closed-loop user waits no longer, whatever the server asks for
+SOURCES = {
+    path.name: path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
+}
 MAX_IN_FLIGHT = 64  # requests of one open-loop user
 _MODELS = "/v1/models"
 
@@ -102,12 +109,8 @@ class ApiUser(HttpUser):
         self.protocol = PROTOCOLS[options.protocol]
         self.rng = random.Random(f"{options.seed}:{self.load.index}:{next(self.load.numbers)}")
 
-    def next_conversation(self) -> Conversation | None:
-        """What to ask next; None while the API does not say what it serves.
-
-        Raises:
-            StopUser: the run has sent all its requests.
-        """
+    def workload(self) -> Workload | None:
+        """What to ask; None while the API does not say what it serves."""
         if self.load.workload is None:
             started = time.perf_counter()
             try:
@@ -123,11 +126,27 @@ class ApiUser(HttpUser):
                 )
                 self.load.recorder.at(time.time()).failed += 1
                 gevent.sleep(1)
-                return None
-        assert self.load.workload is not None  # noqa: S101 - `prepare` has just made it
-        if not self.load.workload.claim():
+        return self.load.workload
+
+    def claim(self, workload: Workload) -> None:
+        """Have one more request.
+
+        Raises:
+            StopUser: the run has sent all its requests.
+        """
+        if not workload.claim():
             raise StopUser
-        return self.load.workload.conversation()
+
+    def next_conversation(self) -> Conversation | None:
+        """What to ask next; None while the API does not say what it serves.
+
+        Raises:
+            StopUser: the run has sent all its requests.
+        """
+        if (workload := self.workload()) is None:
+            return None
+        self.claim(workload)
+        return workload.conversation()
 
     def converse(self, conversation: Conversation, *, stream: bool) -> None:
         """Send a conversation's requests, one after the other; the first one is claimed."""
@@ -147,52 +166,58 @@ class ApiUser(HttpUser):
                 ignore_eos=self.load.options.ignore_eos,
             )
             with self.load.slot:
-                reply, wait = self.send(ask)
+                reply, wait = self.send(self.protocol.body(ask), stream=ask.stream)
             gevent.sleep(wait)
             if reply is None:
                 return
             said += [text, reply.text]
 
-    def send(self, ask: Ask) -> tuple[Reply | None, float]:
-        """Send one request. Returns its answer, if any, and seconds to wait before the next."""
+    def send(
+        self, body: dict[str, Any], *, stream: bool, kind: str = ""
+    ) -> tuple[Reply | None, float]:
+        """Send one request. Returns its answer, if any, and seconds to wait before the next.
+
+        A request of a `kind` has a row of its own, and no part in the times that people feel.
+        """
         path, problem, reply = self.protocol.path, "", None
         sent, start = time.time(), time.perf_counter()
-        recorder = self.load.recorder
+        at = (lambda _: Tally()) if kind else self.load.recorder.at  # asked late: it may be emptied
+        kind = "stream" if stream else kind
         with self.client.post(
             path,
-            name=f"{path} (stream)" if ask.stream else path,
-            json=self.protocol.body(ask),
+            name=f"{path} ({kind})" if kind else path,
+            json=body,
             timeout=REQUEST_TIMEOUT,
-            stream=ask.stream,
+            stream=stream,
             catch_response=True,
         ) as response:
             if response.status_code == requests.codes.too_many_requests:
                 # An overloaded server should refuse: no failure, and no answer's time either.
                 response.request_meta["name"] = f"{path}: refused (429)"
                 response.success()
-                recorder.at(sent).refused += 1
+                at(sent).refused += 1
                 return None, min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
             try:
                 if response.error is not None:
                     problem = f"{type(response.error).__name__}: no answer"
                 elif not response.ok:
                     problem = f"status {response.status_code}: {response.text[:200]}"
-                elif ask.stream:
+                elif stream:
                     reply = self.follow(response, start)
                 else:
                     reply = self.protocol.answer(response.json())
             except (OSError, LookupError, TypeError, ValueError) as error:
                 # requests' errors are OSErrors; the others: it is not what the protocol promises.
                 problem = f"broken answer: {type(error).__name__}: {error}"
-            if ask.stream and response.error is None:
+            if stream and response.error is None:
                 # Locust stopped its clock at the headers.
                 response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
             if reply is None:
                 response.failure(problem)
-                recorder.at(sent).failed += 1
+                at(sent).failed += 1
                 return None, 0.0 if response.status_code else 1.0  # do not knock all the time
             timed = replace(reply, latency=time.perf_counter() - start)
-            recorder.at(sent).count(timed, self.load.limits)
+            at(sent).count(timed, self.load.limits)
         return reply, 0.0
 
     def counted_lines(self, response: ResponseContextManager) -> Iterator[bytes]:
@@ -278,3 +303,61 @@ class OpenLoopUser(ApiUser):
             self.load.recorder.at(time.time()).unsent += 1  # load that was asked for and not made
         elif conversation := self.next_conversation():
             self.in_flight.spawn(self.converse, conversation, stream=True)
+
+
+class EditorUser(ApiUser):
+    """Types: asks for a suggestion at every key, and drops the one that has not come by then."""
+
+    wait_time = constant(0)
+
+    def on_start(self) -> None:
+        """Begin to type."""
+        super().on_start()
+        self.protocol = Infill()
+        self.events = trace(SOURCES, inf, self.rng.getrandbits(32))
+        self.begun = time.perf_counter()
+        self.waiting: gevent.Greenlet | None = None
+        self.in_flight = Group()
+
+    def on_stop(self) -> None:
+        """Close the editor."""
+        self.cancel()
+        self.in_flight.join()
+
+    @task
+    def press(self) -> None:
+        """Press a key when it is time."""
+        if (workload := self.workload()) is None:
+            return
+        event = next(self.events)
+        due = self.begun + event.at * self.load.options.time_scale
+        gevent.sleep(max(0.0, due - time.perf_counter()))
+        if event.kind == "warm":
+            self.in_flight.spawn(self.send, event.body, stream=False, kind="reading ahead")
+            return
+        self.claim(workload)
+        self.cancel()
+        self.waiting = self.in_flight.spawn(self.suggest, event)
+
+    def suggest(self, event: Event) -> None:
+        """Ask for a suggestion."""
+        body = event.body | Infill.fields
+        if self.load.options.answer_tokens:
+            body["n_predict"] = self.load.options.answer_tokens
+        with self.load.slot:
+            self.send(body, stream=False)
+
+    def cancel(self) -> None:
+        """Close the connection of the suggestion that has not come."""
+        if self.waiting is None or self.waiting.dead:
+            return
+        self.waiting.kill()
+        self.environment.events.request.fire(
+            request_type="POST",
+            name=f"{Infill.path}: cancelled",
+            response_time=0,
+            response_length=0,
+            exception=None,
+            context={},
+        )
+        self.load.recorder.at(time.time()).cancelled += 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHAT = "chat"  # the category of questions
+EDITOR = "editor"  # that of suggestions for what somebody types
 DATASET = "dataset"  # that of texts from a file
 # Lengths of answers without --output-len: half of them are shorter than the median, and most are
 # within a factor of two of it, as lengths of texts are.

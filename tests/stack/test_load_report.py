@@ -210,6 +210,9 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
         ("--goodput ttfb:3", "ttft, tpot or e2el"),
         ("--goodput ttft:x", "'ttft:x' has no number"),
         ("--gate latency_p95", "NAME=LIMIT"),
+        ("--category editor --shape ramp", "take the shape users"),
+        ("--category editor --turns 2", "--turns has no effect on --category editor"),
+        ("--category editor --api chat", "--api has no effect on --category editor"),
         ("--dataset pyproject.toml", "the data set pyproject.toml cannot be read"),
     ],
 )

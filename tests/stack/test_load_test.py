@@ -13,10 +13,12 @@ import pytest
 
 from tests.loopback import HOST, Handler, listening
 from tests.stack.support import run, tool
+from tests.waiting import PATIENCE
 
 INPUT = 7  # tokens of each prompt, as the answers claim
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
 ANSWER |= {"prompt_tokens": INPUT}
+SUGGESTION = {"content": "abc", "tokens_evaluated": INPUT, "tokens_predicted": 3}
 STEPS = (
     {"text": "a", "tokens": [{"id": 1, "text": "a", "origin": "target"}]},
     {"text": "bc", "tokens": [{"id": n, "text": "b", "origin": "draft"} for n in (2, 3)]},
@@ -51,6 +53,9 @@ class StandIn:
                     self.reply(200, {"tokens": pieces})
                     return
                 assert not api.key or self.headers["Authorization"] == f"Bearer {api.key}"
+                if self.path == "/infill":
+                    self.suggest(body)
+                    return
                 assert body.get("prompt") or body["messages"][0]["content"]
                 api.asked.append(body)
                 number = next(numbers)
@@ -72,6 +77,18 @@ class StandIn:
                     self.reply(401, {})
                     return
                 self.reply(200, {"data": [{"id": "it", "chat": api.chat}]})
+
+            def suggest(self, body: dict[str, Any]) -> None:
+                """Answer every other key; the others' connections are closed meanwhile."""
+                api.asked.append(body)
+                if body["n_predict"] == 0:
+                    self.reply(200, {})
+                elif next(numbers) % 2:
+                    self.reply(200, SUGGESTION)
+                else:
+                    self.connection.settimeout(PATIENCE)
+                    assert self.rfile.read(1) == b""
+                    self.close_connection = True
 
             def reply_as_openai(self, body: dict[str, Any]) -> None:
                 chat = "chat" in self.path
@@ -230,6 +247,23 @@ def test_refused_requests_have_rows_of_their_own_and_are_no_failures(tmp_path: P
         (row,) = csv.DictReader(lines)
     assert float(row["answered"]) == whole["answered"]
     assert f"{whole['answered']} answered" in found.output
+
+
+def test_a_typist_cancels_what_comes_later_than_the_next_key(tmp_path: Path) -> None:
+    api = StandIn(key="first")
+    typing = ("--category", "editor", "--num-prompts", "24", "--max-concurrency", "4")
+    found = run_locust(api, tmp_path, *typing, "--api-key", "first", "--output-len", "16")
+    assert found.status == 0, found.output
+    whole = found.report["whole"]
+    keys = [body for body in api.asked if body["n_predict"]]
+    assert len(keys) == whole["answered"] + whole["cancelled"] == 24
+    assert found.number("POST /infill") == whole["answered"] == whole["latency_count"] > 0
+    assert found.number("POST /infill: cancelled") == whole["cancelled"] > 0
+    assert found.number("POST /infill (reading ahead)") == len(api.asked) - len(keys) > 0
+    assert {body["n_predict"] for body in keys} == {16}
+    assert whole["output_tokens"] == 3 * whole["answered"]
+    assert "suggestions were cancelled by the next key" in found.output
+    assert "Suggestions cancelled by the next key" in (tmp_path / "run.html").read_text()
 
 
 @pytest.mark.parametrize("bad", ["--turns=0", "--shape=circle", "--goodput=x:1"])

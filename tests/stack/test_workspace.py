@@ -75,10 +75,28 @@ def test_the_lock_has_hashes_and_what_the_project_asks_for() -> None:
 # -- the dev container -------------------------------------------------------------------------
 
 
+def commented_json(path: str) -> dict[str, Any]:
+    """An object from a file of VS Code, with lines that are comments."""
+    text = (ROOT / path).read_text()
+    read: dict[str, Any] = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    return read
+
+
 def dev_container() -> dict[str, Any]:
-    text = (ROOT / ".devcontainer/devcontainer.json").read_text()
-    config: dict[str, Any] = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
-    return config
+    return commented_json(".devcontainer/devcontainer.json")
+
+
+def test_suggestions_are_set_up_as_the_page_says_and_their_extension_is_not_installed() -> None:
+    editor = dev_container()["customizations"]["vscode"]
+    (extension,) = commented_json(".vscode/extensions.json")["recommendations"]
+    assert extension not in editor["extensions"]
+    page = (ROOT / "docs/editors.md").read_text()
+    assert f"`{extension}`" in page
+    own = {name: value for name, value in editor["settings"].items() if name.startswith("llama-")}
+    (block,) = re.findall(r"```json\n(\{\n  \"llama-vscode.*?\})\n```", page, flags=re.DOTALL)
+    assert own == json.loads(block)
+    ports = dev_container()["portsAttributes"]
+    assert ports[own["llama-vscode.endpoint"].rpartition(":")[2]]["label"] == "API"
 
 
 def test_the_workspace_forwards_the_ports_of_the_stack_and_calls_what_exists() -> None:
