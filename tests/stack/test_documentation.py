@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
+from specops.http.protocols.llama_server import InfillRequest
 from specops.http.protocols.native import GenerateRequest, GenerateResponse
 from specops.http.protocols.openai.chat import ChatRequest
 from tests.stack.support import ROOT, VENV_BIN, succeed
@@ -19,7 +20,11 @@ from tests.test_imports import LAYERS, modules, part
 
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
-BODIES = {"/generate": GenerateRequest, "/v1/chat/completions": ChatRequest}
+BODIES = {
+    "/generate": GenerateRequest,
+    "/infill": InfillRequest,
+    "/v1/chat/completions": ChatRequest,
+}
 SETTINGS = {f"SPECOPS_{item.name.upper()}" for item in fields(Settings)}
 SETTINGS |= {"SPECOPS_EXACT"}  # accepted, but not a setting
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
