@@ -93,7 +93,7 @@ def test_suggestions_are_set_up_as_the_page_says_and_their_extension_is_not_inst
     page = (ROOT / "docs/editors.md").read_text()
     assert f"`{extension}`" in page
     own = {name: value for name, value in editor["settings"].items() if name.startswith("llama-")}
-    (block,) = re.findall(r"```json\n(\{\n  \"llama-vscode.*?\})\n```", page, flags=re.DOTALL)
+    (block,) = re.findall(r"```jsonc\n(\{\n  \"llama-vscode.*?\})\n```", page, flags=re.DOTALL)
     assert own == json.loads(block)
     ports = dev_container()["portsAttributes"]
     assert ports[own["llama-vscode.endpoint"].rpartition(":")[2]]["label"] == "API"
