@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specops.text.fill_in import FORMS, Chunk, FillIn, FillInForm
+from specops.text.fill_in import FORMS, FillIn, FillInForm
 
 
 class Spelled:
@@ -49,10 +49,10 @@ class Spelled:
 def test_a_prompt_is_written_as_the_family_was_trained(marks: tuple[str, ...], prompt: str) -> None:
     tokenizer = Spelled(*marks)
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
-    asked = gap.prompt("ab", "cd", room=8)
+    asked = gap.prompt("ab", "cd", 64)
     assert (tokenizer.spell(asked.tokens), asked.truncated) == (prompt, False)
-    assert gap.prompt(list(b"ab"), "cd", room=8) == asked
-    typed = gap.prompt("ab", "cd", room=8, typed="ef")
+    assert gap.prompt(list(b"ab"), "cd", 64) == asked
+    typed = gap.prompt("ab", "cd", 64, typed="ef")
     assert typed.tokens == (*asked.tokens, *b"ef")
 
 
@@ -73,7 +73,7 @@ def test_end_tokens_are_those_that_the_tokenizer_has() -> None:
 # -- other files, and what does not fit ------------------------------------------------------------
 
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-CHUNKS = [Chunk("a.py", "one\n"), Chunk("b.py", "two\n")]
+CHUNKS = [("a.py", "one\n"), ("b.py", "two\n")]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_chunks_come_first_in_the_order_of_a_repository(
 ) -> None:
     tokenizer = Spelled(*GAP, *marks)
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
-    asked = gap.prompt("ab", "cd", room=8, chunks=CHUNKS, chunk_room=64)
+    asked = gap.prompt("ab", "cd", 256, chunks=CHUNKS)
     assert not asked.truncated
     prompt = tokenizer.spell(asked.tokens)
     assert prompt == f"<s>{context}<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
     one = len("*b.py\ntwo\n" if marks else "\n\n--- snippet ---\n\ntwo\n")
-    less = gap.prompt("ab", "cd", room=8, chunks=CHUNKS, chunk_room=one)
+    less = gap.prompt("ab", "cd", 4 * one, chunks=CHUNKS)
     assert less.truncated
     assert "one" not in tokenizer.spell(less.tokens)
     assert "two" in tokenizer.spell(less.tokens)
@@ -115,7 +115,7 @@ def test_texts_that_are_too_long_lose_their_far_ends() -> None:
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
     text = "".join(random.Random(5).choices("abcdefgh \n", k=2000))
     for room in (0, 1, 3, 4, 64, 400):
-        asked = gap.prompt(text, text, room=room, typed=text)
+        asked = gap.prompt(text, text, 2000, most=room, typed=text)
         assert asked.truncated
         before, behind, typed = parts(tokenizer.spell(asked.tokens))
         assert text.endswith(before)
@@ -123,7 +123,7 @@ def test_texts_that_are_too_long_lose_their_far_ends() -> None:
         assert text.endswith(typed)
         most = room - room // 4
         assert most * 3 // 4 <= len(before) <= most
-        assert (len(behind), len(typed)) == (room // 4, room // 4)
+        assert (len(behind), len(typed)) == (room // 4, 2000 // 8)
 
 
 @pytest.mark.parametrize("editor", ["sends all", "sends the last lines"])
@@ -135,7 +135,7 @@ def test_a_text_that_grows_begins_at_the_same_place_for_long(editor: str) -> Non
     starts = []
     for length in range(2000, 4000, 10):
         sent = text[:length] if editor == "sends all" else text[length - 1500 : length]
-        before, _, _ = parts(tokenizer.spell(gap.prompt(sent, "", room=1024).tokens))
+        before, _, _ = parts(tokenizer.spell(gap.prompt(sent, "", 2048).tokens))
         starts.append(text.index(before))
     assert starts == sorted(starts)
     assert len(set(starts)) < len(starts) / 5

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 from zlib import crc32
 
@@ -55,13 +56,6 @@ _PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet
 _LANDMARK = 8  # tokens that decide where a text is cut
 
 
-class Chunk(NamedTuple):
-    """A part of another file."""
-
-    filename: str
-    text: str
-
-
 class GapPrompt(NamedTuple):
     """A prompt, and whether something was left out of it."""
 
@@ -94,36 +88,40 @@ class FillIn:
         self,
         before: str | Sequence[int],
         behind: str,
+        context: int,
         *,
-        room: int,
-        chunks: Sequence[Chunk] = (),
-        chunk_room: int = 0,
+        most: float = inf,
+        chunks: Sequence[tuple[str, str]] = (),
         typed: str = "",
     ) -> GapPrompt:
         """Return the prompt that asks for the text between two others.
 
-        A text before the gap that is too long loses its beginning, one behind it its end. As in
-        llama-server, three quarters of the room are for the former and a quarter for the latter.
+        Both texts together get half of the context. As in llama-server, three quarters of that are
+        for the text before the gap, which loses its beginning, a quarter is for the text behind it,
+        which loses its end. Chunks get a quarter of the context; the first ones are left out. An
+        eighth is for what was typed.
 
         Args:
             before: the text before the gap, or its tokens.
             behind: the text behind the gap.
-            room: most tokens of both.
-            chunks: parts of other files; they come first. The first ones are left out where all
-                are too many.
-            chunk_room: most tokens of the chunks.
+            context: most tokens of prompt and answer.
+            most: tokens of both texts, where that is less than half of the context.
+            chunks: names and texts of parts of other files; they come first.
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
-        most = room // 4
-        first = self._text(before) if isinstance(before, str) else tuple(before)
-        second, last = self._text(behind), self._text(typed)
-        kept = (_ending(first, room - most), second[:most], last[max(0, len(last) - most) :])
-        context, left_out = self._context(chunks, chunk_room)
-        parts = ((self._before, *kept[0]), (self._behind, *kept[1]), self._gap)
-        ordered = parts if self._gap else (parts[1], parts[0])
+        room = int(min(context // 2, most))
+        whole = self._text(before) if isinstance(before, str) else tuple(before)
+        texts = whole, self._text(behind), self._text(typed)
+        kept = (
+            _ending(texts[0], room - room // 4),
+            texts[1][: room // 4],
+            texts[2][max(0, len(texts[2]) - context // 8) :],
+        )
+        files, left_out = self._files(chunks, context // 4)
+        first, second = (self._before, *kept[0]), (self._behind, *kept[1])
+        around = (*first, *second, *self._gap) if self._gap else (*second, *first)
         begin = self._tokenizer.encode("")  # the tokens that begin every text
-        tokens = (*begin, *context, *(token for part in ordered for token in part), *kept[2])
-        return GapPrompt(tokens, left_out or kept != (first, second, last))
+        return GapPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
 
     @property
     def ends(self) -> dict[str, int]:
@@ -131,22 +129,22 @@ class FillIn:
         known = {text: self._tokenizer.token(text) for text in ENDS}
         return {text: token for text, token in known.items() if token is not None}
 
-    def _context(self, chunks: Sequence[Chunk], room: int) -> tuple[list[int], bool]:
-        """Return the tokens before the gap's file, and whether chunks were left out."""
+    def _files(self, chunks: Sequence[tuple[str, str]], room: int) -> tuple[list[int], bool]:
+        """Return the tokens of other files, and whether some were left out."""
         if not chunks:
             return [], False
         kept: list[tuple[int, ...]] = []
-        for chunk in reversed(chunks):
-            heading = f"{chunk.filename}\n" if self._file else _SNIPPET
-            kept.append((*self._file, *self._text(heading), *self._text(chunk.text)))
+        for name, text in reversed(chunks):
+            heading = f"{name}\n" if self._file else _SNIPPET
+            kept.append((*self._file, *self._text(heading), *self._text(text)))
             room -= len(kept[-1])
             if room < 0:
                 kept.pop()
                 break
         project = (*self._repository, *self._text(_PROJECT)) if self._repository else ()
         own = (*self._file, *self._text(_FILE_OF_GAP)) if self._file else ()
-        context = [token for piece in (project, *reversed(kept), own) for token in piece]
-        return context, len(kept) < len(chunks)
+        files = [token for piece in (project, *reversed(kept), own) for token in piece]
+        return files, len(kept) < len(chunks)
 
     def _text(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text, special_tokens=False) if text else ()

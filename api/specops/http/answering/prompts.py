@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -12,7 +12,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation, Message
 from specops.http.errors import InvalidField
 from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
-from specops.text.fill_in import Chunk, FillIn, GapPrompt
+from specops.text.fill_in import FillIn
 
 Tokens = tuple[int, ...]
 
@@ -43,33 +43,6 @@ def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
         message = "this model cannot fill in a gap: its tokenizer has no tokens for that"
         raise InvalidField("suffix", message, code="unsupported_parameter")
     return form
-
-
-def gap_prompt(
-    gap: FillIn,
-    engine: Engine,
-    before: str | Sequence[int],
-    behind: str,
-    *,
-    chunks: Sequence[Chunk] = (),
-    typed: str = "",
-    seconds: float | None = None,
-) -> GapPrompt:
-    """Return the prompt for a gap; see `FillIn.prompt`.
-
-    The texts around the gap get half of the context at most, chunks of other files a quarter.
-
-    Args:
-        seconds: time to read the texts around the gap, at the speed that was measured at the start.
-            The same request has the same prompt, whatever the load is and the cache holds.
-    """
-    info = engine.info
-    room = info.context // 2
-    if seconds is not None:
-        room = min(room, int(seconds * info.prefill_speed))
-    return gap.prompt(
-        before, behind, room=room, chunks=chunks, chunk_room=info.context // 4, typed=typed
-    )
 
 
 def render(engine: Engine, asked: Conversation) -> str:

@@ -7,6 +7,7 @@ other files with `n_predict` 0, so that these are computed before they are neede
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -17,7 +18,7 @@ from specops.http.answering.answers import Answer, Generation, Step, Writer
 from specops.http.answering.body import Body, Text, TokenId
 from specops.http.answering.generate import Prepared, generate
 from specops.http.answering.options import SeededOptions
-from specops.http.answering.prompts import gap_prompt, prompt_tokens
+from specops.http.answering.prompts import prompt_tokens
 from specops.http.answering.served_model import check_model, fingerprint
 from specops.http.errors import ApiError, error_responses
 from specops.http.protocol import Prompt, Protocol
@@ -26,7 +27,7 @@ from specops.http.sse import event
 from specops.http.state import Context, Ctx
 from specops.request import FinishReason, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
-from specops.text.fill_in import Chunk, FillIn, GapPrompt
+from specops.text.fill_in import FillIn, GapPrompt
 from specops.text.json_values import dumps
 
 _SUGGESTION_SECONDS = 5.0  # whoever allows an answer so little time waits for it at a keyboard
@@ -141,11 +142,6 @@ class InfillRequest(LlamaRequest):
         "in this time at the speed measured at the start; 0 and less: no limit",
     )
 
-    @property
-    def prompt_seconds(self) -> float | None:
-        """Time for reading the texts around the gap; None where they are only to be computed."""
-        return None if self.n_predict == 0 else _seconds(self.t_max_prompt_ms)
-
 
 class CompletionRequest(LlamaRequest):
     """A prompt to continue, as text or as tokens."""
@@ -185,11 +181,8 @@ router = APIRouter(tags=["llama-server"])
 PROTOCOL = Protocol(
     router=router,
     prefixes=(INFILL, COMPLETION, "/props"),
-    prompts={
-        INFILL: Prompt("input_prefix", "text_completion"),
-        COMPLETION: Prompt("prompt", "text_completion"),
-        COMPLETIONS: Prompt("prompt", "text_completion"),
-    },
+    prompts={path: Prompt("prompt", "text_completion") for path in (COMPLETION, COMPLETIONS)}
+    | {INFILL: Prompt("input_prefix", "text_completion")},
     links={
         "infill": INFILL,
         "llama_completion": COMPLETION,
@@ -211,22 +204,16 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
         missing = "".join(f"{name} token is missing. " for name in ("prefix", "suffix", "middle"))
         message = f"Infill is not supported by this model: {missing}"  # llama-server's words
         raise ApiError(501, message, code="not_supported")
-    chunks = [Chunk(chunk.filename, chunk.text) for chunk in body.input_extra or ()]
+    info, before, behind = engine.info, body.input_prefix, body.input_suffix
+    chunks = [(chunk.filename, chunk.text) for chunk in body.input_extra or ()]
+    seconds = None if body.limit == 0 else _seconds(body.t_max_prompt_ms)
+    most = inf if seconds is None else seconds * info.prefill_speed
     made: list[GapPrompt] = []
 
     def prepare() -> Prepared:
-        made.append(
-            gap_prompt(
-                gap,
-                engine,
-                body.input_prefix,
-                body.input_suffix,
-                chunks=chunks,
-                typed=body.prompt or "",
-                seconds=body.prompt_seconds,
-            )
-        )
-        return Prepared.of(made, [body.input_prefix, body.input_suffix], gap)
+        typed = body.prompt or ""
+        made.append(gap.prompt(before, behind, info.context, most=most, chunks=chunks, typed=typed))
+        return Prepared.of(made, [before, behind], gap)
 
     generation = await generate(ctx, body, prepare)
     writer = _Writer(generation, engine, body, truncated=made[0].truncated)

@@ -33,7 +33,7 @@ from specops.http.answering.conversation import (
 from specops.http.answering.generate import Prepared, generate, generate_chat
 from specops.http.answering.logprobs import TokenLogprob, token_logprobs
 from specops.http.answering.options import SeededOptions
-from specops.http.answering.prompts import fill_in, gap_prompt, prompt_tokens
+from specops.http.answering.prompts import fill_in, prompt_tokens
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
@@ -423,7 +423,8 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
 
         def prepare() -> Prepared:
             if gap:
-                return Prepared.of([gap_prompt(gap, engine, prompt, suffix)], prompt, gap)
+                asked = gap.prompt(prompt, suffix, engine.info.context)
+                return Prepared.of([asked], prompt, gap)
             more = engine.tokenizer.encode(prompt, special_tokens=False)
             tokens = (*before, *more) if before else engine.encode(prompt)
             return Prepared(prompts=[tokens], shown=prompt)

@@ -12,7 +12,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
 from specops.http.answering.body import Text, TokenId, wrong_together
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.prompts import fill_in, gap_prompt, prompt_tokens
+from specops.http.answering.prompts import fill_in, prompt_tokens
 from specops.http.answering.served_model import check_model
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
@@ -175,7 +175,7 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
         if gap is None:
             return GapPrompt(prompt_tokens(prompt, engine, "prompt"), truncated=False)
         before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
-        return gap_prompt(gap, engine, before, suffix)
+        return gap.prompt(before, suffix, engine.info.context)
 
     def prepare() -> Prepared:
         return Prepared.of([encode(prompt) for prompt in prompts], body.prompt, gap)
