@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.agents import reuse
+from bench.editor import editor
 from bench.engine import scheduling
 from bench.memory import caps
 from bench.models import CACHE, BenchModel, configured, tinyllama
@@ -80,6 +82,11 @@ BENCHMARKS = {
         lambda o, plan: reuse.run(o.templates, plan), reuse.FULL, reuse.QUICK,
         "what later requests of coding agents find in the prefix cache, by chat template",
     ),
+    "editor": Benchmark(
+        lambda o, plan: editor.run(replace(plan, minutes=o.minutes or plan.minutes), o.cache),
+        editor.FULL, editor.QUICK,
+        "from a key stroke to a suggestion, beside llama-server, which it builds first",
+    ),
     "kernels": Benchmark(
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
         "the operators of a pass",
@@ -123,6 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
+    parser.add_argument("--minutes", type=float, help="editor: of the typing trace (default: 10)")
     parser.add_argument("--other", type=Path, help="before: another checkout, with its .venv")
     parser.add_argument(
         "--templates", type=Path, action="append", default=[],
@@ -133,6 +141,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, peers, serving, quality: where what they make and install is kept "
-        "(default: %(default)s)",
+        help="scheduling, caps, editor, peers, serving, quality: where what they make and install "
+        "is kept (default: %(default)s)",
     )  # fmt: skip

@@ -73,10 +73,27 @@ def serving(
     quiet = {} if log else {f"{PREFIX}LOG_LEVEL": "warning"}
     own = {**variables, **quiet, f"{PREFIX}HOST": HOST, f"{PREFIX}PORT": str(port)}
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    command = enclosed([sys.executable, "-m", "specops", "serve"])
+    with running(command, port, {**inherited, **own}, log) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    command: list[str],
+    port: int,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Iterator[Server]:
+    """Run a server that answers `/health` on this port until the block ends.
+
+    Raises:
+        ServerError: it did not start; the message has its log.
+    """
     with log.open("w+b") if log else tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            enclosed([sys.executable, "-m", "specops", "serve"]),
-            env={**inherited, **own},
+            command,
+            env=environment,
             cwd=Path(__file__).resolve().parents[2],
             stdout=output,
             stderr=subprocess.STDOUT,

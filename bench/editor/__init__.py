@@ -1,0 +1,1 @@
+"""Suggestions in an editor: a typing trace, played against this service and llama-server."""
