@@ -214,7 +214,7 @@ class ApiUser(HttpUser):
                 response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
             if reply is None:
                 response.failure(problem)
-                at(sent).failed += 1
+                self.load.recorder.at(sent).failed += 1
                 return None, 0.0 if response.status_code else 1.0  # do not knock all the time
             timed = replace(reply, latency=time.perf_counter() - start)
             at(sent).count(timed, self.load.limits)
@@ -333,10 +333,12 @@ class EditorUser(ApiUser):
         due = self.begun + event.at * self.load.options.time_scale
         gevent.sleep(max(0.0, due - time.perf_counter()))
         if event.kind == "warm":
-            self.in_flight.spawn(self.send, event.body, stream=False, kind="reading ahead")
+            body = event.body | Infill.fields
+            self.in_flight.spawn(self.send, body, stream=False, kind="reading ahead")
             return
         self.claim(workload)
         self.cancel()
+        self.asked = time.perf_counter()
         self.waiting = self.in_flight.spawn(self.suggest, event)
 
     def suggest(self, event: Event) -> None:
@@ -355,7 +357,7 @@ class EditorUser(ApiUser):
         self.environment.events.request.fire(
             request_type="POST",
             name=f"{Infill.path}: cancelled",
-            response_time=0,
+            response_time=(time.perf_counter() - self.asked) * 1000,
             response_length=0,
             exception=None,
             context={},

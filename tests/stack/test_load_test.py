@@ -82,7 +82,7 @@ class StandIn:
                 """Answer every other key; the others' connections are closed meanwhile."""
                 api.asked.append(body)
                 if body["n_predict"] == 0:
-                    self.reply(200, {})
+                    self.reply(200, SUGGESTION | {"content": "", "tokens_predicted": 0})
                 elif next(numbers) % 2:
                     self.reply(200, SUGGESTION)
                 else:
