@@ -13,9 +13,11 @@ import pytest
 from specops.config import Settings
 from specops.request import FinishReason, Output
 from specops.sampling_defaults import SamplingDefaults
+from specops.text.chat_template import ChatTemplate
 from tests.fakes import INFO, STATS, Coder, FakeService, output
 from tests.fuzz import suggestions
 from tests.fuzz.suggestions import filling_in
+from tests.http.chat_clients import TEMPLATE
 from tests.http.openai_api import Api, api, chunks, events, problem
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +86,19 @@ async def test_llama_vims_suggestion() -> None:
     assert set(answer.json()) == set(VIM["response_fields"])
     assert (answer.json()["content"], answer.json()["truncated"]) == ("xy", False)
     assert answer.json()["timings/predicted_n"] == STATS.generated_tokens
+
+
+async def test_llama_vims_instructions_are_warmed_while_they_are_typed() -> None:
+    turns = [{"role": "user", "content": "Explain: def f()"}]
+    body = {"id_slot": 1, "messages": turns, "samplers": [], "n_predict": 0, "stream": False,
+            "cache_prompt": True, "response_fields": [""], "model": ""}  # fmt: skip
+    service = FakeService([output(finish=FinishReason.LENGTH)])
+    service.loaded.chat_template = ChatTemplate(TEMPLATE, {})
+    async with api(service) as here:
+        answer = await asked(here, body, "/v1/chat/completions")
+        assert (here.request.max_new_tokens, here.request.priority) == (0, 1)
+    (choice,) = answer.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
 
 
 async def test_llama_vscodes_suggestions() -> None:

@@ -24,9 +24,12 @@ def tagged(name: str) -> str:
 
 
 def is_called(name: str, engine: Engine) -> bool:
-    """Return whether a client means this model: the case, and Ollama's `:latest`, are its own."""
+    """Return whether a client means this model: the case, and Ollama's `:latest`, are its own.
+
+    Plug-ins for llama-server, which serves one model, send an empty name.
+    """
     own = engine.info.name.casefold()
-    return name.casefold() in (own, own + LATEST)
+    return name.casefold() in ("", own, own + LATEST)
 
 
 def check_model(ctx: Context, name: str) -> Engine:

@@ -24,7 +24,7 @@ from specops.http.errors import ApiError, error_responses
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import MOST_CHOICES, RESPONSES, Timings, timings
 from specops.http.sse import event
-from specops.http.state import Context, Ctx
+from specops.http.state import Ctx
 from specops.request import FinishReason, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.fill_in import FillIn, GapPrompt
@@ -199,7 +199,7 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
     With `stream` the answer is a series of server-sent events: one per step with the new text, and
     one with the other fields.
     """
-    engine = _engine(ctx, body)
+    engine = check_model(ctx, body.model or "")
     if (gap := FillIn.of(engine.tokenizer)) is None:
         missing = "".join(f"{name} token is missing. " for name in ("prefix", "suffix", "middle"))
         message = f"Infill is not supported by this model: {missing}"  # llama-server's words
@@ -224,7 +224,7 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
 @router.post(COMPLETIONS, response_model=_Answers, responses=RESPONSES)
 async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
     """Continue a prompt, as llama-server's own endpoint does."""
-    engine = _engine(ctx, body)
+    engine = check_model(ctx, body.model or "")
 
     def prepare() -> Prepared:
         return Prepared(prompts=[prompt_tokens(body.prompt, engine, "prompt")], shown=body.prompt)
@@ -253,10 +253,6 @@ async def props(ctx: Ctx) -> dict[str, Any]:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return milliseconds / 1000 if milliseconds and milliseconds > 0 else None
-
-
-def _engine(ctx: Context, body: LlamaRequest) -> Engine:
-    return check_model(ctx, body.model) if body.model else ctx.engine
 
 
 def _drawn(sampling: SamplingParams) -> dict[str, Any]:

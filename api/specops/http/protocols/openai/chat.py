@@ -155,6 +155,9 @@ class ChatRequest(OpenAiRequest):
         None, description="default, and -1: what the context and the server allow"
     )
     max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
+    n_predict: int | None = Field(
+        None, ge=-2, description="llama-server's name of it; 0: only compute the prompt"
+    )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
         None,
@@ -199,8 +202,9 @@ class ChatRequest(OpenAiRequest):
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer; None: as many as the server allows."""
-        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return limit if limit and limit > 0 else None
+        names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        limit = next((value for value in names if value is not None), -1)
+        return None if limit < 0 else limit
 
     @property
     def token_logprobs(self) -> int | None:
