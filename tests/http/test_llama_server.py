@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,13 +14,17 @@ import pytest
 
 from specops.config import Settings
 from specops.request import FinishReason, Output
+from specops.runtime.batch import Batch
+from specops.runtime.sampling import Floats
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
+from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, Coder, FakeService, output
 from tests.fuzz import suggestions
 from tests.fuzz.suggestions import filling_in
 from tests.http.chat_clients import TEMPLATE
 from tests.http.openai_api import Api, api, chunks, events, problem
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
@@ -337,6 +343,30 @@ async def test_what_was_warmed_is_not_computed_again(tiny_settings: Settings) ->
         found = (await http.post("/infill", json=gap | {"n_predict": 4, "prompt": "z"})).json()
     assert found["timings"]["cache_n"] >= 64
     assert found["content"]
+
+
+async def test_a_closed_connection_ends_its_request_within_a_pass(tiny_settings: Settings) -> None:
+    async with filling_in(replace(tiny_settings, draft="none")) as (service, http):
+        target, passes = service.engine.scheduler.target, list[int]()
+        forward, held = target.forward, threading.Event()
+
+        def counted(batch: Batch) -> Floats:
+            passes.append(batch.num_tokens)
+            if len(passes) == 3:
+                assert held.wait(10)
+            return forward(batch)
+
+        target.forward = counted  # type: ignore[method-assign]
+        app = http._transport.app  # type: ignore[attr-defined]
+        body = GAP | {"n_predict": 100, "ignore_eos": True}
+        client = AsgiClient(app, "/infill").send_json(body)
+        await until(lambda: len(passes) == 3)
+        client.leave()
+        await until(lambda: service._commands.qsize() == 1)
+        held.set()  # the pass that was on the way ends
+        await asyncio.wait_for(client.done, 10)
+        await until(lambda: service.running == 0)
+        assert len(passes) == 3
 
 
 async def test_odd_requests_get_an_answer_or_a_word(tiny_settings: Settings) -> None:
