@@ -354,6 +354,8 @@ class EditorUser(ApiUser):
         if self.waiting is None or self.waiting.dead:
             return
         self.waiting.kill()
+        if not isinstance(self.waiting.value, gevent.GreenletExit):
+            return  # the answer has come just now
         self.environment.events.request.fire(
             request_type="POST",
             name=f"{Infill.path}: cancelled",

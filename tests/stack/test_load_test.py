@@ -256,7 +256,8 @@ def test_a_typist_cancels_what_comes_later_than_the_next_key(tmp_path: Path) -> 
     assert found.status == 0, found.output
     whole = found.report["whole"]
     keys = [body for body in api.asked if body["n_predict"]]
-    assert len(keys) == whole["answered"] + whole["cancelled"] == 24
+    assert whole["answered"] + whole["cancelled"] == 24
+    assert whole["answered"] < len(keys) <= 24  # one may be cancelled before it is sent
     assert found.number("POST /infill") == whole["answered"] == whole["latency_count"] > 0
     assert found.number("POST /infill: cancelled") == whole["cancelled"] > 0
     assert found.number("POST /infill (reading ahead)") == len(api.asked) - len(keys) > 0
