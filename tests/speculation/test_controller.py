@@ -417,6 +417,20 @@ def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
     assert look_up(controller, fresh, 1) == 0  # its own text has brought nothing
 
 
+def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:
+    """Eight requests in a pass find nothing in 600 steps, then all of them something at once."""
+    controller, states = small_model(), [SpeculationState() for _ in range(8)]
+    for step in range(LONG + 1):
+        lucky = step == LONG
+        items = [request(3 * lucky, speculation=state) for state in states]
+        for item in items:
+            passed(item, 1 + 3 * lucky, 1 + 3 * lucky)
+            item.asked = {"suffix": LOOKUP} if lucky or controller.asks(item, "suffix") else {}
+        controller.stepped(items, 8 * LOOKUP)
+    look_up(controller, states[0], 50)  # spends what that step has earned
+    assert look_up(controller, SpeculationState(), 50) < 10
+
+
 def test_a_large_model_is_always_asked() -> None:
     """A lookup takes less than the share of the time that may be lost."""
     controller, state = Controller(CostModel([1, 9], [0.02, 0.04]), None, 8), SpeculationState()

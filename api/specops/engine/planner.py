@@ -209,10 +209,10 @@ class Planner:
             if chain is None or chain.model is None:
                 continue
             try:
+                if not self._lags(chain.model, state):
+                    continue
                 room = self.draft_model_tokens(len(decoding), state.num_computed)
-                if self._lags(chain.model, state) and chain.model.prefill(
-                    state.slot, state.tokens, room
-                ):
+                if chain.model.prefill(state.slot, state.tokens, room):
                     return
             except Exception as error:
                 state.fail(error)

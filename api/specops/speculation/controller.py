@@ -81,8 +81,8 @@ class Controller:
         long: nothing beside a pass of 20 ms, but a fifth of a token's time where eight requests
         share a pass of 0.4 ms. Where that does not pay, drafters are still asked within a fixed
         share of the time. All requests are asked in the same steps, so that the other steps take
-        no time for it. A new request is asked at least once: what other texts have brought says
-        little about its own. Where a cheaper drafter is sure already, no other is asked.
+        no time for it. A new request is asked at least once, and begins with what others' texts
+        have brought. Where a cheaper drafter is sure already, no other is asked.
         """
         found = request.draft.accept_probs
         if found and found[0] >= _SURE:
@@ -99,11 +99,12 @@ class Controller:
         """
         if self._draft is None or (account := self._accounts.get(drafter)) is None:
             return True
+        if account.gain < 0:
+            return False
         if account.reads is None:
             plain, rate = self._target.cost(self._requests), account.acceptance.rates()[0]
             added = self._target.cost(2 * self._requests) - plain
-            worth = rate * plain > added + self._draft.cost(self._requests)
-            account.reads = worth and account.gain >= 0
+            account.reads = rate * plain > added + self._draft.cost(self._requests)
         return account.reads
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
@@ -297,18 +298,20 @@ class Controller:
             account.asking = mean_with(account.asking, seconds, _WEIGHT)
         elif account.asks > 1:  # the first time touches everything for the first time
             account.asking = min(account.asking or seconds, seconds)
-        net = costs = 0.0  # where it did not seem to pay
+        net = costs = total = 0.0  # the first two: where it did not seem to pay
         for item, saved in items:
             gains, gain, asking = item.speculation.gains, 0.0, account.asking
             if item.draft.drafter == drafter:
                 gain, asking = saved, asking + item.draft_seconds
             gain -= asking
             if (expected := gains.get(drafter)) is None:
-                expected = max(0.0, account.gain)
+                expected = account.gain
             if expected < 0:
                 net, costs = net + gain, costs + max(asking, -expected)
             gains[drafter] = expected + _WEIGHT * (gain - expected)
-            account.gain += _WEIGHT * (gain - account.gain)
+            total += gain
+        # By step: eight requests at once would forget all but the last six steps.
+        account.gain += _WEIGHT * (total / len(items) - account.gain)
         # A single draft that was wrong counts no more than the usual loss, one that was right as
         # what it saved, so asking soon begins again where a text can be drafted again.
         account.spare += max(net, -costs)
