@@ -19,6 +19,7 @@ DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
 
+SUGGESTION = -1  # the priority of text for a gap: somebody waits for it at a keyboard
 PRIORITY_SECONDS = 10.0  # of waiting that a step of priority is worth: so no request starves
 FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and names no number
 

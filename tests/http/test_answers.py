@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from specops.config import Settings
-from specops.request import FinishReason, Logprob, Output, Piece
+from specops.request import SUGGESTION, FinishReason, Logprob, Output, Piece
 from tests.asgi import AsgiClient
 from tests.fakes import STATS, Coder, FakeService, output
 from tests.http.chat_clients import Clients, clients
@@ -317,6 +317,7 @@ async def test_a_gap_is_filled_in_where_the_model_can(prompt: Any) -> None:
     assert here.request.prompt_tokens == (1, *b"ab", 2, *b"cd", 3)
     assert here.request.stop_token_ids == (4,)
     assert here.request.stop == ("\n\n", "<file_sep>")
+    assert here.request.priority == SUGGESTION
 
 
 @both_ways

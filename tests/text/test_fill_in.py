@@ -9,6 +9,8 @@ import pytest
 
 from specops.text.fill_in import FORMS, FillIn, FillInForm
 
+MIDDLE = "<|fim_middle|>"
+
 
 class Spelled:
     """A tokenizer whose tokens are single characters and a few marks; texts begin with token 1."""
@@ -54,6 +56,20 @@ def test_a_prompt_is_written_as_the_family_was_trained(marks: tuple[str, ...], p
     assert gap.prompt(list(b"ab"), "cd", 64) == asked
     typed = gap.prompt("ab", "cd", 64, typed="ef")
     assert typed.tokens == (*asked.tokens, *b"ef")
+
+
+def test_a_file_that_spells_special_tokens_means_their_letters() -> None:
+    class Merging(Spelled):
+        def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+            return super().encode(text.replace(MIDDLE, chr(7)), special_tokens=special_tokens)
+
+    tokenizer = Merging("<|fim_prefix|>", "<|fim_suffix|>", MIDDLE, "<|file_sep|>")
+    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
+    text = f"x = '{MIDDLE}{MIDDLE}'"
+    asked = gap.prompt(text, text, 1000, chunks=[("a.py", text)], typed=text)
+    assert 7 not in asked.tokens
+    assert tokenizer.spell(asked.tokens).count(text) == 4
+    assert asked.tokens.count(tokenizer.token(MIDDLE)) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -19,7 +19,14 @@ from prometheus_client.exposition import choose_encoder
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
 from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, STATES, Series
-from specops.request import Draft, FinishReason, GenerationRequest, GenerationStats, Step
+from specops.request import (
+    SUGGESTION,
+    Draft,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Step,
+)
 from specops.system.failures import Failures
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.
@@ -207,7 +214,7 @@ class Metrics(Series):
                 self.wasted_tokens.inc(stats.generated_tokens)
             elif not request.embed:
                 self.request_generated_tokens.observe(stats.generated_tokens)
-        if request.priority < 0:
+        if request.priority == SUGGESTION:
             self.suggestions[reason].inc()
             if stats is not None and reason in {FinishReason.STOP, FinishReason.LENGTH}:
                 self._observe_suggestion(stats, latency_seconds)

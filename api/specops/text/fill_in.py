@@ -7,9 +7,11 @@ its model needs.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from math import inf
 from typing import NamedTuple
 from zlib import crc32
@@ -53,6 +55,7 @@ REPOSITORY = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")
 FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")
 # Editors name neither the project nor the file of the gap: these are llama-server's names.
 _PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
+_MARKS = [mark for form in FORMS for mark in (form.before, form.behind, form.gap) if mark]
 _LANDMARK = 8  # tokens that decide where a text is cut
 
 
@@ -73,6 +76,9 @@ class FillIn:
             [token for name in names if (token := tokenizer.token(name)) is not None][:1]
             for names in (REPOSITORY, FILE)
         )
+        names = (*_MARKS, *ENDS, *REPOSITORY, *FILE)
+        known = (name for name in names if tokenizer.token(name) is not None)
+        self._spelled = re.compile("|".join(map(re.escape, known)))
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
@@ -147,7 +153,19 @@ class FillIn:
         return files, len(kept) < len(chunks)
 
     def _text(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text, special_tokens=False) if text else ()
+        """Return the tokens of a text. A file that spells such a special token means its letters.
+
+        The spelling is cut behind its first letter, and each part encoded on its own.
+        """
+        if not text:
+            return ()
+        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
+        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        return tuple(
+            chain.from_iterable(
+                self._tokenizer.encode(part, special_tokens=False) for part in parts
+            )
+        )
 
 
 def _ending(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:

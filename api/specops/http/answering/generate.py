@@ -24,7 +24,7 @@ from specops.http.answering.prompts import Tokens, fitting, prompt_tokens, templ
 from specops.http.answering.token_options import bad_words, biases, compile_grammar
 from specops.http.errors import InvalidField
 from specops.http.state import Context
-from specops.request import FIXED_K_DRAFT, GenerationRequest
+from specops.request import FIXED_K_DRAFT, SUGGESTION, GenerationRequest
 from specops.text.fill_in import FillIn, GapPrompt
 
 _ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
@@ -103,6 +103,7 @@ async def generate(
         ctx.matcher = await compile_grammar(spelled["grammar"], body, engine)
         ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
     ends = prepared.gap.ends if prepared.gap else {}
+    suggests = prepared.gap is not None and limits["max_new_tokens"] > 0
     common = replace(
         plain_request(ctx),
         **limits,
@@ -113,7 +114,7 @@ async def generate(
         logprobs=body.token_logprobs,
         prompt_logprobs=body.prompt_logprobs,
         stream=body.streams,
-        **body.turn_and_end,
+        **body.turn_and_end | ({"priority": SUGGESTION} if suggests else {}),
     )
     sampling = [
         replace(body.sampling(choice, engine.info.sampling), **spelled)

@@ -30,7 +30,6 @@ from specops.sampling_defaults import SamplingDefaults
 from specops.text.fill_in import FillIn, GapPrompt
 from specops.text.json_values import dumps
 
-_SUGGESTION_SECONDS = 5.0  # whoever allows an answer so little time waits for it at a keyboard
 _SAMPLERS = {  # llama-server's name of the sampler that reads a field
     **{name: name for name in ("top_n_sigma", "top_k", "top_p", "min_p")},
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
@@ -69,8 +68,8 @@ class LlamaRequest(SeededOptions):
     )
     t_max_predict_ms: _Milliseconds | None = Field(
         None,
-        description="time from the first token on: the answer is what there is then; up to 5000, "
-        "the request leaves the queue before others; 0 and less: no limit",
+        description="time from the first token on: the answer is what there is then; 0 and less: "
+        "no limit",
     )
     samplers: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None,
@@ -93,11 +92,9 @@ class LlamaRequest(SeededOptions):
 
     @property
     def turn_and_end(self) -> dict[str, Any]:
-        """Fields of `GenerationRequest`: suggestions leave the queue first."""
-        seconds = _seconds(self.t_max_predict_ms)
-        suggests = self.limit != 0 and seconds is not None and seconds <= _SUGGESTION_SECONDS
-        fields = {"predict_seconds": seconds, "min_indent": self.n_indent or None}
-        return super().turn_and_end | fields | ({"priority": -1} if suggests else {})
+        """Fields of `GenerationRequest`."""
+        seconds, indent = _seconds(self.t_max_predict_ms), self.n_indent or None
+        return super().turn_and_end | {"predict_seconds": seconds, "min_indent": indent}
 
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; a negative one means that there is none."""
