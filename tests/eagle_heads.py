@@ -32,6 +32,7 @@ def write_head(
     output: bool = True,
     biases: bool = False,
     d2t: bool = True,
+    head_norms: bool = False,
     **config: Any,
 ) -> Path:
     """Write a head with random weights for a target's checkpoint.
@@ -48,6 +49,7 @@ def write_head(
         embedding, output: whether it has tables of its own.
         biases: whether its products have biases.
         d2t: whether it says which tokens it can guess.
+        head_norms: whether each head of queries and keys has a norm.
         config: more settings.
     """
     of_target = json.loads((target / "config.json").read_text())
@@ -76,6 +78,8 @@ def write_head(
         }
     for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"{spelling}{norm}.weight"] = vector(hidden)
+    normed = "qk" if head_norms else ""
+    tensors |= {f"{spelling}self_attn.{part}_norm.weight": vector(size) for part in normed}
     tensors["norm.weight"] = vector(hidden)
     if states:
         tensors["fc.weight"] = matrix(hidden, states * width)
@@ -85,10 +89,12 @@ def write_head(
         tensors["input_norm.weight"] = vector(states * width)
     if config.get("fc_norm"):
         tensors |= {f"fc_norm.{index}.weight": vector(width) for index in range(states)}
-    if embedding:
-        tensors["embed_tokens.weight"] = matrix(vocab, hidden)
-    if output:
-        tensors["lm_head.weight"] = 3 * matrix(rows, hidden)
+    for name, wanted, shape in (
+        ("embed_tokens.weight", embedding, (vocab, hidden)),
+        ("lm_head.weight", output, (rows, hidden)),
+    ):
+        if wanted:
+            tensors[name] = 3 * matrix(*shape)
     if d2t:
         chosen = np.sort(rng.choice(vocab, rows, replace=False))
         tensors["d2t"] = chosen - np.arange(rows)
@@ -139,6 +145,8 @@ class Reference:
         config = json.loads((folder / "config.json").read_text())
         layer = config.get("transformer_layer_config", config)
         self.layers = config.get("eagle_aux_hidden_state_layer_ids", [2, LAYERS // 2, LAYERS - 3])
+        if "target_layer_ids" in config:
+            self.layers = [layer + 1 for layer in config["target_layer_ids"]]
         self._heads, self._size = layer["num_attention_heads"], layer["head_dim"]
         self._kv_heads, self._eps = layer["num_key_value_heads"], layer["rms_norm_eps"]
         nested = "transformer_layer_config" in config
@@ -151,14 +159,11 @@ class Reference:
             name.replace("midlayer.", "layers.0."): torch.from_numpy(values)
             for name, values in stored.items()
         }
-        rows = self._tensors.get("lm_head.weight", output)
-        ids = torch.arange(len(rows))
-        if "d2t" in self._tensors:
-            count = len(self._tensors["d2t"])
-            ids = torch.arange(count) + self._tensors["d2t"]
-            rows = rows if "lm_head.weight" in self._tensors else output[ids]
-        self.tokens, self._rows = ids.tolist(), rows
         self._embedding = self._tensors.get("embed_tokens.weight", embedding)
+        shift = self._tensors.get("d2t", torch.zeros(len(output), dtype=torch.int64))
+        ids = torch.arange(len(shift)) + shift
+        shared = self._embedding if layer.get("tie_word_embeddings") else output
+        self._rows = self._tensors.get("lm_head.weight", shared[ids])
 
     def logits(self, tokens: list[int], guesses: list[int], states: list[Any]) -> Any:
         """The logits of the token behind a text and guesses, by the target's `states`.
@@ -202,9 +207,14 @@ class Reference:
         both = torch.cat([token, normed], -1)
         q, k, v = (self._linear(f"self_attn.{part}_proj", both) for part in "qkv")
         places = torch.arange(first, first + len(tokens))
+        q = q.view(len(tokens), self._heads, self._size)
+        k = k.view(len(tokens), self._kv_heads, self._size)
+        if (norm := self._tensors.get("layers.0.self_attn.q_norm.weight")) is not None:
+            q = self._norm(q, norm)
+            k = self._norm(k, self._tensors["layers.0.self_attn.k_norm.weight"])
         return (
-            self._turned(q.view(len(tokens), self._heads, self._size), places),
-            self._turned(k.view(len(tokens), self._kv_heads, self._size), places),
+            self._turned(q, places),
+            self._turned(k, places),
             v.view(len(tokens), self._kv_heads, self._size),
             normed if self._before else state,
         )

@@ -37,6 +37,16 @@ HEADS: dict[str, dict[str, Any]] = {
         "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
         "rope_scaling": SCALING,
     },
+    "deepspec": {
+        "architectures": ["Qwen3Eagle3Model"],
+        "spelling": "layers.0.",
+        "states": 5,
+        "embedding": True,
+        "output": False,
+        "tie_word_embeddings": True,
+        "head_norms": True,
+        "target_layer_ids": [-1, 1, 3, 5, 6],
+    },
     "without-fc": {
         "states": 0,
         "rows": 320,

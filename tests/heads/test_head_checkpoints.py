@@ -58,6 +58,22 @@ def test_a_head_says_what_it_reads_and_what_it_lacks(target: Path, tmp_path: Pat
     assert nested.norm_before_residual
 
 
+@pytest.mark.parametrize(
+    ("settings", "layers"),
+    [
+        ({}, (2, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}}, (0, 3, 7)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5)),
+        ({"target_layer_ids": [-1, 3, 6]}, (0, 4, 7)),
+    ],
+)
+def test_layers_are_counted_as_each_program_counts_them(
+    settings: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    assert layer(write_head(tmp_path / "head", target=target, **settings)).layers_read == layers
+
+
 def test_tokens_can_be_given_by_either_table_or_be_all(target: Path, tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", target=target)
     expected = layer(folder).tokens
@@ -119,14 +135,17 @@ def _add(name: str, values: Any) -> Change:
         (_set(sliding_window=64), "'sliding_window' is set"),
         (_set(vocab_size=400), "'vocab_size' is 400, but the target has 320 tokens"),
         (_set(target_hidden_size=128), "is 128, but the target's states have 64 values"),
-        (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"\[2, 4, 8\], but the target has 8"),
-        (_set(eagle_aux_hidden_state_layer_ids=[2, 4]), "must be 3 numbers"),
+        (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"\[2, 4, 8\], but there are 8"),
+        (_set(eagle_aux_hidden_state_layer_ids=[2, 4]), "must be 3 layers"),
         (_set(norm_before_fc=True), "input_norm.weight is missing"),
         (_set(fc_norm=True), r"fc_norm.0.weight is missing"),
         (_set(draft_vocab_size=99), r"shape \[100, 64\], config.json expects \[99, 64\]"),
         (_drop("fc.weight"), "fc.weight is missing, which joins the states"),
         (_drop("midlayer.hidden_norm.weight"), "hidden_norm.weight is missing"),
-        (_add("midlayer.self_attn.q_norm.weight", np.ones(16, np.float32)), "q_norm.weight is not"),
+        (_set(target_layer_ids=[1, 3, 7]), r"\[2, 4, 8\], but there are 8"),
+        (_set(eagle_aux_hidden_state_layer_ids="2"), "must be integers"),
+        (_add("midlayer.self_attn.q_norm.weight", np.ones(16, np.float32)), "k_norm.weight is mis"),
+        (_add("midlayer.mlp.norm.weight", np.ones(16, np.float32)), "mlp.norm.weight is not"),
         (_add("fc.weight", np.ones((64, 200), np.float32)), "reads 200 values"),
         (_add("d2t", np.arange(100) * 4), "d2t is damaged"),
         (_add("d2t", -np.arange(100)), "d2t is damaged"),

@@ -34,7 +34,7 @@ from specops.models.head_folder import EAGLE, settings_of_head
 
 _EMBEDDING, _FC = "embed_tokens.weight", "fc"
 _D2T, _T2D = "d2t", "t2d"
-_USUAL_LAYERS = 3
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Target(NamedTuple):
@@ -92,6 +92,7 @@ class EagleLayer(GatedDecoder):
         values |= {"max_position_embeddings": target.context, "vocab_size": rows}
         super().__init__(ModelConfig(values, self.file))
         self.target, hidden = target, self.shape.hidden_size
+        self.head_norms = "layers.0.self_attn.q_norm.weight" in stored
         if (width := given.integer("target_hidden_size", hidden)) != target.hidden_size:
             raise given.error(
                 "target_hidden_size" if "target_hidden_size" in given else "hidden_size",
@@ -101,10 +102,12 @@ class EagleLayer(GatedDecoder):
         self.norm_output = given.flag("norm_output", False)
         self.norm_before_fc = given.flag("norm_before_fc", False)
         self.fc_norm = given.flag("fc_norm", False)
-        self.layers_read = self._layers(given, values.get("eagle_aux_hidden_state_layer_ids"))
+        self.layers_read = self._layers(given)
         if not self.fuses and hidden != target.hidden_size:
             raise ExportError(f"{self.file}: {_FC}.weight is missing, between the two widths")
-        self.shared = tuple(name for name in (_EMBEDDING, HEAD) if name not in stored)
+        self._tied &= _EMBEDDING in stored and HEAD not in stored
+        lacking = tuple(name for name in (_EMBEDDING, HEAD) if name not in stored)
+        self.shared = () if self._tied else lacking
         if self.shared and hidden != target.hidden_size:
             raise ExportError(
                 f"{checkpoint.path}: {' and '.join(self.shared)} must be in the checkpoint: the "
@@ -139,6 +142,8 @@ class EagleLayer(GatedDecoder):
             f"{self.down}.weight": (hidden, self.feed_forward_size),
         }
         shapes |= {f"{part}.bias": shapes[f"{part}.weight"][:1] for part in self.biased}
+        if self.head_norms:
+            shapes |= {f"self_attn.{part}_norm.weight": (self.shape.head_dim,) for part in "qk"}
         norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
         shapes = {f"layers.0.{name}": shape for name, shape in shapes.items()}
@@ -152,7 +157,8 @@ class EagleLayer(GatedDecoder):
         for index in range(len(self.layers_read) if self.fc_norm else 0):
             shapes[f"fc_norm.{index}.weight"] = (self.target.hidden_size,)
         own = {_EMBEDDING: (self.target.vocab_size, hidden), HEAD: (self.shape.vocab_size, hidden)}
-        return shapes | {name: shape for name, shape in own.items() if name not in self.shared}
+        stored = self.checkpoint.tensors
+        return shapes | {name: shape for name, shape in own.items() if name in stored}
 
     # -- the graphs ---------------------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class EagleLayer(GatedDecoder):
         )
         residual = state if self.norm_before_residual else STATES
         both = graph.concatenate("both", [token, state])
-        attended = self._attend(0, both, rotary, None)
+        attended = self._attend(0, both, rotary, window=None)
         after = self.norm("layers.0.post_attention_layernorm")
         x, residual = graph.add_norm(
             "feed_forward_norm", attended, residual, after, epsilon=self._epsilon
@@ -223,40 +229,42 @@ class EagleLayer(GatedDecoder):
             )
         )
 
-    def _attend(
-        self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None
-    ) -> str:
-        attended = self.graph.attention(index, *self.queries_keys_values(index, x), rotary=rotary)
-        return self.linear(index, self.output, attended)
-
     def _table(self, name: str, tables: Mapping[str, Matrix]) -> Matrix:
+        if name == HEAD and self._tied:
+            return self.checkpoint.matrix(_EMBEDDING).reordered([np.array(self.tokens)])
         return tables[name] if name in self.shared else self.checkpoint.matrix(name)
 
     # -- what the settings say ----------------------------------------------------------------
 
-    def _layers(self, given: ModelConfig, found: object) -> tuple[int, ...]:
-        """The layers whose inputs it reads: those `found` in the settings, or else the usual three.
+    def _layers(self, given: ModelConfig) -> tuple[int, ...]:
+        """The layers whose inputs it reads, as many as `fc` joins.
 
-        Their number is that of the parts that `fc` joins.
+        Settings name them, in `eagle_aux_hidden_state_layer_ids`, or else the layers whose outputs
+        it reads, in `target_layer_ids`. Without either they are the usual three. Some programs
+        write the layers before these three into the first key; others run such heads all the same.
         """
-        count = 1
+        count, size, most = 1, self.target.hidden_size, self.target.num_layers
         if self.fuses:
             columns = self.checkpoint.tensors[f"{_FC}.weight"].shape[-1]
-            count = columns // self.target.hidden_size
-            if columns % self.target.hidden_size or not count:
+            count = columns // size
+            if columns % size or not count:
                 raise ExportError(
                     f"{self.checkpoint.path}: {_FC}.weight reads {columns} values, but the "
-                    f"target's states have {self.target.hidden_size}: it is another model's"
+                    f"target's states have {size}: it is another model's"
                 )
-        most, key = self.target.num_layers, "eagle_aux_hidden_state_layer_ids"
-        if found is None and count == _USUAL_LAYERS:
-            found = [2, most // 2, most - 3]
+        usual = [2, most // 2, most - 3]
+        key = "target_layer_ids" if "target_layer_ids" in given else _LAYERS
+        found = given.integers(key)
+        if key != _LAYERS or found == [layer - 1 for layer in usual]:
+            found = [layer + 1 for layer in found or ()]
+        if found is None and count == len(usual):
+            found = usual
         if found is None and not self.fuses:
             raise ExportError(f"{self.file}: {_FC}.weight is missing, which joins the states")
-        if not (isinstance(found, list) and len(found) == count and set(map(type, found)) == {int}):
-            raise given.error(key, f"must be {count} numbers: so many layers are read")
+        if found is None or len(found) != count:
+            raise given.error(key, f"must be {count} layers: so many are read")
         if not all(0 <= layer < most for layer in found):
-            raise given.error(key, f"is {found}, but the target has {most} layers")
+            raise given.error(key, f"leads to the inputs of {found}, but there are {most} layers")
         return tuple(found)
 
     def _tokens(self, rows: int) -> tuple[int, ...]:
