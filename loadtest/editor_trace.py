@@ -20,17 +20,26 @@ from itertools import takewhile
 from typing import Any, Literal
 
 # llama.vim's settings and constants.
-N_PREFIX, N_SUFFIX, N_PREDICT = 256, 64, 128  # lines, lines, tokens
+N_PREFIX, N_SUFFIX = 256, 64  # lines before and behind the cursor
 RING_CHUNKS, RING_QUEUE, CHUNK_LINES, RING_SCOPE = 16, 16, 64, 1024
 PICK_DISTANCE = 32  # lines that the cursor must have moved for two more chunks
 SAME_CHUNK, SAME_PLACE = 0.9, 0.5  # similarities
-PROMPT_MS, PREDICT_MS = 500, 250
-TIMINGS = tuple(
-    f"{what}_{unit}"
-    for what in ("prompt", "predicted")
-    for unit in ("n", "ms", "per_token_ms", "per_second")
-)
-RESPONSE_FIELDS = ["content", *(f"timings/{t}" for t in TIMINGS), "truncated", "tokens_cached"]
+_COMMON: dict[str, Any] = {"id_slot": 0, "stream": False, "cache_prompt": True, "model": ""}
+_WARMING: dict[str, Any] = {
+    **_COMMON, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0,
+    "temperature": 0.0, "samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1,
+    "response_fields": [""],
+}  # fmt: skip
+_ASKING: dict[str, Any] = {
+    **_COMMON, "n_predict": 128, "stop": [], "top_k": 40, "top_p": 0.9,
+    "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
+    "response_fields": [
+        "content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms",
+        "timings/prompt_per_second", "timings/predicted_n", "timings/predicted_ms",
+        "timings/predicted_per_token_ms", "timings/predicted_per_second", "truncated",
+        "tokens_cached",
+    ],
+}  # fmt: skip
 
 # The typist.
 KEY_SECONDS, KEY_SIGMA = 0.18, 0.5  # median and spread, lognormal
@@ -92,7 +101,7 @@ def _type(
         for _ in range(rng.randint(*LOOKING_SECONDS)):
             at += 1.0
             if ring.advance():
-                yield Event(at, "warm", _warming(ring.extra()))
+                yield Event(at, "warm", {**_WARMING, "input_extra": ring.extra()})
         kind: Literal["key", "jump"] = "jump"
         last = min(len(lines), first + rng.randint(1, MOST_LINES))
         for row in range(first, last):
@@ -103,9 +112,14 @@ def _type(
                 at += _delay(line[begin:column], rng)
                 ring.forget(_around(lines, row))
                 typed = line[:column] if line[:column].strip() else ""
-                after = lines[last : last + N_SUFFIX]
-                before = lines[max(0, row - N_PREFIX) : row]
-                yield Event(at, kind, _asking(before, typed, after, ring.extra()))
+                around: dict[str, Any] = {
+                    "input_prefix": "\n".join(lines[max(0, row - N_PREFIX) : row]) + "\n",
+                    "input_suffix": "\n" + "\n".join(lines[last : last + N_SUFFIX]) + "\n",
+                    "input_extra": ring.extra(),
+                    "prompt": typed,
+                    "n_indent": len(typed) - len(typed.lstrip()),
+                }
+                yield Event(at, kind, _ASKING | around)
                 kind = "key"
             if abs(row - picked) > PICK_DISTANCE:
                 picked = row
@@ -125,38 +139,6 @@ def _delay(typed: str, rng: random.Random) -> float:
     if thinks:
         return min(PAUSE_SECONDS * rng.lognormvariate(0, PAUSE_SIGMA), LONGEST_PAUSE)
     return KEY_SECONDS * rng.lognormvariate(0, KEY_SIGMA)
-
-
-def _warming(extra: list[dict[str, Any]]) -> dict[str, Any]:
-    texts = {"input_prefix": "", "input_suffix": "", "input_extra": extra, "prompt": ""}
-    limits = {"n_predict": 0, "t_max_prompt_ms": 1, "t_max_predict_ms": 1}
-    sampling = {"temperature": 0.0, "samplers": list[str]()}
-    return {**_COMMON, **texts, **limits, **sampling, "response_fields": [""]}
-
-
-def _asking(
-    before: Sequence[str], typed: str, after: Sequence[str], extra: list[dict[str, Any]]
-) -> dict[str, Any]:
-    texts = {
-        "input_prefix": "\n".join(before) + "\n",
-        "input_suffix": "\n" + "\n".join(after) + "\n",
-        "input_extra": extra,
-        "prompt": typed,
-    }
-    limits = {"n_predict": N_PREDICT, "t_max_prompt_ms": PROMPT_MS, "t_max_predict_ms": PREDICT_MS}
-    limits["n_indent"] = len(typed) - len(typed.lstrip())
-    sampling = {"top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"]}
-    return {
-        **_COMMON,
-        **texts,
-        **limits,
-        **sampling,
-        "stop": list[str](),
-        "response_fields": [*RESPONSE_FIELDS],
-    }
-
-
-_COMMON = {"id_slot": 0, "stream": False, "cache_prompt": True, "model": ""}
 
 
 class _Chunk:

@@ -128,15 +128,6 @@ class ApiUser(HttpUser):
                 gevent.sleep(1)
         return self.load.workload
 
-    def claim(self, workload: Workload) -> None:
-        """Have one more request.
-
-        Raises:
-            StopUser: the run has sent all its requests.
-        """
-        if not workload.claim():
-            raise StopUser
-
     def next_conversation(self) -> Conversation | None:
         """What to ask next; None while the API does not say what it serves.
 
@@ -145,7 +136,8 @@ class ApiUser(HttpUser):
         """
         if (workload := self.workload()) is None:
             return None
-        self.claim(workload)
+        if not workload.claim():
+            raise StopUser
         return workload.conversation()
 
     def converse(self, conversation: Conversation, *, stream: bool) -> None:
@@ -336,7 +328,8 @@ class EditorUser(ApiUser):
             body = event.body | Infill.fields
             self.in_flight.spawn(self.send, body, stream=False, kind="reading ahead")
             return
-        self.claim(workload)
+        if not workload.claim():
+            raise StopUser
         self.cancel()
         self.asked = time.perf_counter()
         self.waiting = self.in_flight.spawn(self.suggest, event)
