@@ -209,8 +209,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                         n[part] = numbers_of(p, table, unit + (start + part) * REGISTER, nth);
                         if (p.low == 8 && LOWERED != 0) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
                     }
-                    for (int line = nth; !start && line < planes; line += 4)
-                        prefetch(unit + line * LINE);
+                    if (!start) prefetch_lines(at, planes / 4 + (nth < planes % 4));
                     const int one = 2 * step % chains, other = (2 * step + 1) % chains;
                     for (int row = 0; row < paired; row += 2)
                         for (int part = 0; part < together; part++)
@@ -242,7 +241,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                 }
         }
     }
-    *at = (Cursor){unit, x};
+    at->weights = unit, at->codes = x;
 }
 
 #include "matmul_groups.h"

@@ -19,17 +19,18 @@ INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes
     const int64_t units = x->block / UNIT;
     const float *s = x->scales + first * x->blocks;
     const Term *terms = x->terms[piece->segment->terms].at + first * x->blocks * halves;
-    Cursor at = {weights, x->codes + first * x->pitch};
+    Cursor at = {weights, weights, x->codes + first * x->pitch};
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t done = 0; done < x->blocks; done += GROUP_BLOCKS) {
         const Header header = header_at(form, at.weights, group_blocks(x->blocks, done));
         at.weights += header.lines * LINE;
+        int64_t due = 0;  // lines of the header, times the group's blocks
         Floats parts[MOST], less[MOST];
         for (int row = 0; halves == 2 && row < count; row++) parts[row] = less[row] = (Floats){0};
         for (int64_t b = 0; b < header.blocks; b++, s += count, terms += halves * count) {
             Ints dots[2 * MOST];
-            if (b < header.lines) prefetch(header.at + b * LINE);  // all at once they would wait
+            for (due += header.lines; due >= header.blocks; due -= header.blocks) prefetch_lines(&at, 1);
             multiply_block(planes, count, table, halves == 2 ? 1 : units, &at, terms, dots);
             if (halves == 2) add_sixteens(planes.kind, count, &header, b, dots, s, terms, parts, less);
             else add_block(planes.kind, lowered, count, scales, &header, b, dots, s, terms, totals);

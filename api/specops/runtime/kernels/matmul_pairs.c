@@ -100,7 +100,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                 UNROLLED
                 for (int word = 0; word < words; word += 2, x += 8 * count) {
                     const int step = (half * words + word) / 2;
-                    for (int line = step; !start && line < bits; line += 4) prefetch(unit + line * LINE);
+                    if (!start) prefetch_lines(at, bits / 4 + (step < bits % 4));
                     for (int part = 0; part < together; part++) {
                         Numbers n = numbers_of(p, table, unit + (start + part) * REGISTER, step);
                         if (large) {
@@ -132,7 +132,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                        (size_t)together * REGISTER);
         }
     }
-    *at = (Cursor){unit, x};
+    at->weights = unit, at->codes = x;
 }
 
 #include "matmul_groups.h"
