@@ -18,8 +18,8 @@ from bench.editor.llama_server import llama_server, llama_serving
 from bench.editor.models import KIND, coder
 from bench.editor.replay import CHATS, TOKENS, Played, chats, play, strokes
 from bench.models import configured, plain
-from bench.serving.load import following
-from bench.serving.server import environment, serving
+from bench.serving.load import Answer, following
+from bench.serving.server import ServerError, environment, serving
 from bench.tools.report import Outcome, Summary, Table, Target, progress
 from loadtest.editor_trace import Event, trace
 from specops.engine.engine import Engine
@@ -28,7 +28,7 @@ from specops.request import GenerationRequest
 
 _ROOT = Path(__file__).resolve().parents[2]
 FILES = ("api/specops/http/connection.py", "tests/http/test_connection.py", "loadtest/protocols.py")
-THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 16_384, 32_768
+THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 8192, 32_768  # the context of the presets
 OURS, BESIDE, LLAMA = "specops", f"beside {CHATS} chats", "llama-server"
 _GOALS = {  # most seconds of each model
     "Qwen/Qwen2.5-Coder-0.5B": {"line": 0.35, "new line": None, "jump": 0.8},
@@ -71,15 +71,19 @@ def _play(
     )  # fmt: skip
     for side in (OURS, BESIDE, LLAMA):
         progress(f"{name}: {side}")
-        done, ours = Flag(), serving(environment(settings))
+        done, ours, answers = Flag(), serving(environment(settings)), list[Answer]()
         theirs = llama_serving(executable, file, threads=THREADS, context=CONTEXT)
         with theirs if side == LLAMA else ours as server:
-            talks = following(server.port, chats([*files.values()], done))
+            talks = following(server.port, chats([*files.values()], done, answers))
             with talks if side == BESIDE else nullcontext():
                 try:
                     found[side] = asyncio.run(play(server.port, [*strokes(events)]))
                 finally:
                     done.set()
+        if bad := [one for one in answers if one.status != 200 or not one.whole]:
+            raise ServerError(f"a chat failed: {bad[0].status} {bad[0].problem} {bad[0].body!r}")
+        if side == BESIDE and len(answers) < 2 * CHATS:
+            raise ServerError("the chats did not last")
     return found
 
 

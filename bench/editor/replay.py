@@ -116,18 +116,16 @@ def _timings(answer: Answer, least: int) -> dict[str, Any]:
     return timings
 
 
-def chats(files: Sequence[str], done: Flag) -> Iterator[Script]:
+def chats(files: Sequence[str], done: Flag, answers: list[Answer]) -> Iterator[Script]:
     """Scripts of clients that have one long answer streamed after the other, until `done`."""
     for number in range(CHATS):
-        yield _chat(random.Random(number), files, done)
+        yield _chat(random.Random(number), files, done, answers)
 
 
-def _chat(rng: random.Random, files: Sequence[str], done: Flag) -> Script:
+def _chat(rng: random.Random, files: Sequence[str], done: Flag, answers: list[Answer]) -> Script:
     while not done.is_set():
         lines = rng.choice(files).splitlines()
         begin = rng.randrange(len(lines) - 20)
         prompt = "\n".join(lines[begin : begin + 20])
-        body = {"prompt": prompt, "max_tokens": _CHAT_TOKENS, "temperature": 0, "stream": True}
-        answer = yield Ask("/v1/completions", body | {"model": "any", "ignore_eos": True})
-        if not answer.complete:
-            raise ConnectionError(f"a chat failed: {answer.status} {answer.problem}")
+        body = {"prompt": prompt, "n_predict": _CHAT_TOKENS, "temperature": 0, "stream": True}
+        answers.append((yield Ask("/completion", body | {"ignore_eos": True})))

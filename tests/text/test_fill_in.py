@@ -114,7 +114,7 @@ def test_chunks_come_first_in_the_order_of_a_repository(
     prompt = tokenizer.spell(asked.tokens)
     assert prompt == f"<s>{context}<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
     one = len("*b.py\ntwo\n" if marks else "\n\n--- snippet ---\n\ntwo\n")
-    less = gap.prompt("ab", "cd", 4 * one, chunks=CHUNKS)
+    less = gap.prompt("ab", "cd", 2 * one, chunks=CHUNKS)
     assert less.truncated
     assert "one" not in tokenizer.spell(less.tokens)
     assert "two" in tokenizer.spell(less.tokens)

@@ -102,20 +102,22 @@ class FillIn:
     ) -> GapPrompt:
         """Return the prompt that asks for the text between two others.
 
-        Both texts together get half of the context. As in llama-server, three quarters of that are
-        for the text before the gap, which loses its beginning, a quarter is for the text behind it,
-        which loses its end. Chunks get a quarter of the context; the first ones are left out. An
-        eighth is for what was typed.
+        Both texts together get half of the context, or a quarter beside chunks, which then get
+        half: the first ones are left out. Editors add chunks at the end and drop some of them, so
+        where they fit a jump to another place leaves most of the prompt as it was. As in
+        llama-server, three quarters of the texts' part are for the one before the gap, which loses
+        its beginning, and one is for the text behind it, which loses its end. An eighth of the
+        context is for what was typed.
 
         Args:
             before: the text before the gap, or its tokens.
             behind: the text behind the gap.
             context: most tokens of prompt and answer.
-            most: tokens of both texts, where that is less than half of the context.
+            most: tokens of both texts, where that is less than their part of the context.
             chunks: names and texts of parts of other files; they come first.
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
-        room = int(min(context // 2, most))
+        room = int(min(context // (4 if chunks else 2), most))
         whole = self._text(before) if isinstance(before, str) else tuple(before)
         texts = whole, self._text(behind), self._text(typed)
         kept = (
@@ -123,7 +125,7 @@ class FillIn:
             texts[1][: room // 4],
             texts[2][max(0, len(texts[2]) - context // 8) :],
         )
-        files, left_out = self._files(chunks, context // 4)
+        files, left_out = self._files(chunks, context // 2)
         first, second = (self._before, *kept[0]), (self._behind, *kept[1])
         around = (*first, *second, *self._gap) if self._gap else (*second, *first)
         begin = self._tokenizer.encode("")  # the tokens that begin every text
