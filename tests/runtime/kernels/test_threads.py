@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +87,14 @@ def test_threads_share_attention_evenly(shape: str, past: int, threads: int) -> 
     assert makespan(pieces, threads) <= max(1.1 * mean, mean + SPLIT)
     if shape == "SmolLM2's" and threads == 2 and past >= 2000:
         assert makespan(pieces, threads) <= 1.1 * mean
+
+
+def test_attention_is_cut_only_while_its_parts_fit_into_little_memory() -> None:
+    """At 16 MiB of results it is not: one token behind millions in each of three heads."""
+    kernels.share(2)
+    positions = partial(kernels.library.specops_piece_positions, 9, 3, 64)
+    assert positions(1_000_000, 0) < 1_000_000
+    assert positions(10_000_000, 0) == 10_000_001
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
