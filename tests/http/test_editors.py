@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specops.text.fill_in import FORMS
 from specops.text.tokenizer import Tokenizer
+from tests.fakes import INFO
 from tests.http.test_llama_server import asked, coder
 from tests.text import published_tokenizers as published
 
@@ -36,6 +38,16 @@ async def test_a_prompt_with_its_own_tokens_is_continued(path: str, body: dict[s
     else:
         lines = map(json.loads, answer.text.splitlines())
         assert "".join(line["response"] for line in lines) == "xy"
+
+
+@pytest.mark.parametrize("name", ["coder-0.5b", "coder:0.5b", "Coder:0.5B", "coder-0.5b:latest"])
+async def test_continue_writes_a_size_behind_a_colon(name: str) -> None:
+    async with coder() as here:
+        here.service.info = replace(INFO, name="coder-0.5b")
+        await asked(here, CONTINUE | {"model": name}, "/api/generate")
+        for wrong in ("coder:1.5b", "coder", "coder-0.5b-latest"):
+            answer = await here.client.post("/api/generate", json=CONTINUE | {"model": wrong})
+            assert answer.status_code == 404
 
 
 async def test_tokens_that_a_prompt_spells_are_tokens() -> None:

@@ -24,12 +24,13 @@ def tagged(name: str) -> str:
 
 
 def is_called(name: str, engine: Engine) -> bool:
-    """Return whether a client means this model: the case, and Ollama's `:latest`, are its own.
+    """Return whether a client means this model: the case and Ollama's tags are its own.
 
-    Plug-ins for llama-server, which serves one model, send an empty name.
+    Ollama's clients write `:latest` behind a name, and `:` for the hyphen before a size. Plug-ins
+    for llama-server, which serves one model, send an empty name.
     """
-    own = engine.info.name.casefold()
-    return name.casefold() in ("", own, own + LATEST)
+    own, asked = engine.info.name.casefold(), name.casefold()
+    return asked in ("", own, own + LATEST) or asked.replace(":", "-") == own
 
 
 def check_model(ctx: Context, name: str) -> Engine:
