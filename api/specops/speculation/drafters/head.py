@@ -16,9 +16,10 @@ from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, Look
 
 _LEAST_SURE = 0.5  # least promise of a guess for another guess to be built upon it
 _EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
-# Share of an error that corrects the logit of a promise: some thousand tokens are remembered, and
-# a promise varies by 0.012.
+# Share of an error that corrects the logit of a promise, and times the confidence's logit its
+# factor: some thousand tokens are remembered, and a promise varies by 0.012.
 _LEARN = 0.005
+_LEAST_FACTOR = 0.1
 
 
 class Calibration:
@@ -34,14 +35,12 @@ class Calibration:
         fitted = fitted or ((1.0, 0.0),)
         self.depth = depth
         lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)]
-        self._factors = [factor for factor, _ in lines]
+        self._factors = [max(_LEAST_FACTOR, factor) for factor, _ in lines]
         self._summands = [summand for _, summand in lines]
 
     def promise(self, guess: int, sure: float) -> float:
         """The probability of a guess, by its place, that the head is so sure of."""
-        sure = min(max(sure, _EDGE), 1 - _EDGE)
-        logit = self._factors[guess] * math.log(sure / (1 - sure)) + self._summands[guess]
-        return 1 / (1 + math.exp(-logit))
+        return 1 / (1 + math.exp(-self._factors[guess] * _logit(sure) - self._summands[guess]))
 
     def learn(self, draft: Draft, came: Sequence[int]) -> None:
         """Learn from the tokens that came in the place of a draft, whether verified or not."""
@@ -51,9 +50,17 @@ class Calibration:
             if guess == len(came):
                 return
             right = came[guess] == token
-            self._summands[guess] += _LEARN * (right - probability)
+            error, factor = _LEARN * (right - probability), self._factors[guess]
+            own = (_logit(probability) - self._summands[guess]) / factor
+            self._summands[guess] += error
+            self._factors[guess] = max(_LEAST_FACTOR, factor + error * own)
             if not right:
                 return
+
+
+def _logit(probability: float) -> float:
+    probability = min(max(probability, _EDGE), 1 - _EDGE)
+    return math.log(probability / (1 - probability))
 
 
 class HeadDrafter(LookupDrafter):
