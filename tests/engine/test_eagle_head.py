@@ -177,7 +177,7 @@ def test_output_is_that_of_plain_decoding(
     sampling: SamplingParams, target: Path, settings: Settings, tmp_path: Path
 ) -> None:
     head = write_head(tmp_path / "head", target=target)
-    engine = Engine.load(replace(settings, quant="int8-32", draft_quant="int8-32", draft=str(head)))
+    engine = Engine.load(replace(settings, quant="int8-32", draft_quant="int4-32", draft=str(head)))
     plain = everything(engine, drafter="none", sampling=sampling)
     for fields in ({"drafter": "head"}, {"drafter": "cascade", "adaptive": True}):
         assert everything(engine, sampling=sampling, **fields) == plain
