@@ -77,6 +77,7 @@ def settings(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings
         threads=1,
         slots=3,
         kv_tokens=320,
+        prefix_cache="all",
         max_batched_tokens=48,
         max_k_draft=DEPTH,
     )

@@ -24,6 +24,7 @@ from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, Look
 from specops.speculation.drafters.head import Calibration
 
 MOST_WAITING = 64  # states of a slot; they are read when there are more, asked or not
+_TOKEN_BITS = 32
 _WEIGHT = 1 / 32  # of the newest pass in the mean cost of a guess
 
 
@@ -96,9 +97,7 @@ class EagleDrafter(LookupDrafter):
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what earlier requests left of its entries."""
-        cache = self.runner.cache
-        # Entries depend on the first token, too, which has none of its own.
-        held = cache.begin(slot, tokens[1:], f"{tokens[0]} {client}")
+        held = self.runner.cache.begin(slot, _keys(tokens), client)
         self._slots[slot] = _Slot(tokens, entries=held)
         self._states.followed.add(slot)
 
@@ -106,7 +105,7 @@ class EagleDrafter(LookupDrafter):
         """The number of tokens whose states it does not need; see `LookupDrafter.held`."""
         own = self._slots[slot]
         if not (own.first or own.num_waiting):
-            own.entries = self.runner.cache.extend_prefix(slot, tokens[1:])
+            own.entries = self.runner.cache.extend_prefix(slot, _keys(tokens))
         return None if own.first else own.end
 
     def release(self, slot: int) -> None:
@@ -206,7 +205,8 @@ class EagleDrafter(LookupDrafter):
             self._forward(batch, self._fused(np.concatenate(rows)))
         for slot in members:
             own = self._slots[slot]
-            self.runner.cache.commit(slot, own.tokens[own.first + 1 :], own.entries)
+            keys = own.tokens[own.first + 1 :] if own.first else _keys(own.tokens)
+            self.runner.cache.commit(slot, keys, own.entries)
         return members
 
     def _fused(self, states: Floats) -> Floats:
@@ -286,3 +286,8 @@ class EagleDrafter(LookupDrafter):
             came = own.tokens[own.judged :]
             self._calibration.learn(own.draft, came)
             own.judged = 0
+
+
+def _keys(tokens: Sequence[int]) -> list[int]:
+    """What entries depend on, by entry: its token, and the first one also on the token before."""
+    return [tokens[0] << _TOKEN_BITS | tokens[1], *tokens[2:]] if len(tokens) > 1 else []
