@@ -382,10 +382,10 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"N": [0]}, "at least 1"),
-        ({"K": -1}, "at least 1"),
-        ({"N": [(1 << 24) + 1]}, "at most 16777216"),
-        ({"K": (1 << 24) + 1}, "at most 16777216"),
+        ({"N": [0]}, "1 to 16777216"),
+        ({"K": -1}, "1 to 16777216"),
+        ({"N": [(1 << 24) + 1]}, "1 to 16777216"),
+        ({"K": (1 << 24) + 1}, "1 to 16777216"),
         ({"N": [16, 16]}, "as many numbers"),
         ({"N": [16] * 9, "types": [256] * 9}, "1 to 8"),
         ({"types": [4]}, "no such type"),

@@ -30,18 +30,12 @@ typedef struct {
     int64_t count;
 } Work;
 
-static const char *check_table(const Kernel *self) {
-    const Form f = self->form;
-    if (!bits_of(f)) return "QuantizedGather: there is no such type";
+static const char *check_table(Kernel *self, int64_t type) {
+    const char *wrong = describe_matrix(type, self->columns, self->depth, self->block, &self->form);
+    if (wrong) return wrong;
     if (self->tiled >> 1) return "QuantizedGather: tiled is 0 or 1";
-    if (self->columns < 1 || self->depth < 1) return "QuantizedGather: N and K are at least 1";
-    if (self->columns > MOST_SIDE || self->depth > MOST_SIDE)
-        return "QuantizedGather: N and K are at most 16777216";
-    if (self->block % UNIT || self->block <= 0 || self->block > MOST_BLOCK)
-        return "QuantizedGather: blocks are multiples of 32, up to 256";
-    if (f.super && (self->block != UNIT || self->depth % f.super))
-        return "QuantizedGather: the type has other blocks, or they do not divide K";
-    return self->tiled || f.super ? NULL : "QuantizedGather: files have no rows of this type";
+    if (!self->form.super) return self->tiled ? NULL : "QuantizedGather: files have no rows of this type";
+    return self->depth % self->form.super ? "QuantizedGather: the type's blocks do not divide K" : NULL;
 }
 
 OrtStatus *create_gather(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
@@ -53,8 +47,7 @@ OrtStatus *create_gather(const OrtCustomOp *op, const OrtApi *given, const OrtKe
                                       {"tiled", &self.tiled, NULL}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
     if (status) return status;
-    self.form = form_of((int)(self.type >> 16 ? 0 : self.type));
-    const char *wrong = check_table(&self);
+    const char *wrong = check_table(&self, self.type);
     if (wrong) return failure(wrong);
     self.row_bytes = self.tiled ? 0 : bytes_of_row(self.form, self.depth);
     const int64_t blocks = (self.depth + self.block - 1) / self.block;

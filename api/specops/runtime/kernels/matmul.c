@@ -53,17 +53,12 @@ static int same_terms(const Terms *one, const Terms *other) {
 
 const char *describe_weights(Weights *weights, int64_t depth, int64_t block, int64_t count,
                              const int64_t *columns, const int64_t *types) {
-    if (block % UNIT || block <= 0 || block > MOST_BLOCK)
-        return "QuantizedMatMul: blocks are multiples of 32, up to 256";
-    if (depth < 1 || depth > MOST_SIDE) return "QuantizedMatMul: K is at least 1 and at most 16777216";
-    *weights = (Weights){.depth = depth, .block = block, .blocks = (depth + block - 1) / block,
-                         .count = (int)count};
+    *weights = (Weights){.depth = depth, .block = block, .count = (int)count};
     for (Segment *s = weights->segments; s < weights->segments + count; s++) {
-        const int64_t n = *columns++, type = *types++;
-        s->form = form_of(type < 0 || type > INT8_ZERO_FLOAT ? -1 : (int)type);
-        if (!bits_of(s->form)) return "QuantizedMatMul: there is no such type of weights";
-        if (s->form.super && block != UNIT) return "QuantizedMatMul: GGUF's types have blocks of 32";
-        if (n < 1 || n > MOST_SIDE) return "QuantizedMatMul: N is at least 1 and at most 16777216";
+        const int64_t n = *columns++;
+        const char *wrong = describe_matrix(*types++, n, depth, block, &s->form);
+        if (wrong) return wrong;
+        weights->blocks = (depth + block - 1) / block;
         s->columns = n, s->tiles = (n + TILE - 1) / TILE;
         s->size = bytes_of_tile(s->form, weights->blocks, block);
         s->columns_before = weights->columns, s->bytes_before = weights->bytes;

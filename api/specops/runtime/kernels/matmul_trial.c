@@ -26,25 +26,13 @@ static uint32_t next_number(uint32_t *number) { return *number = *number * 16645
 static int begin_trial(Trial *trial, int type, int64_t block) {
     const int64_t columns = COLUMNS, kind = type;
     if (describe_weights(&trial->weights, DEPTH, block, 1, &columns, &kind)) return -1;
-    const Segment *segment = trial->weights.segments;
     trial->tiles = malloc((size_t)trial->weights.bytes);
     trial->x = malloc((DEPTH + COLUMNS) * MOST_ROWS * sizeof(float));
     if (!trial->tiles || !trial->x) return end_trial(trial), -1;
     trial->y = trial->x + DEPTH * MOST_ROWS;
     uint32_t number = 1;
-    for (uint8_t *at = trial->tiles; at < trial->tiles + trial->weights.bytes; at++)
-        *at = (uint8_t)(next_number(&number) >> 24);
-    uint8_t *at = trial->tiles;
-    for (int64_t tile = 0; tile < segment->tiles; tile++)
-        for (int64_t first = 0; first < trial->weights.blocks; first += GROUP_BLOCKS) {
-            const int64_t n = group_blocks(trial->weights.blocks, first);
-            const int64_t header = header_bytes(segment->form, n);
-            for (int64_t i = 0; i < header; i += 2) {  // a random sign and random digits, from 1/64 on
-                const uint16_t half = (uint16_t)((at[i] | at[i + 1] << 8) & 0x83ff) | 0x2400;
-                memcpy(at + i, &half, sizeof half);
-            }
-            at += group_bytes(segment->form, n, block);
-        }
+    for (int64_t i = 0; i < trial->weights.bytes; i++)  // without a bit, all scales are below 2
+        trial->tiles[i] = (uint8_t)(next_number(&number) >> 24 & (i % 2 ? 0xbf : 0xff));
     for (int i = 0; i < MOST_ROWS * DEPTH; i++)
         trial->x[i] = (float)(int32_t)next_number(&number) / (1 << 24);
     return 0;

@@ -43,6 +43,7 @@
 #ifndef SPECOPS_TILES_H
 #define SPECOPS_TILES_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
@@ -105,6 +106,17 @@ static inline Form form_of(const int type) {
 }
 
 static inline int bits_of(const Form f) { return f.low + f.twos + f.ones; }
+
+// Fills the form of a matrix [columns, depth] of weights. Returns what is wrong with it; NULL: nothing.
+static inline const char *describe_matrix(int64_t type, int64_t columns, int64_t depth, int64_t block,
+                                          Form *form) {
+    *form = form_of(type < 0 || type > INT8_ZERO_FLOAT ? -1 : (int)type);
+    if (!bits_of(*form)) return "there is no such type of weights";
+    if (columns < 1 || columns > MOST_SIDE || depth < 1 || depth > MOST_SIDE)
+        return "N and K of weights are 1 to 16777216";
+    if (block < UNIT || block % UNIT || block > MOST_BLOCK) return "blocks are multiples of 32, up to 256";
+    return form->super && block != UNIT ? "GGUF's types have blocks of 32" : NULL;
+}
 
 static inline int64_t header_bytes(const Form f, int64_t blocks) {
     int64_t bytes = 0;
