@@ -12,7 +12,7 @@ from specops.runtime.model_runner import LayerStates
 from specops.speculation.drafters.base import NO_DRAFT
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 
-SURE, UNSURE = 2.0, 0.0  # states: of ten tokens the guess has 0.45 with the first, 0.1 else
+SURE, UNSURE = 2.0, 0.1  # states: of ten tokens the guess has 0.45 with the first, 0.11 else
 Read = tuple[int, int, list[int], int]  # a span: slot, start, tokens, number of logits
 
 
