@@ -176,6 +176,22 @@ def test_a_disturbed_later_start_spoils_nothing(target: Any, tmp_path: Path) -> 
         check(calibrate(target, saved), off=0.05)
 
 
+def test_logits_that_take_most_of_the_time_cast_no_doubt(target: Any, tmp_path: Path) -> None:
+    """Passes over more than 64 tokens are prompts, with one row of logits: they take less."""
+    forward = target.forward
+
+    def with_logits(batch: Batch) -> Any:
+        target.clock.now += 0.005 * batch.num_logits
+        return forward(batch)
+
+    target.forward = with_logits
+    calibrate(target, tmp_path / "x.json")
+    for _ in range(8):
+        begun = target.clock.now
+        calibrate(target, tmp_path / "x.json")
+        assert target.clock.now - begun < 0.1 + 0.5  # one pass takes at most half a second
+
+
 def test_times_of_other_passes_are_not_taken_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -151,12 +151,15 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
 def _doubtful(times: _Times) -> list[int]:
     """Indices of passes that took longer than a wider one, or than several narrower ones that
     compute as many tokens."""
-    found = [(size, index) for index, size in enumerate(reversed(times.sizes), 1)]
+    found = list(zip(reversed(times.sizes), times.seconds[1:-1], strict=True))
+
+    def most(size: int) -> float:
+        # A pass that is wider than any with all rows of logits may take less than these.
+        others = [one for one in found if one[0] <= max(size, _MAX_LOGITS)]
+        return min(-(-size // other) * seconds for other, seconds in others)
+
     return [
-        index
-        for size, index in found
-        if times.seconds[index]
-        > _DOUBTFUL * min(-(-size // other) * times.seconds[place] for other, place in found)
+        index for index, (size, seconds) in enumerate(found, 1) if seconds > _DOUBTFUL * most(size)
     ]
 
 
