@@ -252,6 +252,7 @@ NAMED = {
     "cohere2": "Command R7B, Command A",
     "phi2": "Phi-2",
     "phi3": "Phi-3, Phi-3.5, Phi-4",
+    "lfm2": "LFM2, LFM2.5",
     "gpt2": "GPT-2",
 }
 

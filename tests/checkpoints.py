@@ -8,7 +8,7 @@ names of tensors, order of axes and buffers are those of published checkpoints.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,6 +168,22 @@ RELATIVES: dict[str, Relative] = {
     ),
 }
 """Llama's relatives that need no maker of their own, by their `model_type`."""
+
+
+def make_lfm2_checkpoint(path: Path, *, attention: Sequence[int] = (1,), **options: Any) -> Path:
+    """Writes an LFM2 checkpoint with attention in some layers, as published: 1.5 times the ffn."""
+    own = {
+        "full_attn_idxs": list(attention),
+        "block_ff_dim": 3 * options.get("ffn", 160) // 2,
+        "block_multiple_of": 32,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "pad_token_id": 0,
+    }
+    options = {"layers": 3, **options}
+    return _make_gated(path, "lfm2", "Lfm2ForCausalLM", lfm2_shapes, own, **options)
 
 
 def make_opt_checkpoint(
@@ -382,6 +398,42 @@ _RENAMED = {
         "model.norm": "model.final_layernorm",
     },
 }
+
+
+def lfm2_shapes(settings: Config) -> Shapes:
+    """Convolutions in the layers without attention; heads of queries and keys have norms."""
+    hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
+    wide = 2 * settings["block_ff_dim"] // 3
+    head = hidden // settings["num_attention_heads"]
+    keys = head * settings["num_key_value_heads"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.embedding_norm.weight": (hidden,),
+    }
+    attention: Shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.out_proj": (hidden, hidden),
+        "self_attn.q_layernorm": (head,),
+        "self_attn.k_layernorm": (head,),
+    }
+    convolution: Shapes = {
+        "conv.in_proj": (3 * hidden, hidden),
+        "conv.conv": (hidden, 1, settings["conv_L_cache"]),
+        "conv.out_proj": (hidden, hidden),
+    }
+    for layer in range(layers):
+        parts = attention if layer in settings["full_attn_idxs"] else convolution
+        parts = parts | {
+            "operator_norm": (hidden,),
+            "ffn_norm": (hidden,),
+            "feed_forward.w1": (wide, hidden),
+            "feed_forward.w3": (wide, hidden),
+            "feed_forward.w2": (hidden, wide),
+        }
+        shapes |= {f"model.layers.{layer}.{part}.weight": shape for part, shape in parts.items()}
+    return shapes
 
 
 def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:

@@ -302,7 +302,7 @@ typedef struct {
     OrtValue inputs[MOST_TENSORS];
     size_t count;
     int absent;   // outputs
-    char *cache;  // of attention; each kernel gets a copy
+    char *cache;  // of attention, or what a convolution keeps; each kernel gets a copy
     int64_t cache_bytes;
 } Case;
 
@@ -568,6 +568,43 @@ static void attention(Case *c) {
     }
 }
 
+static void short_conv(Case *c) {
+    static const int64_t SIZES[] = {4, 4, 8, 8};
+    const int64_t odd = oddness(), channels = 16 * from_to(1, one_in(32) ? 40 : 4);
+    const int64_t taps = from_to(1, MOST_TAPS), ring = taps + below(6), slots = from_to(1, 3);
+    const int64_t first = below(20), total = first + channels + below(20);
+    c->operator = &SHORT_CONV_OPERATOR.op;
+    put_attribute(c, "first", first, 0), put_attribute(c, "total", total, 0);
+    put_floats(c, 1, odd, 2, (int64_t[]){taps, channels});
+    if (one_in(8)) {  // whole sequences, without a memory
+        put_floats(c, 0, odd, 3, (int64_t[]){from_to(0, 3), from_to(0, 9), 3 * channels});
+        if (one_in(4)) make_wrong(c, SIZES);
+        return;
+    }
+    int64_t spans[3 * 3], order[3] = {0, 1, 2}, tokens = 0, count = from_to(0, slots);
+    shuffle(order, slots);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t length = below(one_in(32) ? 60 : 5);
+        memcpy(spans + 3 * i, (int64_t[]){order[i], below(30), length}, 3 * sizeof *spans);
+        tokens += length;
+    }
+    put_floats(c, 0, odd, 3, (int64_t[]){1, tokens, 3 * channels});
+    memcpy(put_input(c, 2, 8, 2, (int64_t[]){count, 3}), spans, (size_t)count * 3 * sizeof *spans);
+    c->cache_bytes = slots * ring * total * (int64_t)sizeof(float);
+    c->cache = malloc((size_t)c->cache_bytes);
+    memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
+    int64_t *kept = put_input(c, 3, 8, 1, (int64_t[]){4});
+    memcpy(kept, (int64_t[]){0, slots, ring, total}, 4 * sizeof *kept);
+    if (one_in(3)) return;
+    if (one_in(2)) make_wrong(c, SIZES);
+    else switch (below(4)) {
+        case 0: if (count) ((int64_t *)c->inputs[2].data)[below(count * 3)] = odd_number(); break;
+        case 1: kept[1] = below(slots); break;
+        case 2: kept[2] = below(ring); break;
+        default: kept[3] = odd_number();
+    }
+}
+
 static void discard(Case *c) {
     for (size_t i = 0; i < c->count; i++) free(c->inputs[i].data);
     free(c->cache);
@@ -586,7 +623,7 @@ static int run(Case *c, OrtKernelContext *context, char *cache) {
     if (c->operator->CreateKernelV2(c->operator, api, &c->info, &kernel)) return refusals++, 0;
     for (size_t i = 0; i < c->count; i++)
         context->inputs[i] = c->inputs[i].data || c->inputs[i].count ? c->inputs + i : NULL;
-    OrtValue *number = c->inputs + 5;
+    OrtValue *number = c->inputs + (c->operator == &ATTENTION_OPERATOR.op ? 5 : 3);
     if (cache && number->data && number->count == 1 && number->dimensions[0] > 0)
         *(int64_t *)number->data = (int64_t)(intptr_t)cache;
     OrtStatus *status = c->operator->KernelComputeV2(kernel, context);
@@ -933,7 +970,7 @@ int main(int count, char **arguments) {
 #endif
     do {
         state = seed;
-        const int64_t kind = below(12);
+        const int64_t kind = below(13);
         if (kind < 3) try_operator(product);
         else if (kind < 6) try_operator(attention);
         else if (kind < 7) try_operator(norm);
@@ -941,6 +978,7 @@ int main(int count, char **arguments) {
         else if (kind < 10) try_suffixes();
         else if (kind < 11 && one_in(2)) try_operator(table);
         else if (kind < 11) one_in(2) ? try_rows() : try_codes();
+        else if (kind < 12) try_operator(short_conv);
         else if (one_in(2)) try_blocks();
         else try_compensation();
         seed++;

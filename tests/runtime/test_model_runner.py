@@ -10,16 +10,18 @@ import pytest
 from onnx import helper
 from onnx.parser import parse_model
 
+from specops.runtime import layer_shapes
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kv_cache import KvCache
+from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import ModelLoadError, load, plain_options
 
 SLOTS, CONTEXT, MAX_TOKENS = 3, 130, 16
 SEEN = SLOTS * 3 + SLOTS * 3 + 4  # spans, block tables and the cache's descriptor
 SHAPE = CacheShape(layers=2, kv_heads=3, head_size=8, dtype="fp16")
-METADATA = {"specops.layers": "2", "specops.kv_heads": "3", "specops.head_size": "8"}
+METADATA = layer_shapes.dump([Attention(kv_heads=3, head_size=8)] * 2)
 
 
 def make_session(
@@ -176,7 +178,9 @@ def test_the_caches_shape_is_read_from_the_graph() -> None:
         cache_shape(make_session(), "fp8")
 
 
-@pytest.mark.parametrize("metadata", [{}, {**METADATA, "specops.layers": "two"}])
+@pytest.mark.parametrize(
+    "metadata", [{}, {"specops.layers": "two"}, {"specops.layers": '[{"mamba": {}}]'}]
+)
 def test_a_graph_that_was_not_rewritten_is_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(ModelLoadError, match=r"specops\.layers"):
         cache_shape(make_session(metadata=metadata), "fp32")

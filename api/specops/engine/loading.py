@@ -24,7 +24,8 @@ from specops.runtime import kernels
 from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
+from specops.runtime.kv_cache import ROLLBACK, KvCache, PrefixCache
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
     DraftHead,
@@ -137,10 +138,11 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     ]
     sizes = [
         ModelSizes(
-            cache_shape(session, settings.kv_dtype).bytes_per_token,
+            (shape := cache_shape(session, settings.kv_dtype)).bytes_per_token,
             mapped,
             folder.hidden_size,
             folder.vocab_size,
+            shape.slot_bytes(ROLLBACK) * (1 + SNAPSHOTS_PER_SLOT),
         )
         for folder, (session, mapped) in zip(folders, graphs, strict=True)
     ]

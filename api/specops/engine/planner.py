@@ -392,6 +392,8 @@ class Planner:
             count = min(
                 count, max(_LEAST_ROWS, _ROWS_PER_SLOT * self._cache.num_slots - batch.num_logits)
             )
+        if (border := self._cache.next_snapshot(state.slot)) is not None:
+            count = min(count, border - held)
         if not self._slots.reserve(state, held + count, batch):
             return None
         state.was_scheduled = True

@@ -302,6 +302,8 @@ class Scheduler:
         state, rows = item.state, item.num_logits
         logits = logits[row : row + rows]
         self._computed(state, len(item.tokens))
+        if item.ends_prompt:
+            self.target.cache.take_snapshot(state.slot)
         if state.reader is not None and rows:
             hidden, begun = self.target.hidden_states(row, rows), self._clock()
             state.reader.read(item.start, logits, hidden)

@@ -183,7 +183,7 @@ class EagleLayer(GatedDecoder):
         )
         residual = state if self.norm_before_residual else STATES
         both = graph.concatenate("both", [token, state])
-        attended = self._attend(0, both, rotary, window=None)
+        attended = self.mix(0, both, rotary, window=None)
         after = self.norm("layers.0.post_attention_layernorm")
         x, residual = graph.add_norm(
             "feed_forward_norm", attended, residual, after, epsilon=self._epsilon

@@ -7,6 +7,7 @@ same number, and copying a block is a single memcpy.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +15,55 @@ import numpy.typing as npt
 
 from specops.runtime import kernels
 from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
 from specops.system.page_cache import ask_large_pages
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes of a model's cache; `dtype` is one of `kernels.KV_DTYPES`."""
+    """Sizes of a model's cache.
+
+    Attributes:
+        layers: number of layers with attention.
+        dtype: of keys and values, one of `kernels.KV_DTYPES`.
+        kept_floats: numbers that all other layers together keep of a token.
+        positions_before: number of tokens before its own that such a layer reads.
+    """
 
     layers: int
     kv_heads: int
     head_size: int
     dtype: str
+    kept_floats: int = 0
+    positions_before: int = 0
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerShape], dtype: str) -> CacheShape:
+        """The cache of a graph with these layers.
+
+        Raises:
+            ValueError: no layer has attention, or their heads differ.
+        """
+        attention = [layer for layer in layers if isinstance(layer, Attention)]
+        kept = [layer for layer in layers if isinstance(layer, ShortConv)]
+        if len(set(attention)) != 1:
+            raise ValueError(f"the heads of the cache must be the same in all layers: {attention}")
+        return cls(
+            len(attention),
+            attention[0].kv_heads,
+            attention[0].head_size,
+            dtype,
+            sum(layer.channels for layer in kept),
+            max((layer.taps - 1 for layer in kept), default=0),
+        )
+
+    def ring(self, rollback: int) -> int:
+        """Positions that a slot keeps, so that a pass's last `rollback` tokens may be rejected."""
+        return self.positions_before + rollback + 1
+
+    def slot_bytes(self, rollback: int) -> int:
+        """Bytes of what a slot keeps beside keys and values."""
+        return self.ring(rollback) * self.kept_floats * 4
 
     @property
     def block_bytes(self) -> int:

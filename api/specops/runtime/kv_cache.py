@@ -4,7 +4,8 @@ A slot's keys and values lie in blocks of 64 tokens; the operator finds them thr
 of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
 tokens final, for good: rejected draft tokens are never committed, and the next pass overwrites
 them. Full blocks of final tokens are registered in a trie, so requests with the same beginning hold
-the same blocks; nobody writes to a registered block again.
+the same blocks; nobody writes to a registered block again. Where layers keep inputs beside keys and
+values (`kept_inputs`), a request takes over a beginning only up to a place with a snapshot of them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy.typing as npt
 
 from specops.runtime import kernels
 from specops.runtime.block_pool import BlockPool, CacheShape
+from specops.runtime.kept_inputs import INTERVAL, KeptInputs
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
+ROLLBACK = 16  # tokens; passes may have no longer drafts
 
 
 class PrefixCache(StrEnum):
@@ -48,6 +51,7 @@ class _Slot:
         registered: number of tokens in them.
         end: number of positions in all its blocks.
         seen_version: version of the trie in which the slot last looked for its prefix.
+        branch: where a cached beginning ended that lacked a snapshot: one is taken there.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class _Slot:
         self.nodes: list[Node] = []
         self.registered = self.end = 0
         self.seen_version = -1
+        self.branch = 0
 
     @property
     def last(self) -> Node | None:
@@ -101,8 +106,10 @@ class KvCache:
         num_slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         reuse: which requests share blocks.
+        rollback: most tokens of a pass that may be rejected after it.
 
     Attributes:
+        kept_inputs: what layers keep beside keys and values; None: nothing.
         block_tables: [num_slots, blocks of a context] int64; the cache writes them in place.
         descriptor: [4] int64, the operator's input `cache`: the pool's address, number of blocks,
             bytes of a block, element type.
@@ -116,6 +123,7 @@ class KvCache:
         num_slots: int,
         context: int,
         reuse: PrefixCache = PrefixCache.CLIENT,
+        rollback: int = ROLLBACK,
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
@@ -125,6 +133,7 @@ class KvCache:
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[_Slot | None] = [None] * num_slots
+        self.kept_inputs = KeptInputs(shape, num_slots, rollback) if shape.kept_floats else None
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
@@ -208,6 +217,8 @@ class KvCache:
         if share and self.reuse is not PrefixCache.OFF:
             root = self._trie.hold_root(client if self.reuse is PrefixCache.CLIENT else "")
         self._slots[slot] = _Slot(self._pool, self.block_tables[slot], root, tokens)
+        if self.kept_inputs is not None:
+            self.kept_inputs.clear(slot)
         return self.extend_prefix(slot, tokens, most)
 
     def extend_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
@@ -226,6 +237,13 @@ class KvCache:
             return held.length
         limit = min(len(tokens) - 1, self.context)
         most = limit if most is None else min(limit, most)
+        if self.kept_inputs is not None:
+            covered = self._covered(held, tokens, most)
+            most = self.kept_inputs.longest(held.root, tokens, covered)
+            held.branch = covered if covered > max(most, held.length) else 0
+            if most <= held.length:
+                held.seen_version = self._trie.version
+                return held.length
         while (end := held.registered + BLOCK_TOKENS) <= most and held.last is not None:
             node = held.last.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
             if node is None:
@@ -234,6 +252,11 @@ class KvCache:
             held.share(node)
             held.length = end
         self._take_part(held, tokens, most)
+        if self.kept_inputs is not None:
+            if held.length == most:
+                self.kept_inputs.restore(slot, held.root, tokens, most)
+            else:  # there was no block for the last part of it
+                self._give_up(slot, held)
         held.tokens = tokens
         held.seen_version = self._trie.version
         return held.length
@@ -284,17 +307,42 @@ class KvCache:
             raise ValueError(f"slot {slot} has room for {held.end} tokens, not for {length}")
         held.length = length
         held.tokens = tokens
+        if self.kept_inputs is not None and (length % INTERVAL == 0 or length == held.branch):
+            self.take_snapshot(slot)
         if held.tail >= BLOCK_TOKENS and held.root is not None:
             self._register(held)
+
+    def take_snapshot(self, slot: int) -> None:
+        """Let later requests that begin with the slot's final tokens go on behind them.
+
+        A cache without `kept_inputs` needs no snapshots.
+        """
+        held = self._held(slot)
+        if self.kept_inputs is not None and held.root is not None:
+            self.kept_inputs.save(slot, held.root, held.tokens, held.length)
+
+    def next_snapshot(self, slot: int) -> int | None:
+        """The position behind the slot's final tokens at which a prompt's piece should end.
+
+        None: anywhere.
+        """
+        if self.kept_inputs is None:
+            return None
+        held = self._held(slot)
+        border = (held.length // INTERVAL + 1) * INTERVAL
+        return min(border, held.branch) if held.branch > held.length else border
 
     def zero(self, slot: int) -> None:
         """Write zeros to all positions that the slot may write, so that they take memory."""
         held = self._held(slot)
         self._pool.memory[held.blocks[len(held.nodes) :]] = 0
+        if self.kept_inputs is not None:
+            self.kept_inputs.zero(slot)
 
     def release(self, slot: int) -> None:
         """Free a slot. Its committed blocks are kept for later requests, if it shares blocks."""
         held = self._held(slot)
+        self.take_snapshot(slot)
         own = held.blocks[len(held.nodes) :]
         if held.root is not None and held.last is not None:
             if held.tail >= MIN_COMMON:
@@ -334,20 +382,46 @@ class KvCache:
                 self._trie.hold(node)
             held.share(node)
 
+    def _covered(self, held: _Slot, tokens: Sequence[int], most: int) -> int:
+        """Number of `tokens`, at most `most`, whose keys and values requests have computed."""
+        node, end = held.last, held.registered
+        while node is not None and end + BLOCK_TOKENS <= most:
+            child = node.children.get(tuple(tokens[end : end + BLOCK_TOKENS]))
+            if child is None:
+                break
+            node, end = child, end + BLOCK_TOKENS
+        if node is None:
+            return held.length
+        _, _, common = self._closest(node, end, tuple(tokens[end : end + BLOCK_TOKENS]))
+        return max(held.length, min(end + common, most))
+
+    def _closest(
+        self, parent: Node, start: int, tokens: tuple[int, ...]
+    ) -> tuple[Node | None, int, int]:
+        """Find the block behind `parent` that begins with most of `tokens`.
+
+        Returns:
+            Its node, None where it is a running request's last block; its number; and how many
+            tokens agree.
+        """
+        node, common = self._trie.closest(parent, tokens)
+        source = -1 if node is None else node.block
+        index = start // BLOCK_TOKENS
+        for other in self._slots:  # the trie does not know running requests' last blocks
+            if other is not None and other.last is parent and other.tail > common:
+                same = common_prefix(other.tokens[start : other.length], tokens)
+                if same > common:
+                    node, source, common = None, other.blocks[index], same
+        return node, source, common
+
     def _take_part(self, held: _Slot, tokens: Sequence[int], most: int) -> None:
         """Begin the slot's next block with the tokens that another block shares with it."""
         parent, index, start = held.last, len(held.nodes), held.registered
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        least = held.tail + MIN_COMMON
+        least = held.tail + (MIN_COMMON if self.kept_inputs is None else 1)
         if parent is None or min(len(block_tokens), most - start) < least:
             return
-        node, common = self._trie.closest(parent, block_tokens)
-        source = -1 if node is None else node.block
-        for other in self._slots:  # the trie does not know running requests' last blocks
-            if other is not None and other.last is parent and other.tail > common:
-                same = common_prefix(other.tokens[start : other.length], block_tokens)
-                if same > common:
-                    node, source, common = None, other.blocks[index], same
+        node, source, common = self._closest(parent, start, block_tokens)
         common = min(common, most - start)
         if common < least:
             return
@@ -365,6 +439,17 @@ class KvCache:
                 return
             self._pool.copy(source, held.blocks[index])
         held.length = start + common
+
+    def _give_up(self, slot: int, held: _Slot) -> None:
+        """Begin a slot's sequence anew: it holds keys behind which it cannot go on."""
+        for block in held.blocks[len(held.nodes) :]:
+            self._pool.give(block)
+        for node in reversed(held.nodes):
+            self._trie.release(node)
+        held.blocks, held.nodes = [], []
+        held.length = held.registered = held.end = held.branch = 0
+        if self.kept_inputs is not None:
+            self.kept_inputs.clear(slot)
 
 
 def _blocks_for(tokens: int) -> int:

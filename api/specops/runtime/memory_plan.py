@@ -75,12 +75,14 @@ class ModelSizes:
         mapped_weights: bytes of weights in the page cache; 0: the weights are copied, and held.
         hidden_size: width of the layers; 0: unknown.
         vocab_size: entries of the vocabulary.
+        slot_bytes: bytes that layers keep of each slot beside keys and values, with its snapshots.
     """
 
     kv_token_bytes: int
     mapped_weights: int
     hidden_size: int
     vocab_size: int
+    slot_bytes: int = 0
 
     def pass_bytes(self, tokens: int, logits: int) -> int:
         """Bytes of a running pass: activations of all tokens, logits of some."""
@@ -98,6 +100,7 @@ class Demand:
         target_weights: the target's part of them, which every token needs.
         pass_bytes: what the largest pass takes while it runs.
         context: the target's maximum number of tokens per request.
+        state_bytes: what layers keep of all slots beside keys and values.
     """
 
     kv_token_bytes: int
@@ -105,6 +108,7 @@ class Demand:
     target_weights: int
     pass_bytes: int
     context: int
+    state_bytes: int = 0
 
     @classmethod
     def of(cls, settings: Settings, models: Sequence[ModelSizes], context: int) -> Demand:
@@ -124,7 +128,14 @@ class Demand:
             # One model computes at a time.
             pass_bytes=max(model.pass_bytes(tokens, verified) for model in models),
             context=context,
+            state_bytes=sum(model.slot_bytes for model in models)
+            * (settings.slots or DEFAULT_SLOTS),
         )
+
+    @property
+    def beside_cache(self) -> int:
+        """Bytes that a process needs for requests whatever the size of its KV cache."""
+        return self.pass_bytes + self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +167,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """Bytes that the process does not hold yet and cannot drop later."""
-        return self.kv_bytes + self.demand.pass_bytes + spare_bytes(self.supply.reading.limit)
+        return self.kv_bytes + self.demand.beside_cache + spare_bytes(self.supply.reading.limit)
 
     @property
     def most_anonymous(self) -> int:
@@ -185,9 +196,14 @@ class MemoryPlan:
             ("swap beside it", reading.swap_limit, reading.swap_note),
             ("held now", self.supply.held, "the process, unmapped weights, what drafters keep"),
             ("KV cache", self.kv_bytes, cache),
+            *(
+                [("states", demand.state_bytes, "of layers without attention, and snapshots")]
+                if demand.state_bytes
+                else []
+            ),
             ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
-            ("anonymous", self.most_anonymous, "sum of these four: must stay below the limit"),
+            ("anonymous", self.most_anonymous, "sum of these: must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
         ]
         for name, count, note in rows:
@@ -282,7 +298,7 @@ def plan_memory(
 
 def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
     """Tokens of whole blocks that fit beside `weights` bytes of the page cache."""
-    room = supply.free - weights - demand.pass_bytes - spare_bytes(supply.reading.limit)
+    room = supply.free - weights - demand.beside_cache - spare_bytes(supply.reading.limit)
     return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from specops.runtime import layer_shapes
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import KV_DTYPES
@@ -29,7 +30,7 @@ _POSITIONS = "position_ids"  # only of models with a table of positions
 _STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
 _NEXT_STATES = "next_states"  # of a draft head, which takes `states`
 _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
-_SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
+_KEPT_INPUTS = "kept_inputs"  # only of models with short convolutions
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
@@ -40,19 +41,15 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
         dtype: of the cache's elements, one of `kernels.KV_DTYPES`.
 
     Raises:
-        ModelLoadError: the metadata are missing or not numbers.
+        ModelLoadError: the metadata are missing or wrong.
         ValueError: there is no such type.
     """
     if dtype not in KV_DTYPES:
         raise ValueError(f"a cache's elements are {', '.join(KV_DTYPES)}, not {dtype}")
-    metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
     try:
-        layers, kv_heads, head_size = (int(metadata[name]) for name in _SIZES)
-    except (KeyError, ValueError) as error:
-        raise ModelLoadError(
-            f"the graph's metadata do not say {', '.join(_SIZES)} ({error!r}): it was not rewritten"
-        ) from error
-    return CacheShape(layers, kv_heads, head_size, dtype)
+        return CacheShape.of(layer_shapes.parse(session.get_modelmeta().custom_metadata_map), dtype)
+    except ValueError as error:
+        raise ModelLoadError(f"the graph was not rewritten: {error}") from error
 
 
 class HiddenStates:
@@ -241,6 +238,8 @@ class ModelRunner:
                     f"a pass may write {low} to {high - 1}"
                 )
             rows += (slot, start, count)
+            if self.cache.kept_inputs is not None:
+                self.cache.kept_inputs.write(slot, start, count)
             if self._has_positions:
                 positions += range(start, start + count)
         self._spans[: len(rows)] = rows
@@ -272,6 +271,8 @@ class ModelRunner:
         }
         if self._has_positions:
             inputs[_POSITIONS] = self._positions[None, :count]
+        if self.cache.kept_inputs is not None:
+            inputs[_KEPT_INPUTS] = self.cache.kept_inputs.descriptor
         outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
             outputs[_HIDDEN] = self._hidden[None, :num_logits]
@@ -373,7 +374,7 @@ def _has_positions(session: Session) -> bool:
         ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
-    if names - {_POSITIONS, _STATE_ROWS, _STATES} != _INPUTS:
+    if names - {_POSITIONS, _STATE_ROWS, _STATES, _KEPT_INPUTS} != _INPUTS:
         raise ModelLoadError(
             f"the graph's inputs are {', '.join(sorted(names))}, not {', '.join(sorted(_INPUTS))}"
         )

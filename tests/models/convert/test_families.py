@@ -26,6 +26,7 @@ from tests.checkpoints import (
     RELATIVES,
     YARN,
     make_gpt2_checkpoint,
+    make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
@@ -142,6 +143,10 @@ CASES = {
         },
         1.8,
         {NORM: 4},
+    ),
+    "lfm2": Case(make_lfm2_checkpoint, {"layers": 4, "attention": (0, 2)}, 1.8),
+    "lfm2 ends with attention": Case(
+        make_lfm2_checkpoint, {"attention": (2,), "dtype": "bfloat16"}, 1.8
     ),
     "opt 125m": Case(make_opt_checkpoint, {}),
     "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),

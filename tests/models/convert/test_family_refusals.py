@@ -14,6 +14,7 @@ from specops.models.convert.model_config import ModelConfig
 from tests.checkpoints import (
     RELATIVES,
     make_gpt2_checkpoint,
+    make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
@@ -28,6 +29,7 @@ MAKERS = {
     "phi3": make_phi3_checkpoint,
     "opt": make_opt_checkpoint,
     "gpt2": make_gpt2_checkpoint,
+    "lfm2": make_lfm2_checkpoint,
 }  # the others are `RELATIVES`
 PROPORTIONAL = {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}
 BAD_YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "much"}}
@@ -59,6 +61,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_factor' must be 1"),
     ("llama", {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
     ("llama", {"eos_token_id": "</s>"}, "'eos_token_id' must be token ids"),
+    ("lfm2", {"conv_bias": True}, "'conv_bias' must be false"),
+    ("lfm2", {"conv_L_cache": 9}, "'conv_L_cache' must be 1 to 8"),
+    ("lfm2", {"conv_L_cache": 4}, r"conv\.conv\.weight has shape \[64, 1, 3].*\[64, 1, 4]"),
+    ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no layer with attention"),
+    ("lfm2", {"full_attn_idxs": "1"}, "'full_attn_idxs' must be a list of integers"),
+    ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "'layer_types' is mamba"),
+    ("lfm2", {"block_ff_dim": 480}, r"feed_forward\.\S+ has shape"),
     ("qwen2", {"use_sliding_window": True}, "'use_sliding_window' must be false"),
     ("qwen2", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
     ("qwen2", {"num_hidden_layers": 2**31}, "more than 1000 cannot be exported"),

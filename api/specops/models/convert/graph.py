@@ -14,6 +14,7 @@ of a GGUF: its weights are blocks as they are in the file, rows uint8 [N, bytes 
 operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias)` multiplies with
 all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
 and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
+`ShortConv` of that domain, in graphs with short convolutions, computes whole sequences.
 
 The engine rewrites graphs (`specops.models.graph.rewrite`).
 """
@@ -36,7 +37,7 @@ from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
-from specops.runtime.kernels import DOMAIN
+from specops.runtime.kernels import DOMAIN, SHORT_CONV
 
 Float = NDArray[np.float32]
 
@@ -292,6 +293,15 @@ class DecoderGraph:
             local_window_size=window or -1,
             **attributes,
         )
+
+    def short_convolution(self, name: str, x: str, weight: Float) -> str:
+        """The gated short convolution of B, C and x, which are behind each other in `x`.
+
+        C times the sum over positions of B * x times `weight` [channels, taps], whose last column
+        belongs to the token itself.
+        """
+        taps = self._weights.vector(f"{name}.weight", np.ascontiguousarray(weight.T))
+        return self._node(SHORT_CONV, [x, taps], name, domain=DOMAIN, first=0, total=len(weight))
 
     # -----------------------------------------------------------------------------------------
 

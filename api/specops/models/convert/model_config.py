@@ -105,6 +105,10 @@ class ModelConfig(Entries):
         """The same config with values for absent keys."""
         return ModelConfig({**defaults, **self._values}, self._file, self._prefix)
 
+    def replaced(self, **values: Any) -> ModelConfig:
+        """The same config with other values."""
+        return ModelConfig({**self._values, **values}, self._file, self._prefix)
+
     def without(self, key: str) -> ModelConfig:
         """The same config without a key."""
         values = {name: value for name, value in self._values.items() if name != key}
@@ -135,14 +139,14 @@ class ModelConfig(Entries):
             raise self.error(key, f"must be {count} positive numbers")
         return list(values)
 
-    def list_of(self, kind: type[_T], key: str, count: int) -> list[_T] | None:
-        """The first `count` of a list of integers or strings; None where the key is absent."""
+    def list_of(self, kind: type[_T], key: str, count: int | None = None) -> list[_T] | None:
+        """The first `count` of a list of integers or strings, or all; None where it is absent."""
         called = {int: "integers", str: "strings"}[kind]
         values = self._values.get(key)
         if values is None:
             return None
-        if not isinstance(values, list) or len(values) < count:
-            raise self.error(key, f"must be {count} {called}")
+        if not isinstance(values, list) or len(values) < (count or 0):
+            raise self.error(key, f"must be {count or 'a list of'} {called}")
         if not all(isinstance(value, kind) for value in values):
             raise self.error(key, f"must be {called}")
         return values[:count]

@@ -21,6 +21,8 @@ CONTROL: dict[str, list[str | int]] = {
     "block_tables": ["slots", "blocks"],
     "cache": [4],
 }
+KEPT_INPUTS = "kept_inputs"  # of graphs with short convolutions
+MIXERS = (kernels.ATTENTION, kernels.SHORT_CONV)  # a layer has one: a token sees those before it
 _HIDDEN = "hidden"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", GGUF_MATMUL)
 _NORMS = ("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
@@ -43,9 +45,9 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
 
 
 def gather_logit_rows(graph: onnx.GraphProto) -> None:
-    """After the last attention, take `logit_rows` of every tensor that comes from before it."""
+    """After the last layer's mixer, take `logit_rows` of every tensor from before it."""
     constants = {tensor.name for tensor in graph.initializer}
-    last = [node for node in graph.node if node.op_type == kernels.ATTENTION][-1]
+    last = [node for node in graph.node if node.op_type in MIXERS][-1]
     behind = _descendants(graph, last)
     gathered: set[str] = set()
     nodes: list[onnx.NodeProto] = []
@@ -87,6 +89,8 @@ def declare(graph: onnx.GraphProto) -> None:
         **CONTROL,
         LOGIT_ROWS: ["logit_rows"],
     }
+    if KEPT_INPUTS in read:
+        shapes[KEPT_INPUTS] = [4]
     if STATE_ROWS in read:
         shapes[STATE_ROWS] = [STATE_ROWS]
     given = [item for item in graph.input if item.name == STATES]  # of a draft head
@@ -115,14 +119,14 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
     """
     makers = {name: node for node in graph.node for name in node.output}
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    attention = [node for node in graph.node if node.op_type == kernels.ATTENTION]
+    mixers = [node for node in graph.node if node.op_type in MIXERS]
     width, rows, nodes = 0, list[str](), list[onnx.NodeProto]()
     for layer in layers:
-        if not 0 <= layer < len(attention):
+        if not 0 <= layer < len(mixers):
             raise RefusedGraphError(
-                f"a draft head reads what enters layer {layer}, and there are {len(attention)}"
+                f"a draft head reads what enters layer {layer}, and there are {len(mixers)}"
             )
-        product = makers.get(attention[layer].input[0])
+        product = makers.get(mixers[layer].input[0])
         while product is not None and not _has_weights(product, weights):
             product = makers.get(product.input[0])
         if product is None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,11 +28,12 @@ from onnx import TensorProto, helper
 
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
-from specops.models.graph.rewrite import AttentionShape, is_head, rewrite
+from specops.models.graph.rewrite import is_head, rewrite
 from specops.models.graph.tensors import append, check_places, fill_page, values_of
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.weight_cache import USED
-from specops.runtime import kernels
+from specops.runtime import kernels, layer_shapes
+from specops.runtime.layer_shapes import LayerShape
 from specops.runtime.session import ModelLoadError, load, plain_options
 
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
@@ -72,7 +72,7 @@ def prepack(graph: Path, destination: Path, states: Sequence[int] = ()) -> None:
     with data.open("wb") as target:
         try:
             check_places(model.graph, graph.parent)
-            shape = None if is_head(model) else rewrite(model, states)
+            layers = None if is_head(model) else rewrite(model, states)
             tiles, tables = write_tiles(model, graph.parent, data.name, target)
         except RefusedGraphError as refusal:
             raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
@@ -84,7 +84,7 @@ def prepack(graph: Path, destination: Path, states: Sequence[int] = ()) -> None:
             rows = values_of(table, graph.parent)
             tiles.append(append(table.name, [rows], data.name, target, rows.shape))
     finished.graph.initializer.extend(tiles)
-    _describe(finished, shape)
+    _describe(finished, layers)
     onnx.save(finished, destination)
     destination.with_name(USED).write_text(str(used), encoding="ascii")
     for path in saved.parent.glob(f"{saved.name}*"):
@@ -174,7 +174,7 @@ def _copy(source: BinaryIO, offset: str, length: str, target: BinaryIO) -> str:
     return str(start)
 
 
-def _describe(model: onnx.ModelProto, shape: AttentionShape | None) -> None:
+def _describe(model: onnx.ModelProto, layers: Sequence[LayerShape] | None) -> None:
     """Write into the graph what the engine must know of it."""
     foreign = [
         node.name or node.output[0]
@@ -182,8 +182,7 @@ def _describe(model: onnx.ModelProto, shape: AttentionShape | None) -> None:
         if node.domain != kernels.DOMAIN and any(part in node.op_type for part in _PRODUCTS)
     ]
     properties = {"specops.foreign_products": ",".join(foreign)}
-    for key, value in (asdict(shape) if shape else {}).items():
-        properties[f"specops.{key}"] = str(value)
+    properties |= layer_shapes.dump(layers) if layers else {}
     helper.set_model_props(model, properties)
 
 

@@ -3,14 +3,16 @@
 An export follows ONNX Runtime's contract: its inputs are one row of tokens, a mask and the past
 keys and values, and it gives the present ones. The engine runs a flat batch of tokens of any
 requests over a KV cache in blocks. So GroupQueryAttention becomes `specops.Attention`; the mask,
-the pasts and all nodes that only feed them go.
+the pasts and all nodes that only feed them go. A short convolution over whole sequences becomes one
+that goes on after what is kept of a slot's last tokens.
 
 Inputs of the new graph: `input_ids` int64 [1, T]; `position_ids` int64 [1, T], if positions are
 learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` int64 [slots, blocks];
-`cache` int64 [4]; `logit_rows` int64 [L]. Outputs: `logits` float32 [1, L, vocabulary], and
-`hidden` float32 [1, L, size], the last hidden state, which is the input of the product that gives
-the logits. An output that the caller does not ask for costs nothing. For a draft head there are
-also `state_rows` int64 [R] and `states` float32 [1, R, size of all]: what enters some layers.
+`cache` int64 [4]; `logit_rows` int64 [L]; with short convolutions `kept_inputs` int64 [4]. Outputs:
+`logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the last hidden state, which
+is the input of the product that gives the logits. An output that the caller does not ask for costs
+nothing. For a draft head there are also `state_rows` int64 [R] and `states` float32 [1, R, size of
+all]: what enters some layers.
 
 A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
@@ -19,7 +21,6 @@ A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -36,6 +37,7 @@ from specops.models.graph.nodes import (
 )
 from specops.models.graph.outputs import (
     CONTROL,
+    KEPT_INPUTS,
     LOGIT_ROWS,
     declare,
     gather_logit_rows,
@@ -44,6 +46,7 @@ from specops.models.graph.outputs import (
 )
 from specops.models.graph.tokenwise import check_tokenwise
 from specops.runtime import kernels
+from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
 
 _ATTENTION = "GroupQueryAttention"
 
@@ -67,21 +70,15 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {  # attributes that have no effect at t
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The sizes that a graph's KV cache follows from."""
-
-    layers: int
-    kv_heads: int
-    head_size: int
-
-
-def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> AttentionShape:
+def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> list[LayerShape]:
     """Rewrite a graph in place, without reading its weights.
 
     Args:
         model: the graph.
         states: the layers whose inputs become an output, see `output_states`.
+
+    Returns:
+        What each layer keeps of tokens.
 
     Raises:
         RefusedGraphError: the engine does not understand a node; the message names it and says why.
@@ -90,16 +87,18 @@ def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> AttentionShap
     _refuse_own_operators(model)
     _constants_to_initializers(graph)
     move_head_norms(graph)
-    shape = _replace_attention(graph)
+    attention = _replace_attention(graph)
+    convolutions = _replace_convolutions(graph)
     keep_what_gives_logits(graph)
-    check_tokenwise(graph, (*CONTROL, LOGIT_ROWS))
+    check_tokenwise(graph, (*CONTROL, KEPT_INPUTS, LOGIT_ROWS))
     gather_logit_rows(graph)
     if states:
         output_states(graph, states)
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
-    return shape
+    kept = attention | convolutions
+    return [kept[node.output[0]] for node in graph.node if node.output[0] in kept]
 
 
 def is_head(model: onnx.ModelProto) -> bool:
@@ -120,10 +119,12 @@ def _refuse_own_operators(model: onnx.ModelProto) -> None:
 
     Functions and graphs in a node's attribute are refused too, since they could hide such
     operators. A graph that only chooses between tensors is allowed (`_rotary_tables`), and so are
-    the operators for a GGUF's weights, which nothing runs as they are.
+    the operators for a GGUF's weights, which nothing runs as they are, and a convolution over whole
+    sequences, which has no such input.
     """
     for node in model.graph.node:
-        if node.domain == kernels.DOMAIN and node.op_type not in (GGUF_GATHER, GGUF_MATMUL):
+        harmless = node.op_type in (GGUF_GATHER, GGUF_MATMUL) or _is_whole_convolution(node)
+        if node.domain == kernels.DOMAIN and not harmless:
             raise RefusedGraphError(f"{named(node)} is an operator of the engine's own")
         graphs = [graph for item in node.attribute for graph in (item.g, *item.graphs)]
         inner = [item for graph in graphs for item in graph.node]
@@ -154,26 +155,56 @@ def _constants_to_initializers(graph: onnx.GraphProto) -> None:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _replace_attention(graph: onnx.GraphProto) -> AttentionShape:
+def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
+    """Replace attention; returns what each layer keeps, by the name of its output."""
     found = [node for node in graph.node if node.op_type == _ATTENTION]
     if not found:
         raise RefusedGraphError(
             "it has no node GroupQueryAttention, which is what attention is in exports of this "
             "project and of onnxruntime-genai"
         )
-    shapes = set()
+    shapes: dict[str, LayerShape] = {}
     pasts: set[str] = set()
     for layer, node in enumerate(found):
         _check_attention(graph, node, pasts)
         kv_heads, head_size = _cache_shape(graph, node)
-        shapes.add((kv_heads, head_size))
+        shapes[node.output[0]] = Attention(kv_heads, head_size)
         node.CopyFrom(_attention(graph, node, layer, len(found), head_size))
-    if len(shapes) > 1:
-        raise RefusedGraphError(
-            f"its layers' caches differ, (heads, size of one): {sorted(shapes)}"
+    if len(sizes := set(shapes.values())) > 1:
+        raise RefusedGraphError(f"its layers' caches differ: {', '.join(map(str, sizes))}")
+    return shapes
+
+
+def _is_whole_convolution(node: onnx.NodeProto) -> bool:
+    """Whether a node is a short convolution that reads a whole sequence and its weight alone."""
+    return node.op_type == kernels.SHORT_CONV and len(node.input) == 2
+
+
+def _replace_convolutions(graph: onnx.GraphProto) -> dict[str, LayerShape]:
+    """Let short convolutions go on after earlier passes; returns what each layer keeps."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    found = [node for node in graph.node if node.op_type == kernels.SHORT_CONV]
+    shapes: dict[str, LayerShape] = {}
+    places: list[int] = [0]
+    for node in found:
+        weight = weights.get(node.input[1])
+        if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
+            raise RefusedGraphError(f"{named(node)} has no weight [taps, channels] of float32")
+        taps, channels = weight.dims
+        shapes[node.output[0]] = ShortConv(channels, taps)
+        places.append(places[-1] + channels)
+    for node, first in zip(found, places, strict=False):
+        made = helper.make_node(
+            kernels.SHORT_CONV,
+            [*node.input, "spans", KEPT_INPUTS],
+            [node.output[0]],
+            name=node.name or node.output[0],
+            domain=kernels.DOMAIN,
+            first=first,
+            total=places[-1],
         )
-    ((kv_heads, head_size),) = shapes
-    return AttentionShape(len(found), kv_heads, head_size)
+        node.CopyFrom(made)
+    return shapes
 
 
 def _check_attention(graph: onnx.GraphProto, node: onnx.NodeProto, pasts: set[str]) -> None:

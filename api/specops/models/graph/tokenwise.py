@@ -20,6 +20,7 @@ from specops.models.graph.nodes import (
     attributes_of,
     named,
 )
+from specops.models.graph.outputs import MIXERS
 from specops.runtime import kernels
 
 _TOKENS_AXIS = 1
@@ -54,7 +55,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
 
     Args:
         graph: its attention nodes are the engine's, and its nodes can run in their order.
-        control: names of inputs that only attention may read.
+        control: names of inputs that only attention and its like may read.
 
     Raises:
         RefusedGraphError: a node mixes tokens or has no rule, or the graph is not a decoder.
@@ -70,7 +71,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
         elif item.name == STATES:  # of a draft head: a vector for each token
             values[item.name] = _Tokens(3)
     for node in graph.node:
-        attends = (node.domain, node.op_type) == (kernels.DOMAIN, kernels.ATTENTION)
+        attends = node.domain == kernels.DOMAIN and node.op_type in MIXERS
         operands: list[_Constant | _Tokens | None] = []
         for name in node.input:
             if attends and name in control:
@@ -93,7 +94,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
 
 def _output(node: onnx.NodeProto, operands: _Operands, *, attends: bool) -> _Constant | _Tokens:
     if attends:
-        _the_only_tokens(operands[:3], 3)
+        _the_only_tokens(operands[: 3 if node.op_type == kernels.ATTENTION else 1], 3)
         return _Tokens(3)
     if operands and all(isinstance(value, _Constant) for value in operands if value):
         return _folded(node, operands[0])

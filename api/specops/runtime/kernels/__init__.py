@@ -1,9 +1,10 @@
-"""Kernels in C: ONNX Runtime operators (products, tables, norms, attention), functions for Python.
+"""Kernels in C: ONNX Runtime's custom operators, and functions for Python.
 
-Each computes a token's result independently of all else in the pass, and the same bits on every
-processor; the headers say how. This module loads the library. `specops.runtime.sampling` calls
-`sampling.h`, `specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize`
-`quantize.h`, `specops.runtime.kernels.packing` `tiles.c`.
+The operators are products, tables, norms, attention and short convolutions. Each computes a token's
+result independently of all else in the pass, and the same bits on every processor; the headers say
+how. This module loads the library. `specops.runtime.sampling` calls `sampling.h`,
+`specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize` `quantize.h`,
+`specops.runtime.kernels.packing` `tiles.c`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DOMAIN, MATMUL, GATHER = "specops", "QuantizedMatMul", "QuantizedGather"
-NORM, ATTENTION = "Norm", "Attention"
+NORM, ATTENTION, SHORT_CONV = "Norm", "Attention", "ShortConv"
 LIBRARY = Path(__file__).with_name("_native.so")
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""

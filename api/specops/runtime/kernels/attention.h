@@ -22,6 +22,7 @@
 
 #include <stdint.h>
 
+#include "spans.h"
 #include "threads.h"
 
 enum { BLOCK = 64, SPLIT = 4 * BLOCK, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
@@ -37,11 +38,6 @@ typedef struct {
     float softcap;     // scores become softcap * tanh(score / softcap); 0: no change
     float epsilon;     // of the norms of queries and keys
 } Layer;
-
-typedef struct {
-    int64_t slot, start, tokens;
-    int64_t first;  // the first token's row in the pass
-} Span;
 
 // The tensors of a pass.
 typedef struct {

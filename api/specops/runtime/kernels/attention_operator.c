@@ -25,8 +25,7 @@
 #include <math.h>
 enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, LONG_COS, LONG_SIN,
        INPUTS };
-enum { MOST_SLOTS = 1024, SPAN_NUMBERS = 3, CACHE_NUMBERS = 4 };
-static const int64_t MOST_POSITIONS = 1 << 30;
+enum { CACHE_NUMBERS = 4 };
 
 typedef struct {
     const AttentionKernel *kernel;
@@ -178,39 +177,22 @@ static const char *check_blocks(const Pass *pass, const Span *span, int64_t bloc
     return NULL;
 }
 
-static const char *read_spans(Arguments *arguments) {
-    const Tensor *spans = arguments->inputs + SPANS, *cos = arguments->inputs + COS;
+static const char *read_places(Arguments *arguments) {
+    const Tensor *inputs = arguments->inputs, *cos = inputs + COS;
     Pass *pass = &arguments->pass;
-    if (!spans->data || spans->count != 2 || spans->dimensions[1] != SPAN_NUMBERS)
-        return "Attention: spans is [S, 3]";
-    int64_t blocks, tokens = 0;
+    int64_t blocks;
     const char *wrong = read_cache(arguments, pass, &blocks);
-    if (wrong) return wrong;
-    const int64_t slots = arguments->inputs[TABLES].dimensions[0];
-    uint64_t seen[MOST_SLOTS / 64] = {0};
-    const int64_t *numbers = spans->data;
-    for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += SPAN_NUMBERS) {
-        const Span span = {numbers[0], numbers[1], numbers[2], tokens};
-        if (!span.tokens) continue;
-        if (span.tokens < 0 || span.tokens > arguments->tokens - tokens)
-            return "Attention: spans have another number of tokens than the query";
-        if (span.slot < 0 || span.slot >= slots) return "Attention: there is no such slot";
-        if (seen[span.slot / 64] >> span.slot % 64 & 1)
-            return "Attention: a slot has two spans in a pass";
-        if (span.start < 0 || span.start > MOST_POSITIONS)
-            return "Attention: a position is below 0 or too large";
-        if (span.start + span.tokens > pass->max_blocks * BLOCK)
+    if (!wrong)
+        wrong = read_spans(inputs + SPANS, inputs[TABLES].dimensions[0], arguments->tokens,
+                           arguments->spans, &pass->count);
+    for (const Span *span = pass->spans; !wrong && span < pass->spans + pass->count; span++) {
+        if (span->start + span->tokens > pass->max_blocks * BLOCK)
             return "Attention: a position is beyond the block tables";
-        if (cos->data && span.start + span.tokens > cos->dimensions[0])
+        if (cos->data && span->start + span->tokens > cos->dimensions[0])
             return "Attention: a position is beyond the rotary table";
-        wrong = check_blocks(pass, &span, blocks);
-        if (wrong) return wrong;
-        seen[span.slot / 64] |= (uint64_t)1 << span.slot % 64;
-        arguments->spans[pass->count++] = span;
-        tokens += span.tokens;
+        wrong = check_blocks(pass, span, blocks);
     }
-    if (tokens == arguments->tokens) return NULL;
-    return "Attention: spans have another number of tokens than the query";
+    return wrong;
 }
 
 OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
@@ -222,7 +204,7 @@ OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
     *pass = (Pass){.layer = self->layer, .spans = arguments.spans};
     const char *wrong = read_projections(&arguments);
     if (!wrong) wrong = read_tables(&arguments);
-    if (!wrong) wrong = read_spans(&arguments);
+    if (!wrong) wrong = read_places(&arguments);
     if (wrong) return failure(wrong);
     Tensor *query = arguments.inputs + QUERY;
     query->dimensions[query->count - 1] = self->layer.heads * self->layer.size;

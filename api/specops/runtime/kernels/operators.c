@@ -1,5 +1,5 @@
 // Registers the operators of the domain "specops"; see matmul_operator.c, gather_operator.c,
-// norm_operator.c and attention_operator.c.
+// norm_operator.c, attention_operator.c and short_conv_operator.c.
 
 #include "operators.h"
 
@@ -93,6 +93,27 @@ const char *check_epsilon(float epsilon) {
     return epsilon >= 0 && !isinf(epsilon) ? NULL : "epsilon is below 0 or not finite";
 }
 
+const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span *out, int64_t *count) {
+    enum { NUMBERS = 3 };
+    static const char *const sum = "spans have another number of tokens than the input";
+    if (!spans->data || spans->count != 2 || spans->dimensions[1] != NUMBERS) return "spans is [S, 3]";
+    uint64_t seen[MOST_SLOTS / 64] = {0};
+    int64_t first = *count = 0;
+    const int64_t *numbers = spans->data;
+    for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += NUMBERS) {
+        const Span span = {numbers[0], numbers[1], numbers[2], first};
+        if (!span.tokens) continue;
+        if (span.tokens < 0 || span.tokens > tokens - first) return sum;
+        if (span.slot < 0 || span.slot >= slots) return "there is no such slot";
+        if (seen[span.slot / 64] >> span.slot % 64 & 1) return "a slot has two spans in a pass";
+        if (span.start < 0 || span.start > MOST_POSITIONS) return "a position is below 0 or too large";
+        seen[span.slot / 64] |= (uint64_t)1 << span.slot % 64;
+        out[(*count)++] = span;
+        first += span.tokens;
+    }
+    return first == tokens ? NULL : sum;
+}
+
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     Call *call = context;
     if (!call->status)  // a batch for each piece: a thread that is done takes the next one
@@ -141,11 +162,13 @@ const Operator GATHER_OPERATOR = {TABLE(create_gather, compute_gather), "Quantiz
 const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
 const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",
                                      "fFFiiiFFFFFF", "f"};
+const Operator SHORT_CONV_OPERATOR = {TABLE(create_short_conv, compute_short_conv), "ShortConv", "ffII",
+                                      "f"};
 
 // ONNX Runtime calls it for each session's options. The domain lives as long as the process.
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
     static const Operator *const ALL[] = {&MATMUL_OPERATOR, &GATHER_OPERATOR, &NORM_OPERATOR,
-                                          &ATTENTION_OPERATOR};
+                                          &ATTENTION_OPERATOR, &SHORT_CONV_OPERATOR};
     static OrtDomain *domain;
     api = base->GetApi(ORT_VERSION);
     if (!api) return NULL;  // an older ONNX Runtime, which will not load graphs with the operators

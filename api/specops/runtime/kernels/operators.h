@@ -4,6 +4,7 @@
 #define SPECOPS_OPERATORS_H
 
 #include "onnxruntime.h"
+#include "spans.h"
 #include "threads.h"
 
 enum { MOST_DIMENSIONS = 8 };
@@ -56,6 +57,11 @@ const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *resi
                        const Tensor *shift);
 const char *check_epsilon(float epsilon);
 
+// The spans that are not empty: int64 [S, 3], one for a slot at most, of `tokens` tokens in all, into `out`
+// of MOST_SLOTS. Returns what is wrong; NULL: nothing.
+static const int64_t MOST_POSITIONS = 1 << 30;
+const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span *out, int64_t *count);
+
 // ONNX Runtime's threads during a call; the struct keeps the first error.
 typedef struct {
     const OrtKernelContext *context;
@@ -71,12 +77,13 @@ typedef struct {
     const char *name, *inputs, *outputs;
 } Operator;
 
-extern const Operator MATMUL_OPERATOR, GATHER_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
+extern const Operator MATMUL_OPERATOR, GATHER_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR,
+    SHORT_CONV_OPERATOR;
 
 // What each operator's file defines: making a kernel of a node, and running it.
 typedef OrtStatus *Create(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **out);
 typedef OrtStatus *Compute(void *kernel, OrtKernelContext *context);
-Create create_matmul, create_gather, create_norm, create_attention;
-Compute compute_matmul, compute_gather, compute_norm, compute_attention;
+Create create_matmul, create_gather, create_norm, create_attention, create_short_conv;
+Compute compute_matmul, compute_gather, compute_norm, compute_attention, compute_short_conv;
 
 #endif

@@ -34,7 +34,7 @@ _STEPS = {Kind.Q2_K: 5e-3, Kind.Q3_K: 1e-3, Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Ki
 _STEPS |= {Kind.IQ4_NL: 1e-3, Kind.IQ4_XS: 5e-5}
 _MIDDLES = {Kind.Q2_K: 1.5, Kind.Q4_K: 8, Kind.Q5_K: 16}
 _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
-    **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2")},
+    **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
 _PERMUTED = ("llama", "mistral3", "smollm3", "granite")  # by llama.cpp's converter
@@ -138,8 +138,8 @@ def write_gguf(
             stored = interleaved(stored, heads)
         if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
             stored = stored + np.float32(1)
-        if values.ndim == 1:
-            writer.add_tensor(called, np.ascontiguousarray(stored))
+        if values.ndim != 2:  # a convolution's [channels, 1, taps] loses the axis of length 1
+            writer.add_tensor(called, np.ascontiguousarray(stored.squeeze()))
             kept[name] = values
             continue
         kind = kind_of(name)
@@ -176,9 +176,14 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads = config["num_key_value_heads"]
+    if config["model_type"] == "lfm2":
+        layers = range(config["num_hidden_layers"])
+        kv_heads = [kv_heads * (layer in config["full_attn_idxs"]) for layer in layers]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_head_count_kv(kv_heads)
+    if epsilon := config.get("rms_norm_eps") or config.get("norm_eps"):
+        writer.add_layer_norm_rms_eps(epsilon)
     else:
         writer.add_layer_norm_eps(config.get("norm_epsilon") or config["layer_norm_eps"])
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}

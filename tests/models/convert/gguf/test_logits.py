@@ -26,6 +26,7 @@ from specops.runtime import kernels
 from tests.checkpoints import (
     RELATIVES,
     make_gpt2_checkpoint,
+    make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
@@ -153,6 +154,7 @@ def test_parts_of_a_product_keep_their_types(tmp_path: Path) -> None:
         (of_relative("smollm3"), by_part({}, Kind.Q5_K)),
         (partial(make_qwen2_checkpoint, config=MROPE_2), by_part({}, Kind.Q8_0)),
         (partial(make_relative_checkpoint, kind="qwen3", config=MROPE_3), by_part({}, Kind.Q8_0)),
+        (make_lfm2_checkpoint, by_part({"conv.in_proj": Kind.Q4_K}, Kind.Q8_0)),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
         (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],

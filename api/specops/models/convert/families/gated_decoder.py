@@ -77,6 +77,7 @@ class GatedDecoder(Family):
     stem = "model"  # the first part of all tensor names but the head's
     final_norm = "norm"
     output, down = "self_attn.o_proj", "mlp.down_proj"
+    query_key_norms = ("self_attn.q_norm", "self_attn.k_norm")
     up: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
     _factors: str | None = None  # of queries, in the graph
 
@@ -151,20 +152,27 @@ class GatedDecoder(Family):
             shapes[HEAD] = table
         if self.head_bias:
             shapes[HEAD_BIAS] = table[:1]
+        for index in range(self.shape.num_layers):
+            layer = self.layer_tensors(index)
+            shapes |= {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
+        return shapes
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """The tensors of a layer, by their names in it."""
+        del index  # all layers have the same ones
         layer = self.projection_tensors() | {
-            f"{self.output}.weight": (hidden, self.query_size),
-            f"{self.down}.weight": (hidden, self.feed_forward_size),
+            f"{self.output}.weight": (self.shape.hidden_size, self.query_size),
+            f"{self.down}.weight": (self.shape.hidden_size, self.feed_forward_size),
         }
         layer |= {f"{part}.bias": layer[f"{part}.weight"][:1] for part in self.biased}
         for norm in filter(None, (*self.attention_norms, *self.feed_forward_norms)):
             layer |= self._norm_shapes(norm)
         if self.head_norms or self.width_norms:
-            size = self.shape.head_dim
-            layer["self_attn.q_norm.weight"] = (size if self.head_norms else self.query_size,)
-            layer["self_attn.k_norm.weight"] = (size if self.head_norms else self.key_size,)
-        for index in range(self.shape.num_layers):
-            shapes |= {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
-        return shapes
+            head = self.shape.head_dim
+            sizes = (head, head) if self.head_norms else (self.query_size, self.key_size)
+            norms = zip(self.query_key_norms, sizes, strict=True)
+            layer |= {f"{norm}.weight": (size,) for norm, size in norms}
+        return layer
 
     def _norm_shapes(self, norm: str) -> Shapes:
         kinds = ("weight", "bias") if self.layer_norms and self.norm_biases else ("weight",)
@@ -185,7 +193,7 @@ class GatedDecoder(Family):
             self._factors = graph.position_factors("query_factors", self.query_factors)
         for index, layer in enumerate(self.layers):
             rotary = None if layer.rotary is None else tables[layer.rotary]
-            attended = self._attend(index, x, rotary, layer.window)
+            attended = self.mix(index, x, rotary, layer.window)
             if self.parallel:
                 fed = self._feed_forward(index, x)
                 x = graph.add(f"layers.{index}.both", attended, fed)
@@ -202,13 +210,12 @@ class GatedDecoder(Family):
         head = checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD)
         graph.head(x, head, bias)
 
-    def _attend(
-        self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None
-    ) -> str:
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """The part of a layer in which a token sees those before it: attention."""
         stored, head_norms = self.layer(index), None
         operands = self.queries_keys_values(index, x)
         if self.head_norms:
-            queries, keys = (self.norm(f"{stored}.self_attn.{part}_norm") for part in "qk")
+            queries, keys = (self.norm(f"{stored}.{norm}") for norm in self.query_key_norms)
             head_norms = HeadNorms((queries, keys), self._epsilon)
         x = self.graph.attention(
             index,
@@ -268,7 +275,7 @@ class GatedDecoder(Family):
             return [self.graph.linear(f"{name}.qkv", x, weight, bias)]
         found = [self.linear(index, f"self_attn.{part}_proj", x) for part in "qkv"]
         for place, part in enumerate("qk" if self.width_norms else ""):
-            norm = self.norm(f"{stored}.{part}_norm")
+            norm = self.norm(f"{self.layer(index)}.{self.query_key_norms[place]}")
             found[place] = self.graph.rms_norm(
                 f"{name}.{part}_norm", found[place], norm, self._epsilon
             )

@@ -170,9 +170,27 @@ _ARCHITECTURES = {
         windows="all",
         partial_rotary=True,
     ),
+    "lfm2": _Architecture(
+        "Lfm2ForCausalLM",
+        {
+            **_without("output_norm"),
+            "token_embd_norm": "model.embedding_norm",
+            "attn_norm": ".operator_norm",
+            "attn_q_norm": ".self_attn.q_layernorm",
+            "attn_k_norm": ".self_attn.k_layernorm",
+            "attn_output": ".self_attn.out_proj",
+            "ffn_norm": ".ffn_norm",
+            "ffn_gate": ".feed_forward.w1",
+            "ffn_up": ".feed_forward.w3",
+            "ffn_down": ".feed_forward.w2",
+            **{f"shortconv.{part}": f".conv.{part}" for part in ("in_proj", "conv", "out_proj")},
+        },
+    ),
     "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
-_NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>(?:shortconv\.)?\w+)\.(?P<kind>weight|bias)"
+)
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.expert_count": (0,),
@@ -328,7 +346,7 @@ def _gated(
         "hidden_size": hidden,
         "num_hidden_layers": metadata.integer("{arch}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer("{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(metadata, heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
@@ -346,10 +364,34 @@ def _gated(
             config[name] = metadata.number(key) if given else usual.get(name, 1.0)
     if metadata.architecture == "cohere2":
         config["logit_scale"] = metadata.number("{arch}.logit_scale")
+    if metadata.architecture == "lfm2":
+        config |= _lfm2(metadata, config)
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim or architecture.partial_rotary:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
     return config
+
+
+def _kv_heads(metadata: Metadata, heads: int) -> int:
+    """Heads of keys and values; of LFM2 a list, in which layers without attention have 0."""
+    key = "{arch}.attention.head_count_kv"
+    if metadata.architecture != "lfm2":
+        return metadata.integer(key, heads)
+    found = set(metadata.listed(key, int)) - {0}
+    if len(found) != 1:
+        raise metadata.error(key, "must have the same number in all layers with attention")
+    return found.pop()
+
+
+def _lfm2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have attention, and the size of the others' convolutions."""
+    counts = metadata.listed("{arch}.attention.head_count_kv", int)
+    return {
+        "norm_eps": config["rms_norm_eps"],
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_L_cache": metadata.integer("{arch}.shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,  # a file says the width as it is
+    }
 
 
 def _windows(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:

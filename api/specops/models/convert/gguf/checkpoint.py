@@ -82,18 +82,23 @@ class GgufCheckpoint(Checkpoint):
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the tensors against `shapes`, in both directions, before any work.
 
-        No tensor is ignored. Transformers stores GPT-2's weights transposed, and a file does not.
+        No tensor is ignored. Transformers stores GPT-2's weights transposed, and a file does not;
+        a file leaves out the axis of length 1 of a convolution that mixes no channels.
         """
         del ignored
+        expected = {
+            name: shape[::-1] if len(shape) == 2 and name.startswith(_TRANSPOSED) else shape
+            for name, shape in shapes.items()
+        }
         self._compare(
             {
-                name: shape[::-1] if len(shape) == 2 and name.startswith(_TRANSPOSED) else shape
-                for name, shape in shapes.items()
+                name: (shape[0], *shape[2:]) if len(shape) > 2 else shape
+                for name, shape in expected.items()
             }
         )
 
     def vector(self, name: str) -> Float:
-        """A one-dimensional tensor as float32, in transformers' order."""
+        """A one-dimensional tensor, or a small one's numbers, as float32 in transformers' order."""
         tensor = self._stored[self._find(name).name]
         try:
             values = _numbers(tensor)

@@ -1,0 +1,193 @@
+"""Models with short convolutions: the same text however passes are cut, and little read twice.
+
+A small LFM2 with random weights; its convolutions read the two tokens before each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.request import GenerationRequest, SamplingParams
+from specops.runtime.kept_inputs import INTERVAL
+from specops.runtime.kv_cache import KvCache
+from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.session import open_session
+from specops.speculation.drafters.base import Draft, LookupDrafter
+from tests.checkpoints import make_lfm2_checkpoint
+from tests.passes import prepared
+from tests.simulated_target import Clock, Served, make_request, make_scheduler, serve
+
+VOCAB = 320
+SAMPLINGS = [SamplingParams(), SamplingParams(0.8, seed=3)]
+
+
+class Target(ModelRunner):
+    """A runner that knows how many tokens it has computed."""
+
+    def __init__(self, graph: Path, *, slots: int = 3, num_blocks: int = 80) -> None:
+        session = open_session(graph)
+        shape = cache_shape(session, "fp32")
+        cache = KvCache(shape, num_blocks=num_blocks, num_slots=slots, context=2048)
+        super().__init__(session, cache, max_tokens=300)
+        self.clock = Clock()
+        self.computed = 0
+
+    def forward(self, batch):
+        self.computed += batch.num_tokens
+        return super().forward(batch)
+
+
+class Known(LookupDrafter):
+    """Knows answers by their prompts; each of its tokens is wrong with a probability of 0.3."""
+
+    name = "known"
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[int, ...]] = []
+        self._rng = np.random.default_rng(3)
+
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        said = tuple(tokens)
+        text = next((text for text in self.texts if text[: len(said)] == said), said)
+        found = np.array(text[len(said) : len(said) + count], np.int64)
+        wrong = self._rng.random(len(found)) < 0.3
+        return Draft(tuple(((found + wrong) % VOCAB).tolist()))
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states")
+    config = {"max_position_embeddings": 2048}
+    source = make_lfm2_checkpoint(folder / "source", layers=4, attention=(1,), config=config)
+    quantization = Quantization.parse("int8-32")
+    model = export_checkpoint(source, folder / "int8", quantization=quantization)
+    return prepared(model.graph_file, folder / "cache")
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(np.random.default_rng((length, seed)).integers(1, VOCAB, length).tolist())
+
+
+def alone(graph: Path, request: GenerationRequest) -> list[int]:
+    """The request's tokens by plain decoding in a service of its own."""
+    target = Target(graph, slots=1)
+    again = make_request(request.prompt_tokens, request.max_new_tokens, sampling=request.sampling)
+    return serve(make_scheduler(target), again).tokens(again)
+
+
+def assert_said(graph: Path, served: Served, *requests: GenerationRequest) -> None:
+    for request in requests:
+        assert served.tokens(request) == alone(graph, request)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_drafts_with_wrong_tokens_change_nothing(graph: Path, sampling: SamplingParams) -> None:
+    known = Known()
+    target = Target(graph)
+    scheduler = make_scheduler(target, [known])
+    fields = {"drafter": "known", "k_draft": 6, "adaptive": False, "sampling": sampling}
+    requests = [make_request(prompt(length), 40, **fields) for length in (3, 90, 200)]
+    known.texts += [(*item.prompt_tokens, *alone(graph, item)) for item in requests]
+    served = serve(scheduler, *requests)
+    assert_said(graph, served, *requests)
+    accepted = [draft.accepted for step in served.results for draft in step.drafts]
+    drafted = [len(draft.tokens) for step in served.results for draft in step.drafts]
+    assert 0 < sum(accepted) < sum(drafted)  # both accepted and rejected ones
+
+
+def test_a_conversation_reads_only_what_is_new(graph: Path) -> None:
+    target = Target(graph, slots=1)
+    scheduler = make_scheduler(target)
+    text, held = prompt(60), 0
+    for turn in range(4):
+        request = make_request(text, 20)
+        served = serve(scheduler, request)
+        assert_said(graph, served, request)
+        assert served.stats(request).cached_prompt_tokens == held
+        held = len(text) + 19  # the last token was never computed
+        text += (*served.tokens(request), *prompt(9, turn))
+
+
+def test_an_answer_that_is_left_out_of_the_history_costs_only_itself(graph: Path) -> None:
+    """As a template that drops thinking does; the next turn differs from the prompt's end on."""
+    target = Target(graph, slots=1)
+    scheduler = make_scheduler(target)
+    request = make_request(prompt(100), 30)
+    serve(scheduler, request)
+    for shorter in (0, 5):  # the prompt's last tokens opened the answer
+        again = make_request((*prompt(100)[: 100 - shorter], *prompt(20, 1 + shorter)), 10)
+        served = serve(scheduler, again)
+        assert served.stats(again).cached_prompt_tokens == 100 - shorter
+        assert_said(graph, served, again)
+
+
+def test_a_beginning_in_common_is_read_twice_and_then_no_more(graph: Path) -> None:
+    target = Target(graph, slots=1)
+    scheduler = make_scheduler(target)
+    common = prompt(130)
+    for count in range(4):
+        request = make_request((*common, *prompt(40, count)), 8)
+        served = serve(scheduler, request)
+        assert served.stats(request).cached_prompt_tokens == (130 if count > 1 else 0)
+        assert_said(graph, served, request)
+
+
+def test_long_prompts_leave_snapshots_at_fixed_places(graph: Path) -> None:
+    target = Target(graph, slots=1)
+    scheduler = make_scheduler(target)
+    text = prompt(2 * INTERVAL + 100)
+    serve(scheduler, make_request(text, 4))
+    request = make_request((*text[: 2 * INTERVAL], *prompt(30, 1)), 8)
+    served = serve(scheduler, request)
+    assert served.stats(request).cached_prompt_tokens == 2 * INTERVAL
+    assert_said(graph, served, request)
+
+
+def test_who_waits_for_the_same_prompt_takes_over_what_another_has_read(graph: Path) -> None:
+    target = Target(graph)
+    scheduler = make_scheduler(target)
+    text = prompt(INTERVAL + 200)
+    requests = [make_request((*text, index), 6) for index in range(3)]
+    served = serve(scheduler, *requests)
+    assert_said(graph, served, *requests)
+    assert target.computed < len(text) + 3 * (200 + 8)
+
+
+def test_preempted_requests_go_on_with_the_same_text(graph: Path) -> None:
+    target = Target(graph, num_blocks=6)
+    scheduler = make_scheduler(target)
+    requests = [make_request(prompt(50, seed), 120, sampling=SAMPLINGS[1]) for seed in range(3)]
+    served = serve(scheduler, *requests)
+    assert sum(served.stats(request).preemptions for request in requests)
+    assert_said(graph, served, *requests)
+
+
+def test_snapshots_have_a_bound(graph: Path) -> None:
+    target = Target(graph, slots=1, num_blocks=32)
+    scheduler = make_scheduler(target)
+    for seed in range(9):
+        serve(scheduler, make_request(prompt(30, seed), 4))
+    kept = target.cache.kept_inputs
+    assert kept is not None
+    assert kept.snapshots == 4
+    request = make_request((*prompt(30, 8), *prompt(10)), 4)  # the latest ones stay
+    assert serve(scheduler, request).stats(request).cached_prompt_tokens == 30
+
+
+def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
+    target = Target(graph, slots=1)
+    kept = target.cache.kept_inputs
+    assert kept is not None
+    kept.write(0, 0, 100)
+    with pytest.raises(ValueError, match="cannot go on at position 50"):
+        kept.write(0, 50, 1)
+    with pytest.raises(ValueError, match="cannot go on at position 101"):
+        kept.write(0, 101, 1)
+    kept.write(0, 90, 1)
