@@ -113,6 +113,7 @@ def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
     for slot in range(_SLOTS):
         cache.begin(slot, [*past, 0])
         cache.reserve(slot, _CONTEXT)
+        cache.zero(slot)
         cache.commit(slot, past, _PAST)
     return ModelRunner(opened, cache, max_tokens=_PASS_TOKENS)
 

@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.request import GenerationRequest, SamplingParams
+from specops.request import FinishReason, GenerationRequest, SamplingParams
 from specops.runtime.kept_inputs import INTERVAL
 from specops.runtime.kv_cache import KvCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 from specops.speculation.drafters.base import Draft, LookupDrafter
+from specops.speculation.drafters.draft_model import DraftModelDrafter
 from tests.checkpoints import make_lfm2_checkpoint
 from tests.passes import prepared
-from tests.simulated_target import Clock, Served, make_request, make_scheduler, serve
+from tests.simulated_target import (
+    Clock,
+    Served,
+    make_request,
+    make_scheduler,
+    serve,
+    tinyllama,
+)
 
 VOCAB = 320
 SAMPLINGS = [SamplingParams(), SamplingParams(0.8, seed=3)]
@@ -62,13 +70,22 @@ class Known(LookupDrafter):
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states") / "source"
     config = {"max_position_embeddings": 2048}
-    source = make_lfm2_checkpoint(folder / "source", layers=4, attention=(1,), config=config)
-    quantization = Quantization.parse("int8-32")
-    model = export_checkpoint(source, folder / "int8", quantization=quantization)
+    return make_lfm2_checkpoint(path, layers=4, attention=(1,), config=config)
+
+
+def exported(source: Path, quantization: str) -> Path:
+    folder = source.parent
+    quant = Quantization.parse(quantization)
+    model = export_checkpoint(source, folder / quantization, quantization=quant)
     return prepared(model.graph_file, folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def graph(source: Path) -> Path:
+    return exported(source, "int8-32")
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -100,6 +117,23 @@ def test_drafts_with_wrong_tokens_change_nothing(graph: Path, sampling: Sampling
     accepted = [draft.accepted for step in served.results for draft in step.drafts]
     drafted = [len(draft.tokens) for step in served.results for draft in step.drafts]
     assert 0 < sum(accepted) < sum(drafted)  # both accepted and rejected ones
+
+
+def test_a_draft_model_with_convolutions_goes_back_behind_rejected_tokens(
+    graph: Path, source: Path
+) -> None:
+    """It has the target's weights in 4 bits, so that it is often right."""
+    model = DraftModelDrafter(Target(exported(source, "int4-32-rtn")), vocab_size=VOCAB)
+    scheduler = make_scheduler(Target(graph), [model], draft_costs=tinyllama(0.1))
+    fields = {"drafter": "draft", "k_draft": 8, "adaptive": False}
+    samplings = (*SAMPLINGS, SamplingParams(1.5, seed=4))
+    requests = [make_request(prompt(70), 30, sampling=item, **fields) for item in samplings]
+    served = serve(scheduler, *requests)
+    assert_said(graph, served, requests[0])
+    drafts = [draft for step in served.results for draft in step.drafts]
+    assert any(draft.accepted == len(draft.tokens) for draft in drafts)
+    assert any(draft.accepted < len(draft.tokens) for draft in drafts)
+    assert [served.finish(request) for request in requests] == [FinishReason.LENGTH] * 3
 
 
 def test_a_conversation_reads_only_what_is_new(graph: Path) -> None:
