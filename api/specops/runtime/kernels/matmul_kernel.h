@@ -206,16 +206,6 @@ INLINE void add_block(const int kind, const int lowered, const int count, const 
     }
 }
 
-// a * b + c * d of integers whose products and sum float32 holds, so that a fused instruction is exact, too:
-// 8 rows of Q6_K from the cache take 0.95 of the time. UNFUSED, for tests, leaves only what compilers fuse.
-INLINE Floats exact_sum(Floats a, Floats b, Floats c, Floats d) {
-#if defined(__AVX512F__) && !defined(UNFUSED)
-    return (Floats)_mm512_fmadd_ps((__m512)c, (__m512)d, (__m512)(a * b));
-#else
-    return a * b + c * d;
-#endif
-}
-
 // The same for weights with a scale for each 16: `dots` [2][count], added to the group's `parts`, and
 // minima, whose terms are SUMS, to `less`.
 INLINE void add_sixteens(const int kind, const int count, const Header *h, int64_t b, const Ints *dots,
@@ -229,9 +219,9 @@ INLINE void add_sixteens(const int kind, const int count, const Header *h, int64
         minima[half] = unsigned_at((const uint8_t *)&high);
     }
     for (int row = 0; row < count; row++) {
-        const Floats first = __builtin_convertvector(dots[row], Floats);
-        const Floats last = __builtin_convertvector(dots[count + row], Floats);
-        parts[row] = exact_sum(first, scales[0], last, scales[1]) * s[row] + parts[row];
+        const Floats sum = __builtin_convertvector(dots[row], Floats) * scales[0] +
+                           __builtin_convertvector(dots[count + row], Floats) * scales[1];
+        parts[row] = sum * s[row] + parts[row];
     }
     for (int row = 0; kind == SUMS && row < count; row++) {
         const Floats sum = minima[0] * (float)terms[row].whole + minima[1] * (float)terms[count + row].whole;
