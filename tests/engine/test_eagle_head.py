@@ -45,7 +45,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "output": False,
         "tie_word_embeddings": True,
         "head_norms": True,
-        "target_layer_ids": [-1, 1, 3, 5, 6],
+        "target_layer_ids": [-1, 1, 3, 6, 6],
     },
     "without-fc": {
         "states": 0,

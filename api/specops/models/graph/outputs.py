@@ -137,10 +137,11 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
             norm.output[_SUM] = name = norm.output[_SUM] or f"{norm.output[0]}.residual"
         elif norm is not None and norm.op_type in _NORMS:
             name = norm.input[0]
-        rows.append(f"{name}.at_state_rows")
         width += _input_size(product, weights)[1]
-        node = helper.make_node("Gather", [name, STATE_ROWS], rows[-1:], rows[-1], axis=1)
-        nodes.append(node)
+        taken = f"{name}.at_state_rows"
+        if taken not in rows:  # of few layers, two of the usual three are the same
+            nodes.append(helper.make_node("Gather", [name, STATE_ROWS], [taken], taken, axis=1))
+        rows.append(taken)
     nodes.append(helper.make_node("Concat", rows, [STATES], STATES, axis=-1))
     graph.node.extend(nodes)
     shape = [1, STATE_ROWS, width]
