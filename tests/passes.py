@@ -20,12 +20,12 @@ from specops.runtime.session import open_session
 Float = NDArray[np.float32]
 
 
-def prepared(graph: Path, cache_dir: Path) -> Path:
+def prepared(graph: Path, cache_dir: Path, states: Sequence[int] = ()) -> Path:
     """Return the form of an exported graph that the engine runs, made in this process."""
-    made = cache_dir / f"{'-'.join(graph.parts[-4:-1])}-{graph_key(graph)}" / graph.name
+    made = cache_dir / f"{'-'.join(graph.parts[-4:-1])}-{graph_key(graph, states)}" / graph.name
     if not made.exists():
         made.parent.mkdir(parents=True)
-        prepack(graph, made)
+        prepack(graph, made, states)
     return made
 
 

@@ -177,6 +177,11 @@ def opened(model: ExportedModel, *, context: int = 256) -> Passes:
 
 def transformers_logits(source: Path, tokens: list[int]) -> Float:
     """Logits [tokens, vocab] of transformers in float32."""
+    return transformers_outputs(source, tokens)[0]
+
+
+def transformers_outputs(source: Path, tokens: list[int]) -> tuple[Float, Float]:
+    """The logits, and what enters the first two layers: [2, tokens, hidden]."""
     torch = pytest.importorskip("torch", reason="needs the extra `reference`")
     import transformers  # noqa: PLC0415  (takes seconds to import)
 
@@ -185,8 +190,9 @@ def transformers_logits(source: Path, tokens: list[int]) -> Float:
     auto = "AutoModelForImageTextToText" if with_images else "AutoModelForCausalLM"
     model = getattr(transformers, auto).from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits: Float = model(torch.tensor([tokens])).logits[0].numpy()
-    return logits
+        found = model(torch.tensor([tokens]), output_hidden_states=True)
+    states = torch.cat(found.hidden_states[:2]).numpy()
+    return found.logits[0].numpy(), states
 
 
 def assert_same(actual: Float, expected: Float) -> None:
@@ -196,11 +202,12 @@ def assert_same(actual: Float, expected: Float) -> None:
 
 
 class Reference(NamedTuple):
-    """An fp32 export and the logits of transformers for both texts."""
+    """An fp32 export, the logits of transformers for both texts, and the first one's states."""
 
     model: ExportedModel
     logits: Float
     other_logits: Float
+    states: Float
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
@@ -223,13 +230,26 @@ def fp32(folder: Path) -> ExportedModel:
 
 @pytest.fixture(scope="module")
 def reference(fp32: ExportedModel, folder: Path) -> Reference:
-    texts = (TOKENS, OTHER_TOKENS)
-    return Reference(fp32, *(transformers_logits(folder / "source", text) for text in texts))
+    logits, states = transformers_outputs(folder / "source", TOKENS)
+    return Reference(fp32, logits, transformers_logits(folder / "source", OTHER_TOKENS), states)
 
 
 @pytest.mark.reference
 def test_one_pass_gives_transformers_logits(reference: Reference) -> None:
     assert_same(opened(reference.model).step(0, TOKENS), reference.logits)
+
+
+@pytest.mark.reference
+def test_a_draft_head_gets_what_enters_layers(reference: Reference) -> None:
+    model = reference.model
+    passes = Passes(prepared(model.graph_file, model.path.parent / "cache", (0, 1)))
+    states, given = passes.runner.states, list[Float]()
+    assert states is not None
+    states.followed.add(1)
+    states.receive = lambda slot, start, rows: given.append(rows.copy())
+    passes.together({0: OTHER_TOKENS[:5], 1: TOKENS}, num_logits=1)
+    passes.runner.hand_states(1, len(TOKENS))
+    assert_same(given[0], np.concatenate(reference.states, -1))
 
 
 @pytest.mark.reference

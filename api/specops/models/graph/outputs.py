@@ -111,8 +111,8 @@ def declare(graph: onnx.GraphProto) -> None:
 def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
     """Add an output `states`: what enters these layers, side by side, of the rows `state_rows`.
 
-    A layer's input is the sum of the embedding and of all parts before it, before any norm. This
-    runs after `gather_logit_rows`: the rows of tokens without logits are needed, too.
+    A layer's input is the sum of the embedding and of all parts before it, before the layer's own
+    norm. This runs before `gather_logit_rows`: tokens without logits have states, too.
 
     Raises:
         RefusedGraphError: there is no such layer, or its input cannot be found.
@@ -132,10 +132,13 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
         if product is None:
             raise RefusedGraphError(f"what enters layer {layer}, for a draft head, is not found")
         name, norm = product.input[0], makers.get(product.input[0])
-        if norm is not None and norm.op_type in _SKIP_NORMS:
+        readers = (node for node in graph.node if name in node.input)
+        if norm is None or not all(_has_weights(node, weights) for node in readers):
+            pass  # it is added to a later sum, too: the layer has no norm before
+        elif norm.op_type in _SKIP_NORMS:
             norm.output.extend([""] * (_SUM + 1 - len(norm.output)))
             norm.output[_SUM] = name = norm.output[_SUM] or f"{norm.output[0]}.residual"
-        elif norm is not None and norm.op_type in _NORMS:
+        elif norm.op_type in _NORMS:
             name = norm.input[0]
         width += _input_size(product, weights)[1]
         taken = f"{name}.at_state_rows"

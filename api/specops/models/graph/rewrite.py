@@ -91,9 +91,9 @@ def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> list[LayerSha
     convolutions = _replace_convolutions(graph)
     keep_what_gives_logits(graph)
     check_tokenwise(graph, (*CONTROL, KEPT_INPUTS, LOGIT_ROWS))
-    gather_logit_rows(graph)
     if states:
         output_states(graph, states)
+    gather_logit_rows(graph)
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
