@@ -23,11 +23,12 @@ from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.folder import ModelError
 from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder, settings_of_head
+from specops.runtime.kernels import SHORT_CONV
 from specops.runtime.session import ModelLoadError
 from specops.system.checksums import write_checksums
 from specops.system.folders import folder_at_once
 
-_ATTENTION = "GroupQueryAttention"
+_MIXERS = ("GroupQueryAttention", SHORT_CONV)  # one in each layer of an export
 
 
 def convert(
@@ -54,9 +55,8 @@ def convert(
             message says why.
     """
     embedding = Embedding(graph)
-    layers = sum(
-        node.op_type == _ATTENTION for node in onnx.load(graph, load_external_data=False).graph.node
-    )
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    layers = sum(node.op_type in _MIXERS for node in nodes)
     target = Target(*embedding.shape, layers, context)
     checkpoint = HeadCheckpoint(source, weights)
     layer = EagleLayer(checkpoint, target)
