@@ -5,8 +5,8 @@ second server, with other settings, follows at its address and is watched. Its m
 its descriptors and threads as many as before, its answers those of the first server, and the last
 answers as fast as the first ones. The exit status is 1 if that does not hold; the reasons follow.
 
-Memory may grow by 1 MB an hour after the first sixth of the time. A run that watches it for less
-than half an hour cannot tell that from a step of the allocator; it allows 2 MB in all. The 95th
+Memory may grow by 1 MB an hour after the first sixth of the time. A run of less than 36 minutes
+cannot tell that from a step of the allocator; it allows 2 MB in its second half. The 95th
 percentile of the last sixth may be 15 % above that of the first one; a run of less than ten minutes
 reports it without a judgement.
 """
@@ -102,8 +102,8 @@ def report(course: Course, load: Load, arrivals: float, machine: str) -> str:
         "",
         f"- clients, {arrivals:g} a second (the same at the same moments of each sixth): "
         + ", ".join(f"{number} {name}" for name, number in load.ended.most_common()),
-        f"- memory that is no file's: {course.growth:+.2f} MB an hour after the first sixth, by "
-        "the straight line through a sample every 2 s",
+        f"- memory that is no file's: {course.growth:+.2f} MB an hour after the first "
+        f"{'sixth' if course.long else 'half'}, by the straight line through a sample every 2 s",
         f"- at rest before and after: {course.before.descriptors} and {course.after.descriptors} "
         f"descriptors, {course.before.threads} and {course.after.threads} threads, "
         f"{course.before.memory / 1e6:.2f} and {course.after.memory / 1e6:.2f} MB",

@@ -44,8 +44,8 @@ def course(minutes: float, growth: float = 0.0, last: float = 1.0, others: float
     [
         (course(60, growth=0.9), ""),
         (course(60, growth=1.1), "memory grows by 1.10 MB an hour, more than 1.00"),
-        (course(2, growth=60), ""),  # less than a step of the allocator
-        (course(2, growth=90), "memory grows by 90.00 MB an hour"),
+        (course(2, growth=110), ""),  # less than a step of the allocator
+        (course(2, growth=140), "memory grows by 140.00 MB an hour"),
         (course(60, last=1.1), ""),
         (course(60, last=1.2), "the 95th percentile of the last window is 20% longer"),
         (course(2, last=1.2), ""),
