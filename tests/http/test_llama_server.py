@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -231,6 +231,25 @@ async def test_an_answer_says_why_it_ended(last: Output, kind: str, word: str) -
     assert answer["generation_settings"]["stop"] == ["END"]
     assert answer["tokens_evaluated"] == len(here.request.prompt_tokens)
     assert answer["tokens_predicted"] == STATS.generated_tokens
+
+
+@pytest.mark.parametrize(("fields", "times"), [(None, 1), (["content"], 0), (["prompt"], 1)])
+async def test_a_prompt_is_decoded_once_where_its_text_is_read(
+    monkeypatch: pytest.MonkeyPatch, fields: list[str] | None, times: int
+) -> None:
+    async with coder(output("x", finish=FinishReason.STOP)) as here:
+        tokenizer, decoded = here.service.loaded.tokenizer, list[Sequence[int]]()
+        decode = tokenizer.decode
+
+        def counted(tokens: Sequence[int]) -> str:
+            decoded.append(tokens)
+            return decode(tokens)
+
+        monkeypatch.setattr(tokenizer, "decode", counted)
+        answers = (await asked(here, GAP | {"n_cmpl": 3, "response_fields": fields})).json()
+    assert len(answers) == 3
+    assert decoded == [here.service.requests[0].prompt_tokens] * times
+    assert all("cd" in answer.get("prompt", "cd") for answer in answers)
 
 
 @pytest.mark.parametrize("path", ["/infill", "/completion"])

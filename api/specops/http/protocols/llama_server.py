@@ -7,6 +7,7 @@ other files with `n_predict` 0, so that these are computed before they are neede
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal
 
@@ -322,13 +323,21 @@ class _Writer(Writer):
                 "stream": self._body.streams,
                 "samplers": self._body.samplers,
             },
-            prompt=self._engine.tokenizer.decode(request.prompt_tokens),
+            prompt=self._prompt,
             has_new_line="\n" in text,
             truncated=self._truncated,
             tokens_cached=prompt + predicted,
             timings=timings([answer]),
             **self._stop(answer),
         )
+
+    @cached_property
+    def _prompt(self) -> str:
+        """The text of the prompt, which all answers share; empty where the client leaves it out."""
+        paths = self._body.response_fields
+        if paths and "prompt" not in paths:
+            return ""
+        return self._engine.tokenizer.decode(self.generation.answers[0].request.prompt_tokens)
 
     def _stop(self, answer: Answer) -> Any:
         """Return why an answer ended. A text that spells an end token is none of its stops."""
