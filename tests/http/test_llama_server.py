@@ -211,6 +211,23 @@ async def test_text_beyond_half_of_the_context_is_cut_in_all_protocols() -> None
     assert len(here.service.requests[0].prompt_tokens) <= 4096 // 2 + 3
 
 
+async def test_a_suffix_is_encoded_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with coder() as here:
+        tokenizer, encoded = here.service.loaded.tokenizer, list[str]()
+        encode = tokenizer.encode
+
+        def counted(text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+            encoded.append(text)
+            return encode(text, special_tokens=special_tokens)
+
+        monkeypatch.setattr(tokenizer, "encode", counted)
+        body = {"model": "fake", "prompt": ["a", "b"], "suffix": "cd"}
+        await asked(here, body, "/v1/completions")
+    assert encoded.count("cd") == 1
+    prompts = [request.prompt_tokens for request in here.service.requests]
+    assert prompts == [(1, *text, 2, *b"cd", 3) for text in (b"a", b"b")]
+
+
 # -- answers -----------------------------------------------------------------------------------
 
 

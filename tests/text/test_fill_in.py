@@ -53,7 +53,7 @@ def test_a_prompt_is_written_as_the_family_was_trained(marks: tuple[str, ...], p
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
     asked = gap.prompt("ab", "cd", 64)
     assert (tokenizer.spell(asked.tokens), asked.truncated) == (prompt, False)
-    assert gap.prompt(list(b"ab"), "cd", 64) == asked
+    assert gap.prompt(list(b"ab"), list(b"cd"), 64) == asked
     typed = gap.prompt("ab", "cd", 64, typed="ef")
     assert typed.tokens == (*asked.tokens, *b"ef")
 

@@ -93,7 +93,7 @@ class FillIn:
     def prompt(
         self,
         before: str | Sequence[int],
-        behind: str,
+        behind: str | Sequence[int],
         context: int,
         *,
         most: float = inf,
@@ -111,15 +111,14 @@ class FillIn:
 
         Args:
             before: the text before the gap, or its tokens.
-            behind: the text behind the gap.
+            behind: the text behind the gap, or its tokens.
             context: most tokens of prompt and answer.
             most: tokens of both texts, where that is less than their part of the context.
             chunks: names and texts of parts of other files; they come first.
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
         room = int(min(context // (4 if chunks else 2), most))
-        whole = self._text(before) if isinstance(before, str) else tuple(before)
-        texts = whole, self._text(behind), self._text(typed)
+        texts = self.encode(before), self.encode(behind), self.encode(typed)
         kept = (
             _ending(texts[0], room - room // 4),
             texts[1][: room // 4],
@@ -130,6 +129,20 @@ class FillIn:
         around = (*first, *second, *self._gap) if self._gap else (*second, *first)
         begin = self._tokenizer.encode("")  # the tokens that begin every text
         return GapPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
+
+    def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of a text; tokens stay. A special token that it spells is letters.
+
+        The spelling is cut behind its first letter, and each part encoded on its own.
+        """
+        if not isinstance(text, str):
+            return tuple(text)
+        if not text:
+            return ()
+        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
+        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        encoded = (self._tokenizer.encode(part, special_tokens=False) for part in parts)
+        return tuple(chain.from_iterable(encoded))
 
     @property
     def ends(self) -> dict[str, int]:
@@ -144,30 +157,15 @@ class FillIn:
         kept: list[tuple[int, ...]] = []
         for name, text in reversed(chunks):
             heading = f"{name}\n" if self._file else _SNIPPET
-            kept.append((*self._file, *self._text(heading), *self._text(text)))
+            kept.append((*self._file, *self.encode(heading), *self.encode(text)))
             room -= len(kept[-1])
             if room < 0:
                 kept.pop()
                 break
-        project = (*self._repository, *self._text(_PROJECT)) if self._repository else ()
-        own = (*self._file, *self._text(_FILE_OF_GAP)) if self._file else ()
+        project = (*self._repository, *self.encode(_PROJECT)) if self._repository else ()
+        own = (*self._file, *self.encode(_FILE_OF_GAP)) if self._file else ()
         files = [token for piece in (project, *reversed(kept), own) for token in piece]
         return files, len(kept) < len(chunks)
-
-    def _text(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text. A file that spells such a special token means its letters.
-
-        The spelling is cut behind its first letter, and each part encoded on its own.
-        """
-        if not text:
-            return ()
-        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
-        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        return tuple(
-            chain.from_iterable(
-                self._tokenizer.encode(part, special_tokens=False) for part in parts
-            )
-        )
 
 
 def _ending(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:

@@ -171,17 +171,17 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     engine = check_model(ctx, body.model)
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
-    def encode(prompt: str | list[int]) -> GapPrompt:
+    def encode(prompt: str | list[int], behind: Sequence[int]) -> GapPrompt:
         if gap is None:
             return GapPrompt(prompt_tokens(prompt, engine, "prompt"), truncated=False)
         before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
-        return gap.prompt(before, suffix, engine.info.context)
+        return gap.prompt(before, behind, engine.info.context)
 
     def prepare() -> Prepared:
-        return Prepared.of([encode(prompt) for prompt in prompts], body.prompt, gap)
+        behind = gap.encode(suffix) if gap else ()  # once for all prompts
+        return Prepared.of([encode(prompt, behind) for prompt in prompts], body.prompt, gap)
 
-    count = len(prompts)
-    generation = await generate(ctx, body, prepare, count=count, more=count * len(suffix))
+    generation = await generate(ctx, body, prepare, count=len(prompts))
     return await _Writer(generation, engine, body).response(stream=body.streams)
 
 
