@@ -250,6 +250,15 @@ async def test_an_answer_says_why_it_ended(last: Output, kind: str, word: str) -
     assert answer["tokens_predicted"] == STATS.generated_tokens
 
 
+async def test_letters_of_an_end_token_that_no_text_shows_are_no_stop_string(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with coder() as here:
+        monkeypatch.setattr(here.service.loaded.tokenizer, "shown_bytes", lambda token: b"")
+        await asked(here, GAP)
+    assert (here.request.stop, here.request.stop_token_ids) == ((), (4,))
+
+
 @pytest.mark.parametrize(("fields", "times"), [(None, 1), (["content"], 0), (["prompt"], 1)])
 async def test_a_prompt_is_decoded_once_where_its_text_is_read(
     monkeypatch: pytest.MonkeyPatch, fields: list[str] | None, times: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specops.text.fill_in import FORMS, FillIn, FillInForm
+from specops.text.fill_in import FILE, FORMS, REPOSITORY, FillIn, FillInForm
 
 MIDDLE = "<|fim_middle|>"
 
@@ -84,6 +84,11 @@ def test_end_tokens_are_those_that_the_tokenizer_has() -> None:
     form = FORMS[0]
     tokenizer = Spelled(form.before, form.behind, form.gap, "<|fim_pad|>", "<|file_sep|>")
     assert FillIn.of(tokenizer).ends == {"<|fim_pad|>": 1003, "<|file_sep|>": 1004}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mark", [*REPOSITORY, *FILE])
+def test_the_beginning_of_another_file_ends_a_text(mark: str) -> None:
+    assert mark in FillIn.of(Spelled(*GAP, mark)).ends  # type: ignore[arg-type]
 
 
 # -- other files, and what does not fit ------------------------------------------------------------

@@ -43,16 +43,11 @@ FORMS = (
     FillInForm("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     FillInForm("[PREFIX]", "[SUFFIX]"),  # Codestral
 )
-# Tokens that also end the text of a gap, for example because they begin another file.
-ENDS = (
-    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>"),
-    *("<fim_pad>", "<file_sep>", "<|EOT|>", "▁<EOT>"),
-)
-
-
 # Tokens that stand before a repository's name and before the name of each of its files.
 REPOSITORY = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")
 FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")
+# Tokens that also end the text of a gap: those that begin another file, and others.
+ENDS = (*REPOSITORY, *FILE, "<|fim_pad|>", "<|endoftext|>", "<fim_pad>", "<|EOT|>", "▁<EOT>")
 # Editors name neither the project nor the file of the gap: these are llama-server's names.
 _PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
 _MARKS = [mark for form in FORMS for mark in (form.before, form.behind, form.gap) if mark]
@@ -76,8 +71,7 @@ class FillIn:
             [token for name in names if (token := tokenizer.token(name)) is not None][:1]
             for names in (REPOSITORY, FILE)
         )
-        names = (*_MARKS, *ENDS, *REPOSITORY, *FILE)
-        known = (name for name in names if tokenizer.token(name) is not None)
+        known = (name for name in (*_MARKS, *ENDS) if tokenizer.token(name) is not None)
         self._spelled = re.compile("|".join(map(re.escape, known)))
 
     @classmethod

@@ -103,11 +103,13 @@ async def generate(
         ctx.matcher = await compile_grammar(spelled["grammar"], body, engine)
         ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
     ends = prepared.gap.ends if prepared.gap else {}
+    # Those that a decoded text shows. Of the others an answer may have the letters.
+    shown = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
     suggests = prepared.gap is not None and limits["max_new_tokens"] > 0
     common = replace(
         plain_request(ctx),
         **limits,
-        stop=(*body.stops, *ends),
+        stop=(*body.stops, *shown),
         stop_token_ids=(*stop_tokens, *ends.values()),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
