@@ -307,6 +307,7 @@ async def test_a_prompt_is_a_text_or_tokens(path: str, prompt: Any) -> None:
         ({"samplers": ["nonsense", "infill"]}, {"temperature": 0.0}),
         ({"samplers": ["top_p"], "temperature": 0}, {"temperature": 0.0}),
         ({"repetition_penalty": 1.25, "samplers": ["top_p"]}, {"repetition_penalty": 1.0}),
+        ({"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
         ({"seed": 7}, {"seed": 7}),
         ({"seed": -1}, {"seed": None}),
     ],

@@ -18,7 +18,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step, Writer
 from specops.http.answering.body import Body, Text, TokenId
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.options import SeededOptions
+from specops.http.answering.options import SeededOptions, drawing_field
 from specops.http.answering.prompts import prompt_tokens
 from specops.http.answering.served_model import check_model, fingerprint
 from specops.http.errors import ApiError, error_responses
@@ -77,6 +77,9 @@ class LlamaRequest(SeededOptions):
         description="what chooses tokens: the fields of other samplers have no effect; with "
         "`infill` the first answer has the likeliest tokens",
     )
+    repeat_penalty: float | None = drawing_field(
+        "repetition_penalty", "llama-server's name of `repetition_penalty`"
+    )
     response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None, description="only these fields of the answer, inner ones as `timings/prompt_n`"
     )
@@ -100,6 +103,11 @@ class LlamaRequest(SeededOptions):
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; a negative one means that there is none."""
         return None if (self.seed or 0) < 0 else super().choice_seed(choice)
+
+    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
+        """Return how tokens are drawn; the penalty has two names."""
+        chosen, penalty = super().drawing(model), self.repeat_penalty
+        return chosen if penalty is None else chosen._replace(repetition_penalty=penalty)
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn: with the samplers that are named."""
