@@ -356,7 +356,8 @@ class Planner:
         prompts.sort(key=lambda state: (state.request.embed, state.turn))
         others = [item.state.request for item in scheduled]
         urgent = min(request.priority for request in (*others, prompts[0].request))
-        # Nobody waits for what comes after all others; but who comes next waits for the pass's end.
+        # Nobody waits for prompts that are computed ahead, but a request that comes meanwhile waits
+        # for the end of the pass.
         watched = urgent > 0 or any(request.stream or request.priority < 0 for request in others)
         after = sum(item.state.choosing_seconds for item in scheduled)
         seconds = self.pass_seconds(batch, watched=watched, spent=self._clock() - started + after)
@@ -429,7 +430,7 @@ class Planner:
 
         Args:
             decoding: the batch before the first prompt joins.
-            watched: a request in the batch streams its tokens.
+            watched: somebody waits for the end of the pass.
             spent: seconds of the step before the pass.
         """
         if not watched:

@@ -1,7 +1,7 @@
 """POST /infill and /completion, GET /props, in llama-server's protocol: for editors' plug-ins.
 
-llama.vim and llama.vscode ask /infill for what may stand at the cursor. They first send chunks of
-other files with `n_predict` 0, so that these are computed before they are needed.
+llama.vim and llama.vscode ask /infill for what may come next at the cursor. They send chunks of
+other files beforehand with `n_predict` 0, so that these are computed before they are needed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LlamaRequest(SeededOptions):
         -1,
         ge=-2,
         description="most tokens of the answer; -1: as many as the server allows; 0: only compute "
-        "the prompt, after everything else that waits, for the requests after this one",
+        "the prompt, for later requests; those for an answer go first",
     )
     n_cmpl: int | None = Field(
         1, ge=1, le=MOST_CHOICES, description="answers to each prompt; several are a list"
@@ -65,12 +65,12 @@ class LlamaRequest(SeededOptions):
         0,
         ge=0,
         le=1024,
-        description="a further line with fewer spaces and tabs ends the answer before it",
+        description="a later line that begins with fewer spaces and tabs ends the answer before it",
     )
     t_max_predict_ms: _Milliseconds | None = Field(
         None,
-        description="time from the first token on: the answer is what there is then; 0 and less: "
-        "no limit",
+        description="time limit from the first token on: the answer is what was generated until "
+        "then; 0 or less: no limit",
     )
     samplers: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None,
@@ -96,7 +96,7 @@ class LlamaRequest(SeededOptions):
 
     @property
     def turn_and_end(self) -> dict[str, Any]:
-        """Fields of `GenerationRequest`."""
+        """Fields of `GenerationRequest`, with the limits of time and indentation."""
         seconds, indent = _seconds(self.t_max_predict_ms), self.n_indent or None
         return super().turn_and_end | {"predict_seconds": seconds, "min_indent": indent}
 
@@ -145,7 +145,7 @@ class InfillRequest(LlamaRequest):
     t_max_prompt_ms: _Milliseconds | None = Field(
         None,
         description="`input_prefix` and `input_suffix` are cut at their far ends to what is read "
-        "in this time at the speed measured at the start; 0 and less: no limit",
+        "in this time at the speed measured at the start; 0 or less: no limit",
     )
 
 

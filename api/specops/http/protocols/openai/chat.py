@@ -156,7 +156,7 @@ class ChatRequest(OpenAiRequest):
     )
     max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
     n_predict: int | None = Field(
-        None, ge=-2, description="llama-server's name of it; 0: only compute the prompt"
+        None, ge=-2, description="llama-server's name of max_tokens; 0: only compute the prompt"
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
