@@ -169,11 +169,13 @@ class ApiUser(HttpUser):
     ) -> tuple[Reply | None, float]:
         """Send one request. Returns its answer, if any, and seconds to wait before the next.
 
-        A request of a `kind` has a row of its own, and no part in the times that people feel.
+        A request of a `kind` has a row of its own in Locust's table. The report counts it only if
+        it fails.
         """
         path, problem, reply = self.protocol.path, "", None
         sent, start = time.time(), time.perf_counter()
-        at = (lambda _: Tally()) if kind else self.load.recorder.at  # asked late: it may be emptied
+        # Called when the request has ended: the recorder may have been cleared meanwhile.
+        at = (lambda _: Tally()) if kind else self.load.recorder.at
         kind = "stream" if stream else kind
         with self.client.post(
             path,
@@ -298,7 +300,7 @@ class OpenLoopUser(ApiUser):
 
 
 class EditorUser(ApiUser):
-    """Types: asks for a suggestion at every key, and drops the one that has not come by then."""
+    """Types: asks for a suggestion at every key, and cancels the one that has not come by then."""
 
     wait_time = constant(0)
 

@@ -39,8 +39,8 @@ def llama_server(cache: Path) -> Path:
             try:
                 subprocess.run(command, capture_output=True, text=True, check=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                said = getattr(error, "stderr", "")[-500:]
-                raise InstallError(f"llama-server cannot be built: {error} {said}") from None
+                log = getattr(error, "stderr", "")[-500:]
+                raise InstallError(f"llama-server cannot be built: {error} {log}") from None
     return executable
 
 

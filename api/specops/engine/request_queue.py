@@ -1,8 +1,8 @@
 """The request queue: in which order waiting requests get slots.
 
 First come, first served is fair between requests. But a suggestion for an editor is worth little
-after a second, and warming the prefix cache can wait: a request's priority moves its turn by some
-seconds, once, so its turn comes, whatever comes after it.
+after a second, and a prompt that is only computed ahead can wait: a request's priority moves its
+turn by a number of seconds. The turn is fixed on arrival, so no request starves.
 
 Where one client sends many requests and others few, shares per client are fairer: the client that
 has had the least goes first. That is start-time fair queueing with tokens for packets (Goyal, Vin
