@@ -269,9 +269,10 @@ def _suggestions() -> Panels:
     yield Row("Do suggestions come in time?")
     yield curves(
         "Time to a suggestion",
-        "From the arrival of an editor's request to the whole suggestion. Above half a second "
-        "people have typed on. High after jumps only: prompts; raise SPECOPS_KV_TOKENS, or let "
-        "the editor send fewer lines. High always: take a smaller model, or a shorter suggestion.",
+        "From the arrival of an editor's request to the whole suggestion, where it was not "
+        "cancelled. Above half a second people have typed on. High after jumps only: prompts; "
+        "raise SPECOPS_KV_TOKENS, or let the editor send fewer lines. High always: take a smaller "
+        "model, or a shorter suggestion.",
         "s",
         quantiles("specops_suggestion_seconds"),
         warn=0.5,
@@ -282,8 +283,9 @@ def _suggestions() -> Panels:
     yield curves(
         "Suggestions that were cancelled",
         "Share of the suggestions whose editor closed the connection, mostly for a key stroke. "
-        "Above a half: suggestions come too late for whoever types here, or the editor asks at "
-        "every key; let it wait (debounce) for 100 to 200 ms.",
+        "Above a half: suggestions come too late for whoever types here, and their time beside "
+        "this shows only the fast ones; or the editor asks at every key: let it wait (debounce) "
+        "for 100 to 200 ms.",
         "percentunit",
         {"cancelled": ratio(SUGGESTIONS, SUGGESTIONS, 'outcome="cancelled"')},
         width=6,
