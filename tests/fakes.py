@@ -121,6 +121,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(text.encode())
 
+    def encode_parts(self, parts: Sequence[str]) -> tuple[int, ...]:
+        return tuple(token for part in parts for token in self.encode(part))
+
     def token(self, text: str) -> int | None:
         return None
 

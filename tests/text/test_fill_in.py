@@ -24,6 +24,9 @@ class Spelled:
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         return ((1,) if special_tokens else ()) + tuple(text.encode())
 
+    def encode_parts(self, parts: Sequence[str]) -> tuple[int, ...]:
+        return tuple(token for part in parts for token in self.encode(part, special_tokens=False))
+
     def spell(self, tokens: Sequence[int]) -> str:
         marks = {token: mark for mark, token in self._marks.items()} | {1: "<s>"}
         return "".join(marks.get(token) or chr(token) for token in tokens)

@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 from zlib import crc32
@@ -134,9 +134,9 @@ class FillIn:
         if not text:
             return ()
         cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
-        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        encoded = (self._tokenizer.encode(part, special_tokens=False) for part in parts)
-        return tuple(chain.from_iterable(encoded))
+        return self._tokenizer.encode_parts(
+            [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        )
 
     @property
     def ends(self) -> dict[str, int]:
