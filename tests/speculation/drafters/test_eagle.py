@@ -9,7 +9,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kv_cache import KvCache
 from specops.runtime.model_runner import LayerStates
-from specops.speculation.drafters.base import NO_DRAFT
+from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 
 SURE, UNSURE = 2.0, 0.1  # states: of ten tokens the guess has 0.45 with the first, 0.11 else
@@ -92,6 +92,30 @@ def test_what_comes_replaces_the_guesses() -> None:
     made.drafter.look_up(0, tokens, 1, 0.05)
     assert made.runner.passes[3] == [(0, 2, [108, 3], 1)]
     assert made.runner.states[3] == [0.5, 0.25]
+
+
+def test_each_draft_is_judged_by_what_came_in_its_own_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the slot's next draft is made because another slot is asked for."""
+    made, texts, guesses = Made(depth=1), {0: [5, 6, 7], 2: [1, 2, 3]}, {0: 108, 2: 104}
+    judged: list[tuple[tuple[int, ...], list[int]]] = []
+
+    def learn(draft: Draft, came: list[int]) -> None:
+        judged.append((draft.tokens, came))
+
+    monkeypatch.setattr(made.drafter._calibration, "learn", learn)
+    for slot, tokens in texts.items():
+        made.drafter.begin(slot, tokens, "ann")
+        made.compute(slot, 0, SURE, SURE)
+    for slot, tokens in texts.items():
+        assert made.drafter.look_up(slot, tokens, 4, 0.05).tokens == (guesses[slot],)
+    for slot, tokens in texts.items():
+        tokens += [guesses[slot], 9]
+        made.compute(slot, 2, SURE, SURE)
+    for slot, tokens in texts.items():
+        made.drafter.look_up(slot, tokens, 4, 0.05)
+    assert judged == [((108,), [108, 9]), ((104,), [104, 9])]
 
 
 def test_states_that_come_again_are_read_once_and_missing_ones_begin_anew() -> None:

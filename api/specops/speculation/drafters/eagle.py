@@ -121,7 +121,6 @@ class EagleDrafter(LookupDrafter):
         own = self._slots.get(slot)
         if own is None or own.end + 1 != len(tokens):
             return NO_DRAFT
-        self._judge(own)
         if own.length != len(tokens):
             self._draft(min_reach)
         if own.length != len(tokens):
@@ -230,6 +229,7 @@ class EagleDrafter(LookupDrafter):
         reaches = dict.fromkeys(slots, 1.0)
         for slot in slots:
             own = self._slots[slot]
+            self._judge(own)  # before its draft is replaced, whichever slot was asked for
             own.draft, own.length = NO_DRAFT, len(own.tokens)
         for guess in range(self._calibration.depth):
             rows = self._take(guess, slots, reaches)
@@ -282,9 +282,8 @@ class EagleDrafter(LookupDrafter):
 
     def _judge(self, own: _Slot) -> None:
         """Learn from the tokens that came in the place of a draft, whether verified or not."""
-        if own.judged and own.judged < len(own.tokens):
-            came = own.tokens[own.judged :]
-            self._calibration.learn(own.draft, came)
+        if own.judged:
+            self._calibration.learn(own.draft, own.tokens[own.judged :])
             own.judged = 0
 
 
