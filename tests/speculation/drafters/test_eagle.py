@@ -151,6 +151,7 @@ def test_without_room_a_slot_is_let_go() -> None:
     made.drafter.begin(0, tokens, "ann")
     made.compute(0, 0, *range(99))
     assert (made.runner.passes, made.states.followed) == ([], set())
+    assert made.drafter.held(0, tokens) is None
     assert made.drafter.look_up(0, tokens, 4) == NO_DRAFT
     made.compute(0, 99, 0)
     made.drafter.release(0)

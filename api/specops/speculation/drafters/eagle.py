@@ -103,7 +103,9 @@ class EagleDrafter(LookupDrafter):
 
     def held(self, slot: int, tokens: Sequence[int]) -> int | None:
         """The number of tokens whose states it does not need; see `LookupDrafter.held`."""
-        own = self._slots[slot]
+        own = self._slots.get(slot)
+        if own is None:  # there was no room for it
+            return None
         if not (own.first or own.num_waiting):
             own.entries = self.runner.cache.extend_prefix(slot, _keys(tokens))
         return None if own.first else own.end
