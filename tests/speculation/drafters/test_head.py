@@ -102,6 +102,13 @@ def test_promises_become_true_at_every_confidence() -> None:
         assert learnt.promise(0, 1 / (1 + math.exp(-logit))) == pytest.approx(true, abs=0.06)
 
 
+@pytest.mark.parametrize(
+    ("line", "sure"), [((1.0, 0.0), math.nan), ((1.0, math.nan), 0.5), ((1e3, 0.0), 0.0)]
+)
+def test_a_damaged_head_promises_nothing(line: tuple[float, float], sure: float) -> None:
+    assert Calibration([line], 1).promise(0, sure) < 1e-300
+
+
 @pytest.mark.parametrize(("least", "tokens"), [(0.3, 2), (0.4, 1), (0.79, 1), (0.81, 0)])
 def test_guesses_that_cannot_pay_are_left_out(least: float, tokens: int) -> None:
     drafter, _, states = made((1.0, 0.0), (1.0, 0.0))

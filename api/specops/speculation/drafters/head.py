@@ -20,6 +20,7 @@ _EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
 # factor: some thousand tokens are remembered, and a promise varies by 0.012.
 _LEARN = 0.005
 _LEAST_FACTOR = 0.1
+_MOST_LOGIT = 700.0  # exp of more overflows; `min` takes it in the place of NaN, too
 
 
 class Calibration:
@@ -40,7 +41,8 @@ class Calibration:
 
     def promise(self, guess: int, sure: float) -> float:
         """The probability of a guess, by its place, that the head is so sure of."""
-        return 1 / (1 + math.exp(-self._factors[guess] * _logit(sure) - self._summands[guess]))
+        against = -self._factors[guess] * _logit(sure) - self._summands[guess]
+        return 1 / (1 + math.exp(min(_MOST_LOGIT, against)))
 
     def learn(self, draft: Draft, came: Sequence[int]) -> None:
         """Learn from the tokens that came in the place of a draft, whether verified or not."""
