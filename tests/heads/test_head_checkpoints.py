@@ -96,10 +96,11 @@ def test_weights_in_8_bits_have_scales_beside_them(target: Path, tmp_path: Path)
     read = layer(change(folder, store)).checkpoint.matrix("layers.0.mlp.down_proj.weight")
     expected = codes * scales.astype(np.float16).astype(np.float32)[:, :, None]
     np.testing.assert_array_equal(read.parts[0], expected.reshape(64, 96))
-    change(folder, lambda config, tensors: tensors.update({f"{name}_scale": scales[:, :2] * 1}))
-    change(folder, lambda config, tensors: tensors.update({f"{name}_scale": scales[:5] * 1}))
-    with pytest.raises(ExportError, match="does not fit the weights"):
-        layer(folder)
+    wrong = [scales[:5], scales[:, :0], np.ones((64, 5)), np.ones(()), scales.astype(np.int32)]
+    for values in wrong:
+        change(folder, _add(f"{name}_scale", np.ascontiguousarray(values)))
+        with pytest.raises(ExportError, match="does not fit the weights"):
+            layer(folder)
 
 
 def test_a_state_dict_of_torch_has_its_integers_too(target: Path, tmp_path: Path) -> None:
@@ -125,6 +126,11 @@ def _add(name: str, values: Any) -> Change:
     return lambda config, tensors: tensors.update({name: values})
 
 
+def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+    config["draft_vocab_size"] = 10**12
+    del tensors["lm_head.weight"]
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -147,6 +153,10 @@ def _add(name: str, values: Any) -> Change:
         (_add("midlayer.self_attn.q_norm.weight", np.ones(16, np.float32)), "k_norm.weight is mis"),
         (_add("midlayer.mlp.norm.weight", np.ones(16, np.float32)), "mlp.norm.weight is not"),
         (_add("fc.weight", np.ones((64, 200), np.float32)), "reads 200 values"),
+        (_set(calibration=[5]), "'calibration' must be pairs of numbers"),
+        (_set(calibration=[[1, 0], [1, "a"]]), "'calibration' must be pairs of numbers"),
+        (_add("fc.weight", np.ones((), np.float32)), "reads 0 values"),
+        (_more_rows, "not 1000000000000 integers"),
         (_add("d2t", np.arange(100) * 4), "d2t is damaged"),
         (_add("d2t", -np.arange(100)), "d2t is damaged"),
         (_add("d2t", np.zeros(100, np.float32)), "not 100 integers"),
@@ -175,4 +185,6 @@ def test_without_d2t_a_part_of_the_vocabulary_is_refused(target: Path, tmp_path:
 
 def test_a_model_is_no_head(target: Path, tmp_path: Path) -> None:
     assert not is_head_checkpoint(target)
+    assert not is_head_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
     assert not is_head_checkpoint(tmp_path)

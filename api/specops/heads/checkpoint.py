@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from specops.models.state_dict import read_state_dict
 _INTEGERS: dict[str, np.dtype[Any]] = {
     **{"I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "BOOL": np.dtype(np.bool_)}
 }
+_SCALES = ("F32", "F16", "BF16")
 _KINDS = {kind: name for name, kind in _INTEGERS.items()}
 
 
@@ -54,18 +56,20 @@ class HeadCheckpoint(Checkpoint):
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the tensors; those in 8 bits get their values."""
         for name, stored in list(self.tensors.items()):
-            if stored.dtype == "I8" and f"{name}_scale" in self.tensors:
-                scales = np.asarray(self._view(f"{name}_scale"), np.float32)
-                del self.tensors[f"{name}_scale"]
-                codes = self._numbers(stored, np.dtype(np.int8))
-                if len(scales) != len(codes) or codes.shape[1] % scales[0].size:
+            scale = self.tensors.get(f"{name}_scale")
+            if stored.dtype == "I8" and scale is not None:
+                shape, groups = stored.shape, math.prod(scale.shape[1:])
+                fits = scale.shape[:1] == shape[:1] and len(shape) == 2
+                if not fits or not groups or shape[1] % groups or scale.dtype not in _SCALES:
                     raise ExportError(
-                        f"{stored.file}: tensor {name}_scale is {list(scales.shape)}, which does "
-                        f"not fit the weights {list(codes.shape)}"
+                        f"{stored.file}: tensor {name}_scale is {scale.dtype} {list(scale.shape)}, "
+                        f"which does not fit the weights {list(shape)}"
                     )
-                groups = codes.reshape(len(codes), scales[0].size, -1)
-                values = (groups * scales.reshape(len(codes), -1, 1)).reshape(codes.shape)
+                scales = self.vector(scale.name).reshape(-1, groups, 1)
+                codes = self._numbers(stored, np.dtype(np.int8)).reshape(shape[0], groups, -1)
+                values = (codes * scales).reshape(shape)
                 self.tensors[name] = replace(stored, dtype="F32", values=values)
+                del self.tensors[scale.name]
         super().expect(shapes, ignored)
 
     def _numbers(self, stored: StoredTensor, kind: np.dtype[Any]) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.folder import ModelError
-from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder, settings_of_head
+from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder
 from specops.runtime.kernels import SHORT_CONV
 from specops.runtime.session import ModelLoadError
 from specops.system.checksums import write_checksums
@@ -64,7 +64,6 @@ def convert(
     if HEAD in layer.shared:
         rows = output_rows(graph, layer.tokens, target.hidden_size)
         tables[HEAD] = Matrix("the target's output rows", (rows,))
-    own = settings_of_head(checkpoint.config)
     with folder_at_once(destination) as folder:
         with _store(folder, HEAD_GRAPH) as store:
             model = layer.head_graph(quantization, store, tables)
@@ -77,7 +76,7 @@ def convert(
             folder,
             layers=layer.layers_read,
             tokens=layer.tokens,
-            calibration=tuple((float(a), float(b)) for a, b in own.get("calibration", ())),
+            calibration=layer.calibration,
         )
         made.write()
         write_checksums(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -56,6 +56,7 @@ class EagleLayer(GatedDecoder):
     Attributes:
         layers_read: the target's layers whose inputs it reads, in their order.
         tokens: the target's tokens that it can guess, in the order of its output rows.
+        calibration: see `EagleFolder`.
         shared: which of the target's tables it uses: `embed_tokens.weight`, `lm_head.weight`.
 
     Raises:
@@ -102,6 +103,7 @@ class EagleLayer(GatedDecoder):
         self.norm_output = given.flag("norm_output", False)
         self.norm_before_fc = given.flag("norm_before_fc", False)
         self.fc_norm = given.flag("fc_norm", False)
+        self.calibration = _pairs(given, "calibration", values.get("calibration", ()))
         self.layers_read = self._layers(given)
         if not self.fuses and hidden != target.hidden_size:
             raise ExportError(f"{self.file}: {_FC}.weight is missing, between the two widths")
@@ -245,7 +247,8 @@ class EagleLayer(GatedDecoder):
         """
         count, size, most = 1, self.target.hidden_size, self.target.num_layers
         if self.fuses:
-            columns = self.checkpoint.tensors[f"{_FC}.weight"].shape[-1]
+            shape = self.checkpoint.tensors[f"{_FC}.weight"].shape
+            columns = shape[-1] if shape else 0
             count = columns // size
             if columns % size or not count:
                 raise ExportError(
@@ -271,7 +274,7 @@ class EagleLayer(GatedDecoder):
         """The target's tokens: `d2t` has the distance of each from the number of its row."""
         size, stored = self.target.vocab_size, self.checkpoint.tensors
         if _D2T in stored:
-            found = np.arange(rows) + self.checkpoint.integers(_D2T, rows)
+            found = self.checkpoint.integers(_D2T, rows) + np.arange(rows)
         elif _T2D in stored:
             found = np.flatnonzero(self.checkpoint.integers(_T2D, size))
         elif rows == size:
@@ -294,6 +297,13 @@ def _rename(checkpoint: HeadCheckpoint) -> None:
     for name in list(checkpoint.tensors):
         plain = name.removeprefix("model.").replace("midlayer.", "layers.0.")
         checkpoint.tensors[plain] = replace(checkpoint.tensors.pop(name), name=plain)
+
+
+def _pairs(given: ModelConfig, key: str, values: Any) -> tuple[tuple[float, float], ...]:
+    try:
+        return tuple((float(first), float(second)) for first, second in values)
+    except (TypeError, ValueError, OverflowError):
+        raise given.error(key, "must be pairs of numbers") from None
 
 
 def _vectors(name: str, size: int) -> onnx.ValueInfoProto:

@@ -24,7 +24,7 @@ EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
 _HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
 _LAYER, _ARCHITECTURES = "transformer_layer_config", "architectures"
 EPSILON = 1e-5  # of the norms in its graph
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def is_head(source: object) -> TypeGuard[Path]:
