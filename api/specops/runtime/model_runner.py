@@ -91,17 +91,14 @@ class HiddenStates:
 class LayerStates:
     """Hands what entered the target's layers to the draft head that follows its requests.
 
-    Args:
-        size: numbers of a token: those of all layers that the head reads.
-
     Attributes:
         followed: slots whose states the head needs.
         receive: called with a slot, the position of the first row, and rows [n, size] of tokens
-            that are final; valid until the target's next pass.
+            that are final; valid until the target's next pass. A row has the inputs of all layers
+            that the head reads.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.followed: set[int] = set()
         self.receive: Callable[[int, int, Floats], None] = lambda slot, start, rows: None
 
@@ -141,7 +138,7 @@ class ModelRunner:
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
-        self.states = LayerStates(sizes[_STATES]) if _STATES in sizes else None
+        self.states = LayerStates() if _STATES in sizes else None
         self._state_rows = np.zeros(max_tokens, np.int64)
         self._states: Floats = np.empty((max_tokens, sizes.get(_STATES, 0)), np.float32)
         self._places: dict[int, tuple[int, int]] = {}  # by slot: its first state, and its position

@@ -44,7 +44,7 @@ class Made:
     """A drafter with its runner and the target's states."""
 
     def __init__(self, *, depth: int = 3, num_blocks: int = 12) -> None:
-        self.runner, self.states = Runner(num_blocks), LayerStates(1)
+        self.runner, self.states = Runner(num_blocks), LayerStates()
         self.drafter = EagleDrafter(
             self.runner,  # type: ignore[arg-type]
             None,
