@@ -149,7 +149,7 @@ def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
         (_drop("fc.weight"), "fc.weight is missing, which joins the states"),
         (_drop("midlayer.hidden_norm.weight"), "hidden_norm.weight is missing"),
         (_set(target_layer_ids=[1, 3, 7]), r"\[2, 4, 8\], but there are 8"),
-        (_set(eagle_aux_hidden_state_layer_ids="2"), "must be integers"),
+        (_set(eagle_aux_hidden_state_layer_ids="2"), "must be a list of integers"),
         (_add("midlayer.self_attn.q_norm.weight", np.ones(16, np.float32)), "k_norm.weight is mis"),
         (_add("midlayer.mlp.norm.weight", np.ones(16, np.float32)), "mlp.norm.weight is not"),
         (_add("fc.weight", np.ones((64, 200), np.float32)), "reads 200 values"),

@@ -257,7 +257,7 @@ class EagleLayer(GatedDecoder):
                 )
         usual = [2, most // 2, most - 3]
         key = "target_layer_ids" if "target_layer_ids" in given else _LAYERS
-        found = given.integers(key)
+        found = given.list_of(int, key)
         if key != _LAYERS or found == [layer - 1 for layer in usual]:
             found = [layer + 1 for layer in found or ()]
         if found is None and count == len(usual):

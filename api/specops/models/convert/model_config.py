@@ -151,13 +151,6 @@ class ModelConfig(Entries):
             raise self.error(key, f"must be {called}")
         return values[:count]
 
-    def integers(self, key: str) -> list[int] | None:
-        """A list of integers; None where the key is absent."""
-        values = self._values.get(key)
-        if values is not None and not isinstance(values, list):
-            raise self.error(key, "must be integers")
-        return None if values is None else self.list_of(int, key, len(values))
-
     def require_flag(self, key: str, needed: bool) -> None:
         """An error unless the key is absent or the boolean that an export needs."""
         if self.flag(key, needed) != needed:
