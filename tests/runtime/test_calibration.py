@@ -225,7 +225,7 @@ def test_figures_of_builds_that_nobody_runs_any_more_go(target: Any, tmp_path: P
         b'{PASSES, "seconds": [], "turn": 0}',
         b'{PASSES, "seconds": [1, 2], "turn": 0}',
         b'{PASSES, "seconds": "fast", "turn": 0}',
-        b'{PASSES, "seconds": [NaN, SECONDS], "turn": 0}',
+        b'{PASSES, "seconds": [SECONDS, NaN], "turn": 0}',
         b'{PASSES, "seconds": [-1, SECONDS], "turn": 0}',
         b'{PASSES, "seconds": [1, SECONDS], "turn": null}',
     ],

@@ -182,7 +182,7 @@ def _read(path: Path, times: _Times) -> None:
         if [kept["sizes"], kept["past"], kept["far"]] != [times.sizes, times.past, times.far]:
             return
         seconds, turn = [float(item) for item in kept["seconds"]], int(kept["turn"])
-        if len(seconds) != len(times.sizes) + 2 or not 0 < min(seconds) <= max(seconds) < inf:
+        if len(seconds) != len(times.sizes) + 2 or not all(0 < one < inf for one in seconds):
             raise ValueError(f"times {seconds}")
         times.seconds, times.turn = seconds, turn % len(seconds)
     except FileNotFoundError:
