@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import zip_longest
+from itertools import accumulate, takewhile, zip_longest
+from operator import mul
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:  # the command line reads these words before it needs arrays
@@ -358,6 +359,11 @@ class Draft:
     def cut(self, count: int) -> Draft:
         """Its first `count` tokens."""
         return Draft(self.tokens[:count], self.probs, self.drafter, self.accept_probs[:count])
+
+    def likely(self, count: int, min_reach: float) -> Draft:
+        """Its first tokens, at most `count`, that are reached with the probability `min_reach`."""
+        reached = accumulate(self.accept_probs[:count], mul)
+        return self.cut(sum(1 for _ in takewhile(lambda reach: reach >= min_reach, reached)))
 
 
 @dataclass(slots=True)

@@ -127,16 +127,10 @@ class EagleDrafter(LookupDrafter):
             self._draft(min_reach)
         if own.length != len(tokens):
             return NO_DRAFT
-        reach, likely = 1.0, 0
-        for probability in own.draft.accept_probs[:count]:
-            reach *= probability
-            if reach < min_reach:
-                break
-            likely += 1
-        if not likely:
-            return NO_DRAFT
-        own.judged = own.length
-        return own.draft.cut(likely)
+        found = own.draft.likely(count, min_reach)
+        if found.tokens:
+            own.judged = own.length
+        return found
 
     def agreement(self, tokens: Sequence[int], states: Floats, likeliest: Sequence[int]) -> float:
         """The share of places in a text in which it guesses the target's likeliest token.

@@ -106,17 +106,12 @@ class HeadDrafter(LookupDrafter):
             slots = sorted(self._states.fresh)
             self._states.fresh.clear()
             self._draft(slots)
-        draft, reach, likely = self._drafts[slot], 1.0, 0
         self._judge(slot, tokens)
-        for probability in draft.accept_probs[:count]:
-            reach *= probability
-            if reach < min_reach:
-                break
-            likely += 1
-        if not likely:
-            return NO_DRAFT
-        self._open[slot] = len(tokens), draft
-        return draft.cut(likely)
+        draft = self._drafts[slot]
+        found = draft.likely(count, min_reach)
+        if found.tokens:
+            self._open[slot] = len(tokens), draft
+        return found
 
     def release(self, slot: int) -> None:
         """Forget the slot's sequence."""
