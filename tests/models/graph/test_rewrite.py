@@ -273,6 +273,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"in_between \(com\.microsoft\.MultiHeadAttention\) cannot be part",
     ),
     "own domain": (between("Norm", domain="somebody"), r"in_between \(somebody\.Norm\) cannot"),
+    "convolution": (
+        between("ShortConv", "per_token", domain="somebody"),
+        r"in_between \(somebody\.ShortConv\) cannot be part",
+    ),
     "reshape": (between("Reshape", "any_tokens"), r"\(Reshape\).*does not begin with 0, 0"),
     "softmax": (between("Softmax", axis=1), r"\(Softmax\).*along the token axis"),
     "mean": (between("ReduceMean", axes=[1]), r"\(ReduceMean\).*along the token axis"),

@@ -177,13 +177,14 @@ def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
 
 def _is_whole_convolution(node: onnx.NodeProto) -> bool:
     """Whether a node is a short convolution that reads a whole sequence and its weight alone."""
-    return node.op_type == kernels.SHORT_CONV and len(node.input) == 2
+    own = (node.domain, node.op_type) == (kernels.DOMAIN, kernels.SHORT_CONV)
+    return own and len(node.input) == 2
 
 
 def _replace_convolutions(graph: onnx.GraphProto) -> dict[str, LayerShape]:
     """Let short convolutions go on after earlier passes; returns what each layer keeps."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    found = [node for node in graph.node if node.op_type == kernels.SHORT_CONV]
+    found = [node for node in graph.node if _is_whole_convolution(node)]
     shapes: dict[str, LayerShape] = {}
     places: list[int] = [0]
     for node in found:
