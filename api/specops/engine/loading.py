@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
 """Errors whose message says what the user can do. Any other error at loading is a bug."""
 WARM_UP = "running a first pass"
-# A draft head is asked how it goes on: heads of the model itself guess a quarter and more.
+# What a draft head is tested on: one that was made for the target guesses a quarter of it and more.
 _SAMPLE = (
     "The water cycle describes how water moves between the ground, the sea and the air. The sun "
     "heats the sea, and some of the water evaporates. As the warm air rises, it cools down, and "
@@ -255,9 +255,8 @@ def _warm_runner(
         reuse=PrefixCache(settings.prefix_cache),
     )
     # Every decoding request has room in each pass, with all of the longest draft.
-    # A draft head reads the states of one pass, and those that waited before.
     most = max(settings.max_batched_tokens, plan.slots * (settings.max_k_draft + 1))
-    if takes_states(session):
+    if takes_states(session):  # a draft head reads those of a pass, and those that waited before
         most = max(most + MOST_WAITING, plan.slots * MOST_WAITING)
     runner = ModelRunner(session, cache, max_tokens=most)
     step(WARM_UP)

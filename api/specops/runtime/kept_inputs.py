@@ -3,8 +3,8 @@
 A slot keeps the inputs of its last positions in a ring, by position, as the cache keeps keys: a
 rejected token's are overwritten by the next pass, so nothing has to be undone. Unlike keys, those
 of older positions are gone. A request that begins like an earlier one therefore needs a snapshot:
-a copy of the ring at some position, for which the cache's blocks exist, too. Snapshots are few, the
-least recently used one goes first.
+a copy of the ring at some position up to which the cache still has the blocks. Snapshots are few;
+the least recently used one goes first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class KeptInputs:
             self._held[slot] = max(min(held[0], start), end - self._ring), end
 
     def holds(self, slot: int, length: int) -> bool:
-        """Whether a slot can go on after its first `length` tokens."""
+        """Whether a slot can continue after its first `length` tokens."""
         held = self._held[slot]
         if not length or held is None:
             return True
@@ -118,11 +118,11 @@ class KeptInputs:
         self._snapshots.append(made)
 
     def longest(self, root: Node, tokens: Sequence[int], most: int) -> int:
-        """The largest number of `tokens`, at most `most`, after which a snapshot lets go on."""
+        """The largest number of `tokens`, at most `most`, after which a slot can continue."""
         return max((_usable(item, root, tokens, most) for item in self._snapshots), default=0)
 
     def restore(self, slot: int, root: Node, tokens: Sequence[int], length: int) -> None:
-        """Let a slot go on after the first `length` tokens, as `longest` returned them.
+        """Let a slot continue after the first `length` tokens, as `longest` returned them.
 
         Raises:
             ValueError: there is no such snapshot.
@@ -133,7 +133,7 @@ class KeptInputs:
                 self._held[slot] = max(0, item.least - self._before), length
                 self._use(item)
                 return
-        raise ValueError(f"no snapshot lets a slot go on after {length} tokens")
+        raise ValueError(f"there is no snapshot to continue from after {length} tokens")
 
     def _use(self, item: _Snapshot) -> None:
         self._snapshots.remove(item)
@@ -141,7 +141,7 @@ class KeptInputs:
 
 
 def _usable(item: _Snapshot, root: Node, tokens: Sequence[int], most: int) -> int:
-    """The number of `tokens` after which a snapshot lets go on; 0: none."""
+    """The number of `tokens` after which a slot can continue from a snapshot; 0: none."""
     least, end = item.least, min(len(item.tokens), most)
     if item.root is not root or end < least or list(tokens[:least]) != item.tokens[:least]:
         return 0
