@@ -182,3 +182,6 @@ def test_output_is_that_of_plain_decoding(
     plain = everything(engine, drafter="none", sampling=sampling)
     for fields in ({"drafter": "head"}, {"drafter": "cascade", "adaptive": True}):
         assert everything(engine, sampling=sampling, **fields) == plain
+    # Without the conversion's key: of generations with one name the unused ones are removed.
+    kept = {path.name[:-17] for path in (settings.cache_dir / "prepacked").iterdir()}
+    assert {"target-head", "target-fusion"} <= kept

@@ -126,7 +126,8 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
     if isinstance(draft, EagleFolder | HeadFolder):
         files = filter(None, (draft.graph, getattr(draft, "fusion", None)))
-        name = draft.path.resolve().name
+        # The name of a conversion's folder has a key, which no other generation shares.
+        name = target.name if layers else draft.path.resolve().name
         parts = [_open(file, f"{name}-{file.stem}", settings, step) for file in files]
     elif draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
