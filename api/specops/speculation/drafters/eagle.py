@@ -26,6 +26,7 @@ from specops.speculation.drafters.head import Calibration
 MOST_WAITING = 64  # states of a slot; they are read when there are more, asked or not
 _TOKEN_BITS = 32
 _WEIGHT = 1 / 32  # of the newest pass in the mean cost of a guess
+_FADING = 1023 / 1024  # of that mean where no pass is run: one that was slow is not the last
 
 
 @dataclass(slots=True)
@@ -238,6 +239,7 @@ class EagleDrafter(LookupDrafter):
             begun = time.perf_counter()
             slots = self._go_on(guess, [slots[index] for index in going_on], rows[going_on])
             if not slots:
+                self._seconds *= _FADING
                 return
             seconds = time.perf_counter() - begun
             self._seconds = mean_with(self._seconds, seconds, _WEIGHT)
