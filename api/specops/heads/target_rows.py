@@ -77,7 +77,7 @@ class Embedding:
         path: the exported graph of the target.
 
     Raises:
-        ModelError: the graph looks no token up.
+        ModelError: no node of the graph looks tokens up.
     """
 
     has_blocks = False  # as a part of a `Matrix`: rows are plain numbers
@@ -89,9 +89,7 @@ class Embedding:
             if node.op_type in _LOOK_UPS and _IDS in node.input:
                 break
         else:
-            raise ModelError(
-                f"{path} looks no token up: a draft head needs an embedding of its own"
-            )
+            raise ModelError(f"{path} has no table of embeddings: no draft head can run beside it")
         self._rows = _row_reader(node, [item for item in weights if item.name in node.input], path)
         logits = next(item for item in graph.output if item.name == LOGITS)
         vocab_size: int = logits.type.tensor_type.shape.dim[-1].dim_value
