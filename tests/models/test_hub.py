@@ -134,10 +134,6 @@ def test_without_a_tokenizer_no_weights_are_downloaded(hub: Hub, tmp_path: Path)
     assert hub.ranges() == []
 
 
-TORCH, SAFE = "pytorch_model.bin", "model.safetensors"
-CONFIG = {"config.json", "generation_config.json"}
-
-
 def test_a_draft_head_needs_no_tokenizer(hub: Hub, tmp_path: Path) -> None:
     hub.repos["someone/head"] = {
         name: content for name, content in hub.repos[REPO].items() if "tokenizer" not in name
@@ -146,6 +142,8 @@ def test_a_draft_head_needs_no_tokenizer(hub: Hub, tmp_path: Path) -> None:
     assert names(folder) == {"config.json", "model.safetensors", "download.json"}
 
 
+TORCH, SAFE = "pytorch_model.bin", "model.safetensors"
+CONFIG = {"config.json", "generation_config.json"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 OLD_TOKENIZER = {"vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
 OTHERS = {"README.md", "flax_model.msgpack", "tf_model.h5", "tokenizer.model", "LICENSE.md"}

@@ -15,13 +15,8 @@ from specops.runtime.session import load, plain_options, share_threads
 from tests.conftest import THREADS as USUAL_THREADS
 
 THREADS = int(os.environ.get("KERNEL_TEST_THREADS", USUAL_THREADS))  # one pool for a process
-WHOLE = (
-    "spans",
-    "block_tables",
-    "cache",
-    "kept_inputs",
-    "ids",
-)  # inputs of int64; the others are float32
+# Inputs of int64; the others are float32.
+WHOLE = ("spans", "block_tables", "cache", "kept_inputs", "ids")
 
 
 def operator(
