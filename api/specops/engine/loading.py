@@ -25,7 +25,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
-from specops.runtime.kv_cache import ROLLBACK, KvCache, PrefixCache
+from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
     DraftHead,
@@ -143,7 +143,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             mapped,
             folder.hidden_size,
             folder.vocab_size,
-            shape.slot_bytes(ROLLBACK) * (1 + SNAPSHOTS_PER_SLOT),
+            shape.slot_bytes * (1 + SNAPSHOTS_PER_SLOT),
         )
         for folder, (session, mapped) in zip(folders, graphs, strict=True)
     ]

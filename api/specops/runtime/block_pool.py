@@ -18,6 +18,8 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
 from specops.system.page_cache import ask_large_pages
 
+ROLLBACK = 16  # tokens of a draft; a slot can go back by so many
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -57,13 +59,15 @@ class CacheShape:
             max((layer.taps - 1 for layer in kept), default=0),
         )
 
-    def ring(self, rollback: int) -> int:
-        """Positions that a slot keeps, so that a pass's last `rollback` tokens may be rejected."""
-        return self.positions_before + rollback + 1
+    @property
+    def ring(self) -> int:
+        """Positions that a slot keeps, so that a pass's last `ROLLBACK` tokens may be rejected."""
+        return self.positions_before + ROLLBACK + 1
 
-    def slot_bytes(self, rollback: int) -> int:
+    @property
+    def slot_bytes(self) -> int:
         """Bytes of what a slot keeps beside keys and values."""
-        return self.ring(rollback) * self.kept_floats * 4
+        return self.ring * self.kept_floats * 4
 
     @property
     def block_bytes(self) -> int:

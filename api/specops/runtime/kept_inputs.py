@@ -39,19 +39,18 @@ class KeptInputs:
     Args:
         shape: sizes of the model's cache; some layer keeps inputs.
         num_slots: number of slots.
-        rollback: most tokens that a pass may compute and the next one may reject.
 
     Attributes:
         descriptor: [4] int64, the operator's input `kept_inputs`: address, slots, positions of a
             ring, floats of a position.
     """
 
-    def __init__(self, shape: CacheShape, num_slots: int, rollback: int) -> None:
+    def __init__(self, shape: CacheShape, num_slots: int) -> None:
         self._before = shape.positions_before
-        ring = shape.ring(rollback)
+        ring = shape.ring
         copies = SNAPSHOTS_PER_SLOT * num_slots
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        mapped = mmap.mmap(-1, (num_slots + copies) * shape.slot_bytes(rollback), flags=flags)
+        mapped = mmap.mmap(-1, (num_slots + copies) * shape.slot_bytes, flags=flags)
         memory = np.frombuffer(mapped, np.float32).reshape(-1, ring, shape.kept_floats)
         self._rings: npt.NDArray[np.float32] = memory[:num_slots]
         self._copies: npt.NDArray[np.float32] = memory[num_slots:]

@@ -23,7 +23,6 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
-ROLLBACK = 16  # tokens; passes may have no longer drafts
 
 
 class PrefixCache(StrEnum):
@@ -106,7 +105,6 @@ class KvCache:
         num_slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         reuse: which requests share blocks.
-        rollback: most tokens of a pass that may be rejected after it.
 
     Attributes:
         kept_inputs: what layers keep beside keys and values; None: nothing.
@@ -123,7 +121,6 @@ class KvCache:
         num_slots: int,
         context: int,
         reuse: PrefixCache = PrefixCache.CLIENT,
-        rollback: int = ROLLBACK,
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
@@ -133,7 +130,7 @@ class KvCache:
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[_Slot | None] = [None] * num_slots
-        self.kept_inputs = KeptInputs(shape, num_slots, rollback) if shape.kept_floats else None
+        self.kept_inputs = KeptInputs(shape, num_slots) if shape.kept_floats else None
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
