@@ -225,3 +225,11 @@ def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
     with pytest.raises(ValueError, match="cannot go on at position 101"):
         kept.write(0, 101, 1)
     kept.write(0, 90, 1)
+
+
+def test_prompts_are_cut_at_snapshots_only_where_they_are_shared(graph: Path) -> None:
+    cache = Target(graph, slots=1).cache
+    for share, border in ((False, None), (True, INTERVAL)):
+        cache.begin(0, prompt(600), share=share)
+        assert cache.next_snapshot(0) == border
+        cache.release(0)

@@ -323,9 +323,9 @@ class KvCache:
 
         None: anywhere.
         """
-        if self.kept_inputs is None:
-            return None
         held = self._held(slot)
+        if self.kept_inputs is None or held.root is None:
+            return None
         border = (held.length // INTERVAL + 1) * INTERVAL
         return min(border, held.branch) if held.branch > held.length else border
 
