@@ -66,7 +66,7 @@ static void begin(void *argument, size_t index) {
     if (piece == job->pieces - 1) job->kernel->write(pass, span, head);
     if (is_long(pass, span)) return;
     Splits all = all_splits(pass, span), some = splits_of(job, span, piece);
-    all.memory = some.memory = job->results + number * job->room;
+    if (job->results) all.memory = some.memory = job->results + number * job->room;
     for (int64_t tile = 0; some.first < some.end && tile < tiles_of(pass, span); tile++)
         compute_tile(job, span, head, tile, job->pieces > 1 ? &some : NULL);
     if (job->pieces > 1 && atomic_fetch_add(job->done + number, 1) == job->pieces - 1)
