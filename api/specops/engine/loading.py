@@ -125,7 +125,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     folders, parts = [target], list[tuple[Session, int]]()
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
     if isinstance(draft, EagleFolder | HeadFolder):
-        files = filter(None, (draft.graph, getattr(draft, "fusion", None)))
+        files = draft.graphs if isinstance(draft, EagleFolder) else [draft.graph]
         # The name of a conversion's folder has a key, which no other generation shares.
         name = target.name if layers else draft.path.resolve().name
         parts = [_open(file, f"{name}-{file.stem}", settings, step) for file in files]
@@ -169,7 +169,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     head = None
     if isinstance(draft, EagleFolder):
         runner = _warm_runner(parts[0][0], target.context_length, settings, plan, step)
-        fusion = make_fusion(parts[1][0]) if draft.fusion else None
+        fusion = make_fusion(parts[1][0]) if len(parts) > 1 else None
         head = _eagle_head(
             draft, runner, models[0], tokenizer, fuse=fusion, depth=settings.max_k_draft
         )

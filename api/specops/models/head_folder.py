@@ -74,15 +74,10 @@ class EagleFolder:
     calibration: tuple[tuple[float, float], ...]
 
     @property
-    def graph(self) -> Path:
-        """The file of the layer's graph."""
-        return self.path / HEAD_GRAPH
-
-    @property
-    def fusion(self) -> Path | None:
-        """The file of the graph that joins the states of several layers, if there is one."""
-        file = self.path / FUSION_GRAPH
-        return file if file.is_file() else None
+    def graphs(self) -> list[Path]:
+        """The file of the layer's graph; behind it, the one that joins the states of several
+        layers, if there is one."""
+        return [file for name in (HEAD_GRAPH, FUSION_GRAPH) if (file := self.path / name).is_file()]
 
     @classmethod
     def read(cls, path: Path) -> EagleFolder:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from specops.config import ConfigError, Settings
@@ -34,10 +35,6 @@ __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prep
 
 _REPORT_SECONDS = 5.0
 _HEAD_QUANT = "int8-64"
-_NO_ROOM = (
-    "cannot be converted ({}): set SPECOPS_CACHE_DIR to a writable folder with room for the "
-    "converted weights"
-)
 # In presets.toml: how paths below SPECOPS_MODELS_DIR and below the environment begin.
 _BUNDLED, _FETCHED = "./", "share/"
 
@@ -126,26 +123,12 @@ def prepare(
     if (path / GENAI_CONFIG).is_file():
         return ModelFolder.read_genai(path, name)
     work = f"converting {source} to {quant}"
-    try:
-        parts = parts_of(path)
 
-        def convert(folder: Path, digest: str, lock: int) -> None:
-            report(work)
-            _convert(path, parts, folder, quant, digest, lock=lock, tell=_percents(work, report))
+    def convert(parts: Parts, folder: Path, digest: str, lock: int) -> None:
+        report(work)
+        _convert(path, parts, folder, quant, digest, lock=lock, tell=_percents(work, report))
 
-        folder = converted(
-            cache_dir / "converted",
-            path,
-            parts,
-            quant,
-            name=_name(source),
-            convert=convert,
-            report=report,
-        )
-    except LayoutError as error:
-        raise ModelError(str(error)) from error
-    except OSError as error:
-        raise ModelError(f"{path} {_NO_ROOM.format(error)}") from error
+    folder = _conversion(source, path, quant, cache_dir=cache_dir, convert=convert, report=report)
     return ModelFolder.read(folder, name)
 
 
@@ -173,7 +156,7 @@ def prepare_head(
     parsed = WeightsName.parse(quant or _HEAD_QUANT)
     quant = parsed.full if parsed else quant
 
-    def convert(folder: Path, digest: str, lock: int) -> None:
+    def convert(parts: Parts, folder: Path, digest: str, lock: int) -> None:
         report(f"converting the draft head {source} for {target.name}")
         weights = [f"--weights={file}" for file in parts.state_dicts]
         try:
@@ -189,24 +172,16 @@ def prepare_head(
                 "without one"
             ) from error
 
-    try:
-        parts = replace(
-            parts_of(path, tokenizer=False),
-            beside=(target.graph, target.graph.with_name(MANIFEST)),
-        )
-        folder = converted(
-            cache_dir / "converted",
-            path,
-            parts,
-            quant,
-            name=_name(source),
-            convert=convert,
-            report=report,
-        )
-    except LayoutError as error:
-        raise ModelError(str(error)) from error
-    except OSError as error:
-        raise ModelError(f"{path} {_NO_ROOM.format(error)}") from error
+    folder = _conversion(
+        source,
+        path,
+        quant,
+        cache_dir=cache_dir,
+        convert=convert,
+        report=report,
+        tokenizer=False,
+        beside=(target.graph, target.graph.with_name(MANIFEST)),
+    )
     return EagleFolder.read(folder)
 
 
@@ -275,6 +250,52 @@ def _quant(source: Source | None, setting: str, preset: str, variable: str) -> s
 
 
 # -- downloads and conversions ---------------------------------------------------------------------
+
+
+def _conversion(
+    source: Source,
+    path: Path,
+    quant: str,
+    *,
+    cache_dir: Path,
+    convert: Callable[[Parts, Path, str, int], None],
+    report: Callable[[str], None],
+    tokenizer: bool = True,
+    beside: tuple[Path, ...] = (),
+) -> Path:
+    """Return the folder of a checkpoint's conversion; make it if need be.
+
+    Args:
+        source: the checkpoint.
+        path: where it is.
+        quant: the kind of weights.
+        cache_dir: the folder for conversions.
+        convert: makes the conversion, see `conversions.Convert`, of the checkpoint's files.
+        report: see `converted`.
+        tokenizer: whether there must be one.
+        beside: files of another model that the conversion depends on, too.
+
+    Raises:
+        ModelError: a part of the checkpoint is missing, or the folder cannot be written.
+    """
+    try:
+        parts = replace(parts_of(path, tokenizer=tokenizer), beside=beside)
+        return converted(
+            cache_dir / "converted",
+            path,
+            parts,
+            quant,
+            name=_name(source),
+            convert=partial(convert, parts),
+            report=report,
+        )
+    except LayoutError as error:
+        raise ModelError(str(error)) from error
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a writable folder "
+            "with room for the converted weights"
+        ) from error
 
 
 def _convert(
