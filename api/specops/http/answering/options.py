@@ -75,11 +75,13 @@ class EngineOptions(Constraints):
 
     Attributes:
         limit_field: name of the field with the most tokens of an answer.
+        penalty_fields: names of `repetition_penalty`; the first one that is set counts.
         strict_limit: a value above the server's limit is an error; otherwise that one applies.
         usual: how the protocol draws tokens where neither the body nor the model says it.
     """
 
     limit_field: ClassVar[str] = ""
+    penalty_fields: ClassVar[tuple[str, ...]] = ("repetition_penalty",)
     strict_limit: ClassVar[bool] = False
     usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
 
@@ -191,9 +193,9 @@ class EngineOptions(Constraints):
 
     def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
         """Return how tokens are drawn: as the body says, else the model, else the protocol."""
-        requested = SamplingDefaults(
-            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
-        )
+        penalties = (getattr(self, name) for name in self.penalty_fields)
+        penalty = next((value for value in penalties if value is not None), None)
+        requested = SamplingDefaults(self.temperature, self.top_k, self.top_p, self.min_p, penalty)
         chosen = requested.over(model).over(self.usual)
         return chosen if chosen.temperature else requested._replace(temperature=0.0)
 

@@ -43,6 +43,7 @@ class LlamaRequest(SeededOptions):
     """The fields that /infill and /completion share."""
 
     limit_field = "n_predict"
+    penalty_fields = ("repeat_penalty", "repetition_penalty")
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     without_effect = frozenset(
         {
@@ -103,11 +104,6 @@ class LlamaRequest(SeededOptions):
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; a negative one means that there is none."""
         return None if (self.seed or 0) < 0 else super().choice_seed(choice)
-
-    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
-        """Return how tokens are drawn; the penalty has two names."""
-        chosen, penalty = super().drawing(model), self.repeat_penalty
-        return chosen if penalty is None else chosen._replace(repetition_penalty=penalty)
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn: with the samplers that are named."""

@@ -90,6 +90,7 @@ class OllamaRequest(OllamaModel, SeededOptions):
 
     without_effect = MACHINE_OPTIONS
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
+    penalty_fields = ("repeat_penalty", "repetition_penalty")
 
     options: dict[str, Any] | None = Field(
         None, description="the fields from `num_predict` on, and those of `POST /generate`"
@@ -142,11 +143,6 @@ class OllamaRequest(OllamaModel, SeededOptions):
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed; a negative one means that there is none."""
         return None if self.seed is None or self.seed < 0 else self.seed
-
-    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
-        """Return how tokens are drawn; the penalty has two names."""
-        chosen, penalty = super().drawing(model), self.repeat_penalty
-        return chosen if penalty is None else chosen._replace(repetition_penalty=penalty)
 
     @property
     def limit(self) -> int | None:
