@@ -25,12 +25,12 @@ RING_CHUNKS, RING_QUEUE, CHUNK_LINES, RING_SCOPE = 16, 16, 64, 1024
 PICK_DISTANCE = 32  # lines that the cursor must have moved for two more chunks
 SAME_CHUNK, SAME_PLACE = 0.9, 0.5  # similarities
 _COMMON: dict[str, Any] = {"id_slot": 0, "stream": False, "cache_prompt": True, "model": ""}
-_WARMING: dict[str, Any] = {
+WARMING: dict[str, Any] = {
     **_COMMON, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0,
     "temperature": 0.0, "samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1,
     "response_fields": [""],
 }  # fmt: skip
-_ASKING: dict[str, Any] = {
+ASKING: dict[str, Any] = {
     **_COMMON, "n_predict": 128, "stop": [], "top_k": 40, "top_p": 0.9,
     "samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
     "response_fields": [
@@ -101,7 +101,7 @@ def _type(
         for _ in range(rng.randint(*LOOKING_SECONDS)):
             at += 1.0
             if ring.advance():
-                yield Event(at, "warm", {**_WARMING, "input_extra": ring.extra()})
+                yield Event(at, "warm", {**WARMING, "input_extra": ring.extra()})
         kind: Literal["key", "jump"] = "jump"
         last = min(len(lines), first + rng.randint(1, MOST_LINES))
         for row in range(first, last):
@@ -119,7 +119,7 @@ def _type(
                     "prompt": typed,
                     "n_indent": len(typed) - len(typed.lstrip()),
                 }
-                yield Event(at, kind, _ASKING | around)
+                yield Event(at, kind, ASKING | around)
                 kind = "key"
             if abs(row - picked) > PICK_DISTANCE:
                 picked = row

@@ -30,6 +30,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 FILES = ("api/specops/http/connection.py", "tests/http/test_connection.py", "loadtest/protocols.py")
 THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 8192, 32_768  # the context of the presets
 OURS, BESIDE, LLAMA = "specops", f"beside {CHATS} chats", "llama-server"
+_FAMILY = "Qwen/Qwen2.5-"
 _GOALS = {  # most seconds of each model
     "Qwen/Qwen2.5-Coder-0.5B": {"line": 0.35, "new line": None, "jump": 0.8},
     "Qwen/Qwen2.5-Coder-1.5B": {"line": 0.9, "new line": None, "jump": 2.2},
@@ -71,9 +72,12 @@ def _play(
     )  # fmt: skip
     for side in (OURS, BESIDE, LLAMA):
         progress(f"{name}: {side}")
-        done, ours, answers = Flag(), serving(environment(settings)), list[Answer]()
-        theirs = llama_serving(executable, file, threads=THREADS, context=CONTEXT)
-        with theirs if side == LLAMA else ours as server:
+        done, answers = Flag(), list[Answer]()
+        if side == LLAMA:
+            served = llama_serving(executable, file, threads=THREADS, context=CONTEXT)
+        else:
+            served = serving(environment(settings))
+        with served as server:
             talks = following(server.port, chats([*files.values()], done, answers))
             with talks if side == BESIDE else nullcontext():
                 try:
@@ -127,7 +131,8 @@ def outcome(plan: Plan, played: Mapping[str, Mapping[str, Played]], per_pass: fl
             read = [f"{Summary.of(sides[side].read[kind]).median:.0f}" for side in (OURS, LLAMA)]
             ours, beside, theirs = (summary.median for summary in seconds.values())
             shown = [summary.spread() for summary in seconds.values()]
-            rows.append((what := f"{name[13:]}, {kind}", *shown, f"{theirs / ours:.2f}", *read))
+            what = f"{name.removeprefix(_FAMILY)}, {kind}"
+            rows.append((what, *shown, f"{theirs / ours:.2f}", *read))
             if goal:
                 targets.append(Target(f"{what}, s", goal, ours, at_most=True))
                 targets.append(Target(f"{what}, {BESIDE}", _BESIDE, beside / ours, at_most=True))

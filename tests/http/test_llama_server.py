@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.editor_trace import ASKING, WARMING
 from specops.config import Settings
 from specops.request import FinishReason, Output
 from specops.runtime.batch import Batch
@@ -29,24 +30,13 @@ from tests.waiting import until
 pytestmark = pytest.mark.anyio
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
 CHUNK = {"text": "import os\n", "time": [3, 141592], "filename": "a.py"}
-# As the plug-ins send them: autoload/llama.vim and src/llama-server.ts, autumn of 2026.
+# As the plug-ins send them: `loadtest.editor_trace` has llama.vim's fields; src/llama-server.ts of
+# llama.vscode, autumn of 2026.
 VIM = {
-    "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n\n", "input_extra": [CHUNK],
-    "prompt": "    ret", "n_predict": 128, "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.90,
-    "samplers": ["top_k", "top_p", "infill"], "stream": False, "cache_prompt": True,
-    "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
-    "response_fields": [
-        "content", "timings/prompt_n", "timings/prompt_ms", "timings/prompt_per_token_ms",
-        "timings/prompt_per_second", "timings/predicted_n", "timings/predicted_ms",
-        "timings/predicted_per_token_ms", "timings/predicted_per_second", "truncated",
-        "tokens_cached",
-    ],
+    **ASKING, "input_prefix": "def f():\n", "input_suffix": "\n\n", "input_extra": [CHUNK],
+    "prompt": "    ret", "n_indent": 4,
 }  # fmt: skip
-VIM_WARMS = {
-    "id_slot": 0, "input_prefix": "", "input_suffix": "", "input_extra": [CHUNK], "prompt": "",
-    "n_predict": 0, "temperature": 0.0, "samplers": [], "stream": False, "cache_prompt": True,
-    "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""],
-}  # fmt: skip
+VIM_WARMS = {**WARMING, "input_extra": [CHUNK]}
 CODE = {
     "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [CHUNK],
     "prompt": "    ret", "n_predict": 128, "n_cmpl": 3, "top_k": 40, "top_p": 0.99, "stream": False,
