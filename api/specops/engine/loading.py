@@ -126,9 +126,10 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
     if isinstance(draft, EagleFolder | HeadFolder):
         files = draft.graphs if isinstance(draft, EagleFolder) else [draft.graph]
-        # The name of a conversion's folder has a key, which no other generation shares.
-        name = target.name if layers else draft.path.resolve().name
-        parts = [_open(file, f"{name}-{file.stem}", settings, step) for file in files]
+        for file in files:
+            # The name of a conversion's folder has a key, which no other generation shares.
+            name = f"{target.name}-{file.stem}" if layers else draft.path.resolve().name
+            parts.append(_open(file, name, settings, step))
     elif draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         folders.append(draft)
