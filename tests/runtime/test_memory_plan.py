@@ -143,6 +143,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_a_way_out() -
     slots=st.integers(0, 16),
     asked=st.integers(0, 8192),
     tokens=st.integers(0, 100_000),
+    states=st.integers(0, 700),
 )
 def test_every_plan_fits(
     *,
@@ -155,8 +156,9 @@ def test_every_plan_fits(
     slots: int,
     asked: int,
     tokens: int,
+    states: int,
 ) -> None:
-    demand = Demand(kv, (target + draft) * MB, target * MB, 20 * MB, context)
+    demand = Demand(kv, (target + draft) * MB, target * MB, 20 * MB, context, states * MB)
     there = supply(limit, min(held, limit))
     try:
         plan = plan_memory(there, demand, slots=slots, context=asked, kv_tokens=tokens)
@@ -173,6 +175,8 @@ def test_every_plan_fits(
     assert 1 <= plan.context <= min(context, plan.kv_tokens)
     assert plan.context == min(asked, context) or not asked
     assert 0 <= plan.kv_tokens - tokens < 64 or not tokens
+    assert 0 <= plan.snapshot_bytes <= demand.most_snapshot_bytes
+    assert plan.weights_fit or not plan.snapshot_bytes
     if not tokens:
         assert plan.kv_tokens <= plan.slots * -(-context // 64) * 64
 
@@ -184,12 +188,35 @@ def test_more_memory_never_plans_less(limit: int, more: int) -> None:
         assert large.kv_tokens >= small.kv_tokens
 
 
-def test_the_table_adds_up() -> None:
-    plan = plan_memory(supply(4000), TINYLLAMA)
+@pytest.mark.parametrize(
+    ("limit_mb", "asked", "tokens", "snapshots"),
+    [
+        (24_000, {}, 8 * 32_768, 4 * 240),  # as many as are of use
+        (4_000, {}, 180_928, 741),  # a quarter of what is left beside weights and states
+        (4_000, {"context": 4096}, 8 * 4096, 4 * 240),  # the cache leaves room
+        (1_140, {}, 7_104, 29),
+        (1_040, {}, 1_024, 4),  # a comfortable cache comes first
+        (1_000, {}, 1_024, 0),  # and so do the weights
+    ],
+)
+def test_snapshots_get_a_part_of_what_is_left_and_give_way_first(
+    limit_mb: int, asked: dict[str, int], tokens: int, snapshots: int
+) -> None:
+    """Qwen3.5-0.8B's shape: 12 KB of keys and values for a token, 30 MB of states for a slot."""
+    model = ModelSizes(12_288, 600 * MB, 1024, 32_000, 30 * MB)
+    plan = plan_memory(supply(limit_mb), Demand.of(Settings(), [model], 32_768), **asked)
+    assert (plan.kv_tokens, plan.snapshot_bytes // MB) == (tokens, snapshots)
+
+
+@pytest.mark.parametrize("states", [0, 100 * MB])
+def test_the_table_adds_up(states: int) -> None:
+    plan = plan_memory(supply(4000), replace(TINYLLAMA, state_bytes=states))
     lines = {line[:14].strip(): line[14:].split(" MB")[0].strip() for line in plan.lines()}
     figures = {name: float(text.replace(",", "")) for name, text in lines.items()}
-    parts = sum(figures[name] for name in ("held now", "KV cache", "a pass", "spare"))
-    assert figures["anonymous"] == pytest.approx(parts, abs=0.3)
+    parts = [name for name in ("states", "snapshots") if name in figures]
+    assert bool(parts) == bool(states)
+    parts += ["held now", "KV cache", "a pass", "spare"]
+    assert figures["anonymous"] == pytest.approx(sum(figures[name] for name in parts), abs=0.4)
     assert figures["anonymous"] < figures["limit"]
 
 

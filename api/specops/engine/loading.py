@@ -24,7 +24,6 @@ from specops.runtime import kernels
 from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
@@ -144,7 +143,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             mapped,
             folder.hidden_size,
             folder.vocab_size,
-            shape.slot_bytes * (1 + SNAPSHOTS_PER_SLOT),
+            shape.slot_bytes,
         )
         for folder, (session, mapped) in zip(folders, graphs, strict=True)
     ]
@@ -249,12 +248,15 @@ def _warm_runner(
     step: Callable[[str], None],
 ) -> ModelRunner:
     """Give a graph its KV cache and run a first pass: it proves that the graph runs."""
+    shape = cache_shape(session, settings.kv_dtype)
+    share = shape.slot_bytes * plan.slots / max(1, plan.demand.state_bytes)
     cache = KvCache(
-        cache_shape(session, settings.kv_dtype),
+        shape,
         num_blocks=plan.num_blocks,
         num_slots=plan.slots,
         context=min(plan.context, context),
         reuse=PrefixCache(settings.prefix_cache),
+        snapshot_bytes=int(plan.snapshot_bytes * share),
     )
     # Every decoding request has room in each pass, with all of the longest draft.
     most = max(settings.max_batched_tokens, plan.slots * (settings.max_k_draft + 1))

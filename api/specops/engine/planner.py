@@ -18,6 +18,7 @@ from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
 from specops.request import PRIORITY_SECONDS, Draft, Step, StepKind
 from specops.runtime.batch import Batch
+from specops.runtime.block_pool import ROLLBACK
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache
@@ -133,7 +134,8 @@ class Planner:
         scheduled = self.propose(decoding, waiting) if decoding else []
         step.draft_seconds = self._clock() - begun
         for item in scheduled:
-            batch.add(item.slot, item.start, item.tokens, item.num_logits)
+            sure = item.start + 1 + len(item.forced)
+            batch.add(item.slot, item.start, item.tokens, item.num_logits, sure)
         step.decoding, decoded = len(scheduled), batch.num_tokens
         if prompts:
             self._add_prompts(step, batch, scheduled, prompts, started)
@@ -377,7 +379,10 @@ class Planner:
             if room < 1:
                 return
             if (chunk := self._next_chunk(batch, state, room)) is not None:
-                batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits)
+                # Later texts often part shortly before a prompt's end, which opens the answer:
+                # the snapshot there then serves them, too.
+                sure = chunk.start + len(chunk.tokens) - ROLLBACK * chunk.ends_prompt
+                batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits, sure)
                 batch.hidden |= state.request.embed
                 scheduled.append(chunk)
                 seconds -= chunk.num_logits * each

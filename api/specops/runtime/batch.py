@@ -18,12 +18,15 @@ class Span(NamedTuple):
         start: position of the first token.
         tokens: one or more.
         num_logits: number of tokens that need logits; they are the last ones.
+        settled: number of the slot's tokens behind which no later pass goes back, in models with
+            states; None: all up to the span's end.
     """
 
     slot: int
     start: int
     tokens: Sequence[int]
     num_logits: int
+    settled: int | None = None
 
 
 class Batch:
@@ -57,7 +60,14 @@ class Batch:
         """Number of tokens that need logits."""
         return len(self.logit_rows)
 
-    def add(self, slot: int, start: int, tokens: Sequence[int], num_logits: int = 0) -> None:
+    def add(
+        self,
+        slot: int,
+        start: int,
+        tokens: Sequence[int],
+        num_logits: int = 0,
+        settled: int | None = None,
+    ) -> None:
         """Add a span; see `Span`.
 
         Raises:
@@ -69,7 +79,7 @@ class Batch:
         if slot in self._slots:
             raise ValueError(f"slot {slot} has a span in this pass already")
         self._slots.add(slot)
-        self.spans.append(Span(slot, start, tokens, num_logits))
+        self.spans.append(Span(slot, start, tokens, num_logits, settled))
         self.tokens.extend(tokens)
         end = len(self.tokens)
         self.logit_rows.extend(range(end - num_logits, end))

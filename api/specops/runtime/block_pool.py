@@ -18,7 +18,7 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
 from specops.system.page_cache import ask_large_pages
 
-ROLLBACK = 16  # tokens of a draft; a slot can go back by so many
+ROLLBACK = 16  # most tokens of a draft; a slot can go back by so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,9 @@ class CacheShape:
     Attributes:
         layers: number of layers with attention.
         dtype: of keys and values, one of `kernels.KV_DTYPES`.
-        kept_floats: numbers that all other layers together keep of a token.
+        kept_floats: numbers that all other layers together keep of each of the last tokens.
         positions_before: number of tokens before its own that such a layer reads.
+        state_floats: numbers of all these layers' states together.
     """
 
     layers: int
@@ -38,6 +39,7 @@ class CacheShape:
     dtype: str
     kept_floats: int = 0
     positions_before: int = 0
+    state_floats: int = 0
 
     @classmethod
     def of(cls, layers: Sequence[LayerShape], dtype: str) -> CacheShape:
@@ -47,7 +49,8 @@ class CacheShape:
             ValueError: no layer has attention, or their heads differ.
         """
         attention = [layer for layer in layers if isinstance(layer, Attention)]
-        kept = [layer for layer in layers if isinstance(layer, ShortConv)]
+        others = [layer for layer in layers if not isinstance(layer, Attention)]
+        taps = [layer.taps for layer in others if isinstance(layer, ShortConv)]
         if len(set(attention)) != 1:
             raise ValueError(f"the heads of the cache must be the same in all layers: {attention}")
         return cls(
@@ -55,8 +58,9 @@ class CacheShape:
             attention[0].kv_heads,
             attention[0].head_size,
             dtype,
-            sum(layer.channels for layer in kept),
-            max((layer.taps - 1 for layer in kept), default=0),
+            sum(layer.kept_floats for layer in others),
+            max(taps, default=1) - 1,
+            sum(layer.state_floats for layer in others),
         )
 
     @property
@@ -67,7 +71,7 @@ class CacheShape:
     @property
     def slot_bytes(self) -> int:
         """Bytes of what a slot keeps beside keys and values."""
-        return self.ring * self.kept_floats * 4
+        return (self.state_floats + self.ring * self.kept_floats) * 4
 
     @property
     def block_bytes(self) -> int:

@@ -1,10 +1,15 @@
-"""What layers with a short convolution keep of each slot's last tokens, beside the KV cache.
+"""What layers with a recurrence keep of each slot, beside the KV cache: a state, and a few inputs.
 
-A slot keeps the inputs of its last positions in a ring, by position, as the cache keeps keys: a
-rejected token's are overwritten by the next pass, so nothing has to be undone. Unlike keys, those
-of older positions are gone. A request that begins like an earlier one therefore needs a snapshot:
-a copy of the ring at some position up to which the cache still has the blocks. Snapshots are few;
-the least recently used one goes first.
+The state is the one after the slot's first `applied` tokens. The inputs of the last positions lie
+in a ring, by position, as the cache keeps keys. A pass replays kept inputs on the state up to where
+its own tokens begin, and leaves the state after its `settled` tokens: those behind may be rejected,
+and of them only the inputs stay. So nothing has to be undone: the next pass overwrites the inputs
+of rejected tokens. A short convolution has no state, it reads the ring alone.
+
+Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
+snapshot: a copy of state and ring at some position up to which the cache still has the blocks.
+Snapshots are large, about as large as a state, so they have a bound of their own; the least
+recently used one goes first.
 """
 
 from __future__ import annotations
@@ -18,50 +23,78 @@ import numpy.typing as npt
 
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.prefix_trie import Node, common_prefix
+from specops.system.page_cache import ask_large_pages
 
-SNAPSHOTS_PER_SLOT = 4
+SNAPSHOTS_PER_SLOT = 4  # at most, where memory allows
 INTERVAL = 512  # a prompt's snapshots are at multiples of so many tokens, and at its end
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(eq=False, slots=True)
 class _Snapshot:
-    """A copy of a ring after `tokens`; valid for their first `least` and more, too."""
+    """A copy of what a slot kept after `tokens`.
+
+    Attributes:
+        least: it is valid for the first `least` of these tokens and more, too.
+        first: position of the first inputs in it.
+        applied: number of tokens in its state.
+        state: the state; empty before the first token.
+        inputs: the inputs of positions from `first` on.
+    """
 
     root: Node
     tokens: list[int]
     least: int
-    number: int
+    first: int
+    applied: int
+    state: Floats
+    inputs: Floats
+
+    @property
+    def nbytes(self) -> int:
+        return self.state.nbytes + self.inputs.nbytes
 
 
 class KeptInputs:
-    """The rings of all slots, and snapshots of them. For one thread.
+    """States and rings of all slots, and snapshots of them. For one thread.
 
     Args:
         shape: sizes of the model's cache; some layer keeps inputs.
         num_slots: number of slots.
+        snapshot_bytes: bound of all snapshots together; None: `SNAPSHOTS_PER_SLOT` whole ones.
 
     Attributes:
-        descriptor: [4] int64, the operator's input `kept_inputs`: address, slots, positions of a
+        descriptor: [4] int64, the operators' input `kept_inputs`: address, slots, positions of a
             ring, floats of a position.
+        snapshot_bytes: the bound.
+        used_bytes: what the snapshots take.
     """
 
-    def __init__(self, shape: CacheShape, num_slots: int) -> None:
-        self._before = shape.positions_before
-        ring = shape.ring
-        copies = SNAPSHOTS_PER_SLOT * num_slots
+    def __init__(
+        self, shape: CacheShape, num_slots: int, snapshot_bytes: int | None = None
+    ) -> None:
+        self._before, self._ring = shape.positions_before, shape.ring
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        mapped = mmap.mmap(-1, (num_slots + copies) * shape.slot_bytes, flags=flags)
-        memory = np.frombuffer(mapped, np.float32).reshape(-1, ring, shape.kept_floats)
-        self._rings: npt.NDArray[np.float32] = memory[:num_slots]
-        self._copies: npt.NDArray[np.float32] = memory[num_slots:]
-        self._ring = ring
+        mapped = mmap.mmap(-1, num_slots * shape.slot_bytes, flags=flags)
+        if shape.state_floats:
+            ask_large_pages(mapped)
+        memory = np.frombuffer(mapped, np.float32).reshape(num_slots, -1)
+        self._memory: Floats = memory
+        self._states: Floats = memory[:, : shape.state_floats]
+        self._rings: Floats = memory[:, shape.state_floats :].reshape(
+            num_slots, self._ring, shape.kept_floats
+        )
         # The positions of each slot whose inputs are in its ring, from the first up to the second;
         # None: any, of measurements.
         self._held: list[tuple[int, int] | None] = [(0, 0)] * num_slots
-        self._free = list(range(copies))
+        self._applied = [0] * num_slots
         self._snapshots: list[_Snapshot] = []  # the least recently used one first
-        numbers = memory.ctypes.data, num_slots, ring, shape.kept_floats
-        self.descriptor: npt.NDArray[np.int64] = np.array(numbers, np.int64)
+        most = SNAPSHOTS_PER_SLOT * num_slots * shape.slot_bytes
+        self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
+        self.used_bytes = 0
+        sizes = memory.ctypes.data, num_slots, self._ring, shape.kept_floats
+        self.descriptor: npt.NDArray[np.int64] = np.array(sizes, np.int64)
 
     @property
     def snapshots(self) -> int:
@@ -71,37 +104,54 @@ class KeptInputs:
     def clear(self, slot: int) -> None:
         """Begin a sequence in a slot."""
         self._held[slot] = 0, 0
+        self._applied[slot] = 0
 
     def zero(self, slot: int) -> None:
         """Let a pass compute tokens of a slot at any position, as behind zeros."""
-        self._rings[slot] = 0
+        self._memory[slot] = 0
         self._held[slot] = None
 
-    def write(self, slot: int, start: int, count: int) -> None:
+    def write(self, slot: int, start: int, count: int, settled: int | None = None) -> list[int]:
         """Note that a pass computes `count` tokens of a slot from position `start` on.
 
+        Args:
+            slot: number of the slot.
+            start: position of the first token.
+            count: number of tokens.
+            settled: number of the slot's tokens behind which no later pass goes back; None: all.
+
+        Returns:
+            The numbers of tokens in the state before and after the pass, the operators' input
+            `progress`.
+
         Raises:
-            ValueError: the inputs before them are gone, or were never computed.
+            ValueError: what comes before them is gone, or was never computed.
         """
         if not self.holds(slot, start):
             raise ValueError(
                 f"slot {slot} cannot go on at position {start}: it holds the inputs of "
-                f"{self._held[slot]}"
+                f"{self._held[slot]} and the state after {self._applied[slot]} tokens"
             )
-        if (held := self._held[slot]) is not None:
-            end = start + count
-            self._held[slot] = max(min(held[0], start), end - self._ring), end
+        end, held = start + count, self._held[slot]
+        if held is None:
+            return [start, end]
+        applied = min(self._applied[slot], start)
+        settled = end if settled is None else max(applied, settled)
+        self._held[slot] = max(min(held[0], start), end - self._ring), end
+        self._applied[slot] = settled if self._states.size else 0
+        return [applied, settled]
 
     def holds(self, slot: int, length: int) -> bool:
         """Whether a slot can continue after its first `length` tokens."""
         held = self._held[slot]
         if not length or held is None:
             return True
-        return length <= held[1] and max(0, length - self._before) >= held[0]
+        applied = self._applied[slot]
+        return applied <= length <= held[1] and max(0, length - self._before) >= held[0]
 
     def save(self, slot: int, root: Node, tokens: Sequence[int], length: int) -> None:
         """Take a snapshot after the first `length` tokens of a slot, where it holds them."""
-        held = self._held[slot]
+        held, applied = self._held[slot], self._applied[slot]
         if not length or held is None or not self.holds(slot, length):
             return
         known = list(tokens[:length])
@@ -109,12 +159,17 @@ class KeptInputs:
             if old.root is root and old.tokens == known:
                 self._use(old)
                 return
-        if not self._free:
-            self._free.append(self._snapshots.pop(0).number)
-        least = held[0] + self._before if held[0] else 0
-        made = _Snapshot(root, known, least, self._free.pop())
-        self._copies[made.number] = self._rings[slot]
-        self._snapshots.append(made)
+        least = max(applied, held[0] + self._before if held[0] else 0)
+        first = max(0, least - self._before)
+        state, ring = self._states[slot] if applied else self._states[slot, :0], self._rings[slot]
+        size = state.nbytes + (length - first) * ring[0].nbytes
+        if size > self.snapshot_bytes:
+            return
+        while self.used_bytes + size > self.snapshot_bytes:
+            self.used_bytes -= self._snapshots.pop(0).nbytes
+        inputs = ring[np.arange(first, length) % self._ring]
+        self._snapshots.append(_Snapshot(root, known, least, first, applied, state.copy(), inputs))
+        self.used_bytes += size
 
     def longest(self, root: Node, tokens: Sequence[int], most: int) -> int:
         """The largest number of `tokens`, at most `most`, after which a slot can continue."""
@@ -128,8 +183,10 @@ class KeptInputs:
         """
         for item in reversed(self._snapshots):
             if _usable(item, root, tokens, length) == length:
-                self._rings[slot] = self._copies[item.number]
-                self._held[slot] = max(0, item.least - self._before), length
+                places = np.arange(item.first, length) % self._ring
+                self._rings[slot, places] = item.inputs[: len(places)]
+                self._states[slot, : item.state.size] = item.state
+                self._held[slot], self._applied[slot] = (item.first, length), item.applied
                 self._use(item)
                 return
         raise ValueError(f"there is no snapshot to continue from after {length} tokens")

@@ -105,6 +105,8 @@ class KvCache:
         num_slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         reuse: which requests share blocks.
+        snapshot_bytes: bound of the snapshots of what layers keep beside keys and values; None: as
+            many as are of use.
 
     Attributes:
         kept_inputs: what layers keep beside keys and values; None: nothing.
@@ -121,6 +123,7 @@ class KvCache:
         num_slots: int,
         context: int,
         reuse: PrefixCache = PrefixCache.CLIENT,
+        snapshot_bytes: int | None = None,
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
@@ -130,7 +133,9 @@ class KvCache:
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[_Slot | None] = [None] * num_slots
-        self.kept_inputs = KeptInputs(shape, num_slots) if shape.kept_floats else None
+        self.kept_inputs = (
+            KeptInputs(shape, num_slots, snapshot_bytes) if shape.kept_floats else None
+        )
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]

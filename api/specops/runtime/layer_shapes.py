@@ -1,7 +1,7 @@
 """What each layer of a graph keeps of a request's tokens: one table, in the graph's own metadata.
 
-`prepack` writes it. The KV cache's blocks, the kept inputs of layers without attention and the
-memory plan follow from it.
+`prepack` writes it. The KV cache's blocks, the states of layers with a recurrence and the memory
+plan follow from it. A layer that convolves what its recurrence reads has two rows.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 
 KEY = "specops.layers"
+_LANES = 16  # of the kernels' vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,66 @@ class ShortConv:
     channels: int
     taps: int
 
+    @property
+    def kept_floats(self) -> int:
+        """Numbers that are kept of each of the last tokens."""
+        return self.channels
 
-LayerShape = Attention | ShortConv
-_KINDS: dict[str, type[LayerShape]] = {"attention": Attention, "short_conv": ShortConv}
+    @property
+    def state_floats(self) -> int:
+        """Numbers of the state after all tokens."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A matrix [value_size, key_size] for each value head; of a token its keys, deltas, decays."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def kept_floats(self) -> int:
+        """Numbers that are kept of each of the last tokens."""
+        keys, values = self.key_heads * self.key_size, self.value_heads * self.value_size
+        return keys + values + _padded(self.value_heads)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of the state after all tokens."""
+        return prod((self.value_heads, self.value_size, self.key_size))
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """A matrix [size, state_size] for each head; of a token its inputs, B and decays."""
+
+    heads: int
+    groups: int
+    size: int
+    state_size: int
+
+    @property
+    def kept_floats(self) -> int:
+        """Numbers that are kept of each of the last tokens."""
+        return self.heads * self.size + self.groups * self.state_size + _padded(self.heads)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of the state after all tokens."""
+        return prod((self.heads, self.size, self.state_size))
+
+
+Recurrent = ShortConv | GatedDelta | StateSpace
+LayerShape = Attention | Recurrent
+_KINDS: dict[str, type[LayerShape]] = {
+    "attention": Attention,
+    "short_conv": ShortConv,
+    "gated_delta": GatedDelta,
+    "state_space": StateSpace,
+}
 
 
 def dump(layers: Sequence[LayerShape]) -> dict[str, str]:
@@ -50,3 +109,7 @@ def parse(metadata: Mapping[str, str]) -> list[LayerShape]:
         return [_KINDS[kind](**sizes) for kind, sizes in rows]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{KEY} is missing or no table of layers ({error!r})") from error
+
+
+def _padded(count: int) -> int:
+    return -(-count // _LANES) * _LANES

@@ -5,6 +5,7 @@ must fit: the process with its models loaded, the whole KV cache, and what a pas
 runs. Mapped weights can be dropped and read again, but then every token waits for the disk. So
 they should fit as well: unless the settings ask for a size, the plan chooses the KV cache's tokens
 so that the weights stay in memory. The number of concurrent requests follows from these tokens.
+Snapshots of states only save work, so they get a part of what is left, and give way first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specops.config import ConfigError, Settings
+from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
@@ -31,6 +33,7 @@ _LEAST_CONTEXT = 128  # tokens: a smaller cache is of no use
 _SPARE_BYTES = 64 * _MIB  # Python's heap while requests come and go, thread stacks
 _SPARE_SHARE = 0.02  # of the cap
 _MOST_SPARE_BYTES = 256 * _MIB
+_SNAPSHOT_SHARE = 4  # a quarter of the memory for KV cache and snapshots is the snapshots'
 
 
 class MemoryPlanError(ConfigError):
@@ -75,7 +78,7 @@ class ModelSizes:
         mapped_weights: bytes of weights in the page cache; 0: the weights are copied, and held.
         hidden_size: width of the layers; 0: unknown.
         vocab_size: entries of the vocabulary.
-        slot_bytes: bytes that layers keep of each slot beside keys and values, with its snapshots.
+        slot_bytes: bytes that layers keep of each slot beside keys and values.
     """
 
     kv_token_bytes: int
@@ -100,7 +103,7 @@ class Demand:
         target_weights: the target's part of them, which every token needs.
         pass_bytes: what the largest pass takes while it runs.
         context: the target's maximum number of tokens per request.
-        state_bytes: what layers keep of all slots beside keys and values.
+        state_bytes: what layers keep of all slots beside keys and values, without snapshots.
     """
 
     kv_token_bytes: int
@@ -137,6 +140,11 @@ class Demand:
         """Bytes that a process needs for requests whatever the size of its KV cache."""
         return self.pass_bytes + self.state_bytes
 
+    @property
+    def most_snapshot_bytes(self) -> int:
+        """Bytes of as many snapshots of the slots' states as are of use."""
+        return SNAPSHOTS_PER_SLOT * self.state_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -146,6 +154,7 @@ class MemoryPlan:
         slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         kv_tokens: tokens of all requests together; a multiple of a block's 64, at least `context`.
+        snapshot_bytes: bound of the snapshots of states.
     """
 
     supply: Supply
@@ -153,6 +162,7 @@ class MemoryPlan:
     slots: int
     context: int
     kv_tokens: int
+    snapshot_bytes: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -167,7 +177,8 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """Bytes that the process does not hold yet and cannot drop later."""
-        return self.kv_bytes + self.demand.beside_cache + spare_bytes(self.supply.reading.limit)
+        beside = self.demand.beside_cache + spare_bytes(self.supply.reading.limit)
+        return self.kv_bytes + self.snapshot_bytes + beside
 
     @property
     def most_anonymous(self) -> int:
@@ -196,17 +207,16 @@ class MemoryPlan:
             ("swap beside it", reading.swap_limit, reading.swap_note),
             ("held now", self.supply.held, "the process, unmapped weights, what drafters keep"),
             ("KV cache", self.kv_bytes, cache),
-            *(
-                [("states", demand.state_bytes, "of layers without attention, and snapshots")]
-                if demand.state_bytes
-                else []
-            ),
+            ("states", demand.state_bytes, "of all slots, in layers without attention"),
+            ("snapshots", self.snapshot_bytes, "copies of states, for later requests"),
             ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these: must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
         ]
         for name, count, note in rows:
+            if not demand.state_bytes and name in ("states", "snapshots"):
+                continue
             yield f"{name:14} {_mb(count):>11}  {note}"
 
     def _weights_note(self) -> str:
@@ -289,17 +299,32 @@ def plan_memory(
             (0, least, _in_blocks(comfortable)),
         ]
     for weights, enough, limit in choices:
-        tokens = min(limit, _tokens_that_fit(supply, demand, weights))
-        if tokens >= enough:
-            return MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
+        if _tokens_that_fit(supply, demand, weights) >= enough:
+            snapshots = _snapshot_bytes(supply, demand, enough, limit)
+            tokens = min(limit, _tokens_that_fit(supply, demand, weights + snapshots))
+            context = min(longest, tokens)
+            return MemoryPlan(supply, demand, slots, context, tokens, snapshots)
     plan = MemoryPlan(supply, demand, slots, min(longest, smallest), smallest)
     raise MemoryPlanError(_refusal(plan))
 
 
-def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
-    """Tokens of whole blocks that fit beside `weights` bytes of the page cache."""
-    room = supply.free - weights - demand.beside_cache - spare_bytes(supply.reading.limit)
+def _room(supply: Supply, demand: Demand) -> int:
+    """Bytes for KV cache, snapshots and weights."""
+    return supply.free - demand.beside_cache - spare_bytes(supply.reading.limit)
+
+
+def _tokens_that_fit(supply: Supply, demand: Demand, others: int) -> int:
+    """Tokens of whole blocks that fit beside so many bytes of weights and snapshots."""
+    room = _room(supply, demand) - others
     return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _snapshot_bytes(supply: Supply, demand: Demand, enough: int, limit: int) -> int:
+    """Bytes for snapshots beside all weights and a KV cache of `enough` to `limit` tokens."""
+    room = _room(supply, demand) - demand.mapped_weights
+    share = max(room // _SNAPSHOT_SHARE, room - limit * demand.kv_token_bytes)
+    least = _in_blocks(enough) * demand.kv_token_bytes
+    return max(0, min(share, room - least, demand.most_snapshot_bytes))
 
 
 def _in_blocks(tokens: int) -> int:
@@ -315,6 +340,7 @@ def spare_bytes(limit: int) -> int:
 def _refusal(plan: MemoryPlan) -> str:
     supply, demand, limit = plan.supply, plan.demand, plan.supply.reading.limit
     fitting = _tokens_that_fit(supply, demand, 0)
+    states = f"{_mb(demand.state_bytes)} for states, " if demand.state_bytes else ""
     if fitting >= min(plan.context, _LEAST_CONTEXT):
         way_out = (
             f"{fitting:,} tokens would fit: lower SPECOPS_KV_TOKENS or SPECOPS_CONTEXT, or leave "
@@ -324,10 +350,10 @@ def _refusal(plan: MemoryPlan) -> str:
         way_out = "Not even one short request fits: raise the memory limit or take a smaller model"
     return (
         f"a KV cache of {plan.kv_tokens:,} tokens does not fit: it takes {_mb(plan.kv_bytes)} of "
-        f"keys and values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(limit))} to "
-        f"spare, {_mb(plan.needed)} in all. Of the limit of {_mb(limit)} "
-        f"({supply.reading.limit_note}), {_mb(supply.held)} are in use and {_mb(supply.free)} are "
-        f"free. {way_out}"
+        f"keys and values, {states}{_mb(demand.pass_bytes)} for a pass and "
+        f"{_mb(spare_bytes(limit))} to spare, {_mb(plan.needed)} in all. Of the limit of "
+        f"{_mb(limit)} ({supply.reading.limit_note}), {_mb(supply.held)} are in use and "
+        f"{_mb(supply.free)} are free. {way_out}"
     )
 
 

@@ -30,7 +30,8 @@ _POSITIONS = "position_ids"  # only of models with a table of positions
 _STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
 _NEXT_STATES = "next_states"  # of a draft head, which takes `states`
 _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
-_KEPT_INPUTS = "kept_inputs"  # only of models with short convolutions
+_KEPT_INPUTS = "kept_inputs"  # only of models with layers without attention
+_PROGRESS = "progress"  # and of those with states
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
@@ -126,13 +127,14 @@ class ModelRunner:
         self.cache = cache
         self.max_tokens = max_tokens
         self._session = session
-        self._has_positions = _has_positions(session)
+        self._given = _known_inputs(session)
         sizes = _output_sizes(session)
         self.vocab_size, self.hidden_size = sizes[_LOGITS], sizes.get(_HIDDEN, 0)
         self._ids = np.zeros(max_tokens, np.int64)
         self._positions = np.zeros(max_tokens, np.int64)
         # Always as many spans as slots: the operator skips empty spans.
         self._spans = np.zeros(3 * cache.num_slots, np.int64)
+        self._progress = np.zeros(2 * cache.num_slots, np.int64)
         self._logit_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
@@ -223,8 +225,9 @@ class ModelRunner:
             self._kept.keep(slot, self._hidden[row], length, chosen)
 
     def _fill(self, batch: Batch) -> None:
-        """Write spans and, if the graph has an input for them, positions."""
+        """Write spans and, if the graph has inputs for them, progress and positions."""
         rows: list[int] = []
+        progress: list[int] = []
         positions: list[int] = []
         for span in batch.spans:
             slot, start, count = span.slot, span.start, len(span.tokens)
@@ -236,12 +239,13 @@ class ModelRunner:
                 )
             rows += (slot, start, count)
             if self.cache.kept_inputs is not None:
-                self.cache.kept_inputs.write(slot, start, count)
-            if self._has_positions:
+                progress += self.cache.kept_inputs.write(slot, start, count, span.settled)
+            if _POSITIONS in self._given:
                 positions += range(start, start + count)
         self._spans[: len(rows)] = rows
         self._spans[len(rows) :] = 0
-        if self._has_positions:
+        self._progress[: len(progress)] = progress
+        if _POSITIONS in self._given:
             self._positions[: len(positions)] = positions
 
     def _place_states(self, batch: Batch, followed: Collection[int]) -> int:
@@ -266,10 +270,12 @@ class ModelRunner:
             "input_ids": self._ids[None, :count],
             "logit_rows": self._logit_rows[:num_logits],
         }
-        if self._has_positions:
+        if _POSITIONS in self._given:
             inputs[_POSITIONS] = self._positions[None, :count]
         if self.cache.kept_inputs is not None:
             inputs[_KEPT_INPUTS] = self.cache.kept_inputs.descriptor
+        if _PROGRESS in self._given:
+            inputs[_PROGRESS] = self._progress.reshape(-1, 2)
         outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
             outputs[_HIDDEN] = self._hidden[None, :num_logits]
@@ -364,18 +370,18 @@ def make_fusion(session: Session) -> Callable[[Floats], Floats]:
     return fuse
 
 
-def _has_positions(session: Session) -> bool:
-    """Whether the graph has an input of positions.
+def _known_inputs(session: Session) -> set[str]:
+    """The names of the graph's inputs.
 
     Raises:
         ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
-    if names - {_POSITIONS, _STATE_ROWS, _STATES, _KEPT_INPUTS} != _INPUTS:
+    if names - {_POSITIONS, _STATE_ROWS, _STATES, _KEPT_INPUTS, _PROGRESS} != _INPUTS:
         raise ModelLoadError(
             f"the graph's inputs are {', '.join(sorted(names))}, not {', '.join(sorted(_INPUTS))}"
         )
-    return _POSITIONS in names
+    return names
 
 
 def _output_sizes(session: Session) -> dict[str, int]:

@@ -28,6 +28,7 @@ class _Slot:
 
     computed: list[int]  # tokens whose keys and values are in the cache, draft tokens included
     sure: int  # number of them that are known to be the sequence's own
+    final: int = 0  # number of the sequence's tokens whose computation stays
 
 
 class DraftModelDrafter:
@@ -124,6 +125,7 @@ class DraftModelDrafter:
         """
         state = self._slots[slot]
         computed, most = state.computed, min(len(state.computed), len(tokens) - 1)
+        state.final = len(tokens) - 1
         same = min(state.sure, most)
         while same < most and computed[same] == tokens[same]:
             same += 1
@@ -154,7 +156,9 @@ class DraftModelDrafter:
         yield from self._run(batch, members)
 
     def _add(self, batch: Batch, slot: int, tokens: Sequence[int], num_logits: int = 0) -> None:
-        batch.add(slot, len(self._slots[slot].computed), self._known(tokens), num_logits)
+        state, known = self._slots[slot], self._known(tokens)
+        start = len(state.computed)
+        batch.add(slot, start, known, num_logits, min(state.final, start + len(known)))
 
     def _run(self, batch: Batch, members: Sequence[tuple[int, Sequence[int]]]) -> Floats:
         logits = self._pass(batch)[:, : self._vocab]
