@@ -215,6 +215,17 @@ def test_snapshots_have_a_bound(graph: Path) -> None:
     assert serve(scheduler, request).stats(request).cached_prompt_tokens == 30
 
 
+def test_a_long_prompt_takes_no_snapshot_from_others_on_its_way(graph: Path) -> None:
+    target = Target(graph, slots=2)
+    scheduler = make_scheduler(target)
+    texts = [prompt(100, 1), prompt(100, 2), prompt(100, 3), prompt(3 * INTERVAL + 50)]
+    for text in texts:  # each leaves one at its end and one behind its answer: of eight, all
+        serve(scheduler, make_request(text, 4))
+    for text in texts:
+        assert target.cache.begin(0, (*text, 0)) == len(text)
+        target.cache.release(0)
+
+
 def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
     target = Target(graph, slots=1)
     kept = target.cache.kept_inputs

@@ -158,7 +158,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     plan = plan_for_models(settings, sizes, target.context_length, later_bytes=later)
 
     runners = [
-        _warm_runner(session, folder.context_length, settings, plan, step)
+        _warm_runner(session, folder, settings, plan, step)
         for folder, (session, _) in zip(folders, graphs, strict=True)
     ]
     step("measuring what passes cost")
@@ -168,7 +168,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     ]
     head = None
     if isinstance(draft, EagleFolder):
-        runner = _warm_runner(parts[0][0], target.context_length, settings, plan, step)
+        runner = _warm_runner(parts[0][0], target, settings, plan, step)
         fusion = make_fusion(parts[1][0]) if len(parts) > 1 else None
         head = _eagle_head(
             draft, runner, models[0], tokenizer, fuse=fusion, depth=settings.max_k_draft
@@ -242,7 +242,7 @@ def _open(
 
 def _warm_runner(
     session: Session,
-    context: int,
+    folder: ModelFolder,
     settings: Settings,
     plan: MemoryPlan,
     step: Callable[[str], None],
@@ -254,9 +254,10 @@ def _warm_runner(
         shape,
         num_blocks=plan.num_blocks,
         num_slots=plan.slots,
-        context=min(plan.context, context),
+        context=min(plan.context, folder.context_length),
         reuse=PrefixCache(settings.prefix_cache),
         snapshot_bytes=int(plan.snapshot_bytes * share),
+        end_tokens=folder.end_tokens,
     )
     # Every decoding request has room in each pass, with all of the longest draft.
     most = max(settings.max_batched_tokens, plan.slots * (settings.max_k_draft + 1))

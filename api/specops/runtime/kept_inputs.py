@@ -8,8 +8,8 @@ of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
 snapshot: a copy of state and ring at some position up to which the cache still has the blocks.
-Snapshots are large, about as large as a state, so they have a bound of their own; the least
-recently used one goes first.
+Snapshots are large, about as large as a state, so they have a bound of their own: those that a long
+prompt leaves on its way go first, then the least recently used one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from specops.runtime.prefix_trie import Node, common_prefix
 from specops.system.page_cache import ask_large_pages
 
 SNAPSHOTS_PER_SLOT = 4  # at most, where memory allows
-INTERVAL = 512  # a prompt's snapshots are at multiples of so many tokens, and at its end
+INTERVAL = 512  # of the tokens between two snapshots that a long prompt leaves on its way
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,6 +42,7 @@ class _Snapshot:
         applied: number of tokens in its state.
         state: the state; empty before the first token.
         inputs: the inputs of positions from `first` on.
+        lasts: it was not taken on the way through a long prompt, or somebody has used it.
     """
 
     root: Node
@@ -50,6 +52,7 @@ class _Snapshot:
     applied: int
     state: Floats
     inputs: Floats
+    lasts: bool
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +152,9 @@ class KeptInputs:
         applied = self._applied[slot]
         return applied <= length <= held[1] and max(0, length - self._before) >= held[0]
 
-    def save(self, slot: int, root: Node, tokens: Sequence[int], length: int) -> None:
+    def save(
+        self, slot: int, root: Node, tokens: Sequence[int], length: int, *, lasts: bool = True
+    ) -> None:
         """Take a snapshot after the first `length` tokens of a slot, where it holds them."""
         held, applied = self._held[slot], self._applied[slot]
         if not length or held is None or not self.holds(slot, length):
@@ -157,6 +162,7 @@ class KeptInputs:
         known = list(tokens[:length])
         for old in self._snapshots:
             if old.root is root and old.tokens == known:
+                old.lasts |= lasts
                 self._use(old)
                 return
         least = max(applied, held[0] + self._before if held[0] else 0)
@@ -166,9 +172,13 @@ class KeptInputs:
         if size > self.snapshot_bytes:
             return
         while self.used_bytes + size > self.snapshot_bytes:
-            self.used_bytes -= self._snapshots.pop(0).nbytes
+            dropped = min(self._snapshots, key=attrgetter("lasts"))
+            self._snapshots.remove(dropped)
+            self.used_bytes -= dropped.nbytes
         inputs = ring[np.arange(first, length) % self._ring]
-        self._snapshots.append(_Snapshot(root, known, least, first, applied, state.copy(), inputs))
+        self._snapshots.append(
+            _Snapshot(root, known, least, first, applied, state.copy(), inputs, lasts)
+        )
         self.used_bytes += size
 
     def longest(self, root: Node, tokens: Sequence[int], most: int) -> int:
@@ -187,9 +197,20 @@ class KeptInputs:
                 self._rings[slot, places] = item.inputs[: len(places)]
                 self._states[slot, : item.state.size] = item.state
                 self._held[slot], self._applied[slot] = (item.first, length), item.applied
+                item.lasts = True
                 self._use(item)
-                return
-        raise ValueError(f"there is no snapshot to continue from after {length} tokens")
+                break
+        else:
+            raise ValueError(f"there is no snapshot to continue from after {length} tokens")
+        # Those before it are in use as well. The shortest goes last: a text that goes on step by
+        # step, as an agent's does, leaves new ones all the time, and returns to where it began.
+        passed = [
+            item
+            for item in self._snapshots
+            if item.root is root and item.tokens == list(tokens[: min(len(item.tokens), length)])
+        ]
+        for item in sorted(passed, key=lambda item: -len(item.tokens)):
+            self._use(item)
 
     def _use(self, item: _Snapshot) -> None:
         self._snapshots.remove(item)

@@ -10,19 +10,22 @@ values (`kept_inputs`), a request takes over a beginning only up to a place with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.runtime import kernels
-from specops.runtime.block_pool import BlockPool, CacheShape
+from specops.runtime.block_pool import ROLLBACK, BlockPool, CacheShape
 from specops.runtime.kept_inputs import INTERVAL, KeptInputs
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
+# A snapshot in a prompt takes a pass more; to read fewer tokens again takes no longer.
+_WORTH_A_PASS = 16
 
 
 class PrefixCache(StrEnum):
@@ -51,6 +54,7 @@ class _Slot:
         end: number of positions in all its blocks.
         seen_version: version of the trie in which the slot last looked for its prefix.
         branch: where a cached beginning ended that lacked a snapshot: one is taken there.
+        borders: where messages of the prompt end, if a snapshot is to be taken there.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class _Slot:
         self.registered = self.end = 0
         self.seen_version = -1
         self.branch = 0
+        self.borders: Sequence[int] = ()
 
     @property
     def last(self) -> Node | None:
@@ -107,6 +112,7 @@ class KvCache:
         reuse: which requests share blocks.
         snapshot_bytes: bound of the snapshots of what layers keep beside keys and values; None: as
             many as are of use.
+        end_tokens: tokens that end messages; a chat's next prompt may differ from there on.
 
     Attributes:
         kept_inputs: what layers keep beside keys and values; None: nothing.
@@ -124,12 +130,14 @@ class KvCache:
         context: int,
         reuse: PrefixCache = PrefixCache.CLIENT,
         snapshot_bytes: int | None = None,
+        end_tokens: Collection[int] = (),
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.context = context
         self.reuse = reuse
+        self._end_tokens = end_tokens
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[_Slot | None] = [None] * num_slots
@@ -221,7 +229,10 @@ class KvCache:
         self._slots[slot] = _Slot(self._pool, self.block_tables[slot], root, tokens)
         if self.kept_inputs is not None:
             self.kept_inputs.clear(slot)
-        return self.extend_prefix(slot, tokens, most)
+        count = self.extend_prefix(slot, tokens, most)
+        if self.kept_inputs is not None:
+            self._held(slot).borders = self._borders(tokens, count)
+        return count
 
     def extend_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Look again for a longer cached beginning: other requests may have computed it.
@@ -242,7 +253,7 @@ class KvCache:
         if self.kept_inputs is not None:
             covered = self._covered(held, tokens, most)
             most = self.kept_inputs.longest(held.root, tokens, covered)
-            held.branch = covered if covered > max(most, held.length) else 0
+            held.branch = covered if covered - max(most, held.length) >= _WORTH_A_PASS else 0
             if most <= held.length:
                 held.seen_version = self._trie.version
                 return held.length
@@ -309,19 +320,21 @@ class KvCache:
             raise ValueError(f"slot {slot} has room for {held.end} tokens, not for {length}")
         held.length = length
         held.tokens = tokens
-        if self.kept_inputs is not None and (length % INTERVAL == 0 or length == held.branch):
-            self.take_snapshot(slot)
+        if self.kept_inputs is not None:
+            lasts = length == held.branch or length in held.borders
+            if lasts or length % INTERVAL == 0:
+                self.take_snapshot(slot, lasts=lasts)
         if held.tail >= BLOCK_TOKENS and held.root is not None:
             self._register(held)
 
-    def take_snapshot(self, slot: int) -> None:
+    def take_snapshot(self, slot: int, *, lasts: bool = True) -> None:
         """Let later requests that begin with the slot's final tokens go on behind them.
 
-        A cache without `kept_inputs` needs no snapshots.
+        A cache without `kept_inputs` needs no snapshots. One that does not last is dropped first.
         """
         held = self._held(slot)
         if self.kept_inputs is not None and held.root is not None:
-            self.kept_inputs.save(slot, held.root, held.tokens, held.length)
+            self.kept_inputs.save(slot, held.root, held.tokens, held.length, lasts=lasts)
 
     def next_snapshot(self, slot: int) -> int | None:
         """The position behind the slot's final tokens at which a prompt's piece should end.
@@ -331,8 +344,8 @@ class KvCache:
         held = self._held(slot)
         if self.kept_inputs is None or held.root is None:
             return None
-        border = (held.length // INTERVAL + 1) * INTERVAL
-        return min(border, held.branch) if held.branch > held.length else border
+        places = ((held.length // INTERVAL + 1) * INTERVAL, held.branch, *held.borders)
+        return min(place for place in places if place > held.length)
 
     def zero(self, slot: int) -> None:
         """Write zeros to all positions that the slot may write, so that they take memory."""
@@ -383,6 +396,21 @@ class KvCache:
             else:  # another request has computed the same block
                 self._trie.hold(node)
             held.share(node)
+
+    def _borders(self, tokens: Sequence[int], start: int) -> list[int]:
+        """Where the last two messages of a prompt end, behind its first `start` tokens.
+
+        Left out are places that another snapshot is near: the one at the prompt's end is usable for
+        its last tokens, too.
+        """
+        places = range(len(tokens) - 1, start, -1)
+        latest = islice((at for at in places if tokens[at - 1] in self._end_tokens), 2)
+        borders: list[int] = []
+        for place in reversed(list(latest)):
+            near = place - (borders[-1] if borders else start) < _WORTH_A_PASS
+            if not near and len(tokens) - place > ROLLBACK:
+                borders.append(place)
+        return borders
 
     def _covered(self, held: _Slot, tokens: Sequence[int], most: int) -> int:
         """Number of `tokens`, at most `most`, whose keys and values requests have computed."""
