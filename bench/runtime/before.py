@@ -22,6 +22,7 @@ from specops.config import ConfigError
 
 OURS, OTHER = "this checkout", "the other"
 _SLOTS, _CONTEXT = 8, 1024
+_LEAST = 0.98  # times as fast as the other: what the machine's noise leaves of "no slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +37,20 @@ class Plan:
     def cases(self) -> list[Case]:
         """Steps, a prompt, and prompts beside streams."""
 
-        def steps(
-            title: str, streams: int, draft_tokens: int = 0, target: float | None = None
-        ) -> Case:
+        def steps(title: str, streams: int, draft_tokens: int = 0) -> Case:
             asked = {"streams": streams, "draft_tokens": draft_tokens, "steps": self.steps}
-            return Case(title, lambda worker: worker.ask("steps", **asked), target)
+            return Case(title, lambda worker: worker.ask("steps", **asked))
 
         mixed = {"streams": 4, "tokens": 256, "seconds": self.mixed_seconds}
         return [
-            steps("1 token", 1, target=1.0),
+            steps("1 token", 1),
             steps("4 requests of one token", 4),
-            steps("8 requests of one token", 8, target=1 / 0.95),
+            steps("8 requests of one token", 8),
             steps("1 request of 4 tokens", 1, 3),
             steps("4 requests of 4 tokens", 4, 3),
-            Case("prompt of 512", lambda worker: worker.ask("prompt", tokens=512), 1 / 0.97),
+            Case("prompt of 512", lambda worker: worker.ask("prompt", tokens=512)),
             Case("a token of prompts beside 4 streams, or of those",
-                 lambda worker: worker.ask("mixed", **mixed), 1.1, seldom=True),
+                 lambda worker: worker.ask("mixed", **mixed), seldom=True),
         ]  # fmt: skip
 
 
@@ -104,9 +103,8 @@ def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
             share = Summary.of(ratios(times[OURS], times[OTHER]))
             both = (Summary.of(times[side]).spread() for side in (OTHER, OURS))
             rows.append((case.title, *both, share.spread(), speedup.spread()))
-            if case.target:
-                what = f"{title}, {case.title}: times as fast"
-                targets.append(Target(what, case.target, speedup.median))
+            what = f"{title}, {case.title}: times as fast"
+            targets.append(Target(what, _LEAST, speedup.median))
         columns = ("step", f"{OTHER}, ms", f"{OURS}, ms", "share of its time", "times as fast")
         notes = (
             f"{plan.loads} starts, {plan.rounds} rounds, {plan.steps} steps each: whole steps of "

@@ -108,13 +108,11 @@ class Case:
 
     Attributes:
         ask: makes a side do it and returns the seconds of each pass; their median counts.
-        target: how many times as fast as the other side ours should be.
         seldom: it takes long, so only every third round has it.
     """
 
     title: str
     ask: Callable[[Any], Sequence[float]]
-    target: float | None = None
     seldom: bool = False
 
 
