@@ -10,6 +10,7 @@ from promql import ANSWERS, NOW, now, now_by, part, rate_by, ratio, series, tota
 
 MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
 FREE, TOTAL = 'kind="free"', 'kind="total"'
+STATES, NO_STATES = "specops_state_bytes", "this model has no states"
 NO_QUOTA = "no quota"
 
 
@@ -181,6 +182,31 @@ def _cache() -> Panels:
         warn=0.1,
         alarm=1,
         nothing=UNREACHABLE,
+    )
+    yield curves(
+        "Memory of states",
+        "What layers without attention keep (LFM2, Qwen3.5, Granite 4 h): `slots` for the "
+        "running requests, whatever their length, and `snapshots` from which prompts that begin "
+        "alike continue. Snapshots at their limit are fine; many dropped beside: see there.",
+        "bytes",
+        {
+            "{{kind}}": now_by("kind", STATES, 'kind=~"slots|snapshots"') + " > 0",
+            "limit of snapshots": now(STATES, 'kind="limit"') + " > 0",
+        },
+        limits=("limit of snapshots",),
+        width=12,
+        nothing=NO_STATES,
+    )
+    yield curves(
+        "Snapshots of states",
+        "Snapshots per second: `taken` where messages and prompts end, `used` by prompts that "
+        "continued from one, `dropped` to make room. Hardly any used, as many dropped as taken: "
+        "chats read their history again; leave them more memory: fewer SPECOPS_SLOTS, "
+        "SPECOPS_KV_TOKENS, or a larger limit.",
+        PER_SECOND,
+        {"{{event}}": rate_by("event", "specops_state_snapshots_total")},
+        width=12,
+        nothing="none were taken",
     )
 
 

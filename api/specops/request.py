@@ -396,6 +396,8 @@ class Step:
     used_blocks: int = 0  # blocks of running requests, each counted once
     shared_blocks: int = 0  # blocks that more than one request holds
     kept_blocks: int = 0  # blocks that finished requests have left
+    snapshot_bytes: int = 0  # of snapshots of what layers without attention keep
+    snapshots: Mapping[str, int] = field(default_factory=dict)  # taken, used and dropped ones
 
     @property
     def draft_tokens(self) -> int:

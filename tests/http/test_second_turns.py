@@ -8,6 +8,7 @@ of a thought, and leaves the thoughts of earlier answers out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -178,6 +179,16 @@ async def test_an_agents_long_loop_leaves_its_beginning_read(chat: Chat) -> None
     loop[-1] = assistant("Found.")
     computed, count = await chat.ask([*past, *loop, user("Thanks.")])
     assert computed <= count - counts[0][1] + OPENING
+
+
+async def test_metrics_count_snapshots_and_their_memory(chat: Chat) -> None:
+    await chat.ask([user("One")])
+    await chat.ask([user("One"), assistant("Two"), user("Three")])
+    page = (await chat.http.get("/metrics")).text
+    values = dict(re.findall(r'specops_state_\w+{\w+="(\w+)"} (\S+)', page))
+    assert float(values["taken"]) >= 3 > float(values["used"]) >= 1 > float(values["dropped"])
+    assert 0 < float(values["snapshots"]) < float(values["limit"])
+    assert float(values["slots"]) == 2 * 19 * 2 * 64 * 4  # slots, ring, layers, channels, bytes
 
 
 async def test_raw_prompts_have_borders_of_messages_too(chat: Chat) -> None:

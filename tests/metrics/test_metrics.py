@@ -248,14 +248,16 @@ def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> 
 
 
 def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
-    metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, 64)
+    sizes = {"slots": 1000, "limit": 4000}
+    metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, 64, sizes)
     assert metrics.value("model_info", name="demo", quant="int8-128") == 1
     assert metrics.value("kv_blocks", state="free") == 64
     metrics.observe_step(Step(running=2, waiting=5, kv_tokens=300))
     metrics.observe_step(
         Step(
             running=1, waiting=0, kv_tokens=120, kept_tokens=50, used_blocks=9,
-            shared_blocks=4, kept_blocks=1,
+            shared_blocks=4, kept_blocks=1, snapshot_bytes=3000,
+            snapshots={"taken": 3, "dropped": 1},
         )
     )  # fmt: skip
     assert metrics.values("requests_running requests_waiting slots") == [1, 0, 4]
@@ -263,6 +265,10 @@ def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
     for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
         assert metrics.value("kv_blocks", state=state) == blocks
     assert metrics.value("kv_usage_ratio") == 9 / 64
+    for kind, count in (sizes | {"snapshots": 3000}).items():
+        assert metrics.value("state_bytes", kind=kind) == count
+    for event, count in (("taken", 3), ("used", 0), ("dropped", 1)):
+        assert metrics.value("state_snapshots_total", event=event) == count
 
 
 @pytest.mark.parametrize("reason", FinishReason)

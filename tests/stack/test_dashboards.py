@@ -275,6 +275,7 @@ TRUE_AT_0 = {
     *("Swap in use", "Lost for memory", "Processors used", "Disk in use", "Queue", "Swap"),
     *("Memory against the cap", "Time lost for lack of memory", "Page faults per second"),
     *("Killed for memory, and restarts", "Tokens in the KV cache", "KV blocks", "Preemptions"),
+    *("Memory of states", "Snapshots of states"),
     *("Processors", "Stopped by the processor quota", "Disk of the models", "Model on its way"),
     *("Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"),
     *("State", "Alerts", "Requests per second, by their end", "Running and waiting, by replica"),

@@ -263,6 +263,11 @@ def _info(options: argparse.Namespace) -> int:
         "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
+    if info.state_bytes:
+        lines["states"] = (
+            f"{_megabytes(info.state_bytes)} for all slots; snapshots of them: up to "
+            f"{_megabytes(info.snapshot_bytes)}"
+        )
     if info.head is not None:
         lines["draft"] = f"a head, {_megabytes(_size(info.head))}, {info.head}"
         if info.head_agreement is not None:

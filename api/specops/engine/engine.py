@@ -177,7 +177,7 @@ def _info(
     chat_template: ChatTemplate | None,
 ) -> ModelInfo:
     target, draft, head, _, plan = models
-    folder = target.folder
+    folder, kept = target.folder, target.runner.cache.kept_inputs
     return ModelInfo(
         name=folder.name,
         quant=folder.quant,
@@ -200,6 +200,8 @@ def _info(
         sampling=SamplingDefaults.load(settings.sampling, folder.path),
         system=system_of(settings.system, folder.path, chat_template),
         embedding_size=target.runner.hidden_size,
+        state_bytes=kept.nbytes if kept else 0,
+        snapshot_bytes=kept.snapshot_bytes if kept else 0,
         weight_bytes=plan.demand.mapped_weights,
         prefill_speed=target.costs.sizes[-1] / target.costs.seconds[-1],
         head=head.path if head else None,

@@ -64,6 +64,8 @@ class ModelInfo:
     sampling: SamplingDefaults  # of requests that do not say it
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
+    state_bytes: int = 0  # of what the target's layers without attention keep of all slots
+    snapshot_bytes: int = 0  # of snapshots of it, at most
     weight_bytes: int = 0  # of target and draft, mapped
     prefill_speed: float = 0.0  # tokens per second of long prompts, measured at the start
     head: Path | None = None  # a draft head's folder

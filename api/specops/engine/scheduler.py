@@ -207,6 +207,10 @@ class Scheduler:
         step.kv_tokens, step.kept_tokens = cache.tokens, cache.kept_tokens
         step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
         step.kept_blocks = cache.kept_blocks
+        if (kept := cache.kept_inputs) is not None:
+            step.snapshot_bytes = kept.used_bytes
+            step.snapshots = dict(kept.events)
+            kept.events.clear()
 
     # -- from logits to tokens ---------------------------------------------------------------------
 

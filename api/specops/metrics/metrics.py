@@ -120,6 +120,9 @@ class Metrics(Series):
         self.kv_blocks["kept"].set(step.kept_blocks)
         self.kv_blocks["free"].set(self._blocks - step.used_blocks - step.kept_blocks)
         self.kv_usage_ratio.set(step.used_blocks / self._blocks if self._blocks else 0.0)
+        self.state_bytes["snapshots"].set(step.snapshot_bytes)
+        for event, count in step.snapshots.items():
+            self.state_snapshots[event].inc(count)
 
     def _observe_prompts(self, step: Step) -> None:
         self.pass_tokens["prompt"].inc(step.prompt_tokens)
@@ -275,14 +278,21 @@ class Metrics(Series):
         self.download_total_bytes[model].set(total)
 
     def set_model(
-        self, labels: Mapping[str, str], slots: int, kv_tokens: int, kv_blocks: int
+        self,
+        labels: Mapping[str, str],
+        slots: int,
+        kv_tokens: int,
+        kv_blocks: int,
+        state_bytes: Mapping[str, int],
     ) -> None:
-        """Show the model that is served, its slots, and the size of its KV cache."""
+        """Show the model that is served, its slots, and the sizes of its KV cache and states."""
         self.model.info(dict(labels))
         self.slots.set(slots)
         self.kv_capacity_tokens.set(kv_tokens)
         self._blocks = kv_blocks
         self.kv_blocks["free"].set(kv_blocks)
+        for kind, count in state_bytes.items():
+            self.state_bytes[kind].set(count)
 
     def set_draft_head_agreement(self, share: float) -> None:
         """Show how often a draft head agrees with the target in a test text."""

@@ -20,6 +20,8 @@ MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
 SUGGESTION_USES = ("cached", "computed", "decoded", "accepted")
 BLOCK_STATES = ("used", "shared", "kept", "free")
+STATE_KINDS = ("slots", "snapshots", "limit")
+SNAPSHOT_EVENTS = ("taken", "used", "dropped")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
     *("not_ready", "prompt_too_long", "invalid", "too_large", "large_bodies", "unauthorized"),
@@ -235,6 +237,17 @@ class Series:
     kv_usage_ratio = gauge(
         "Share of the blocks that running requests use, 0 to 1; routers of several replicas "
         "read it."
+    )
+    state_bytes = gauges(
+        "Memory of what the target's layers without attention keep; 0 where it has none. `slots`: "
+        "states and latest inputs of all slots, whatever the context; `snapshots`: copies of them, "
+        "from which prompts that begin alike continue; `limit`: of the snapshots.",
+        kind=STATE_KINDS,
+    )
+    state_snapshots = counters(
+        "Such snapshots: `taken`, `used` by a prompt that continued from one, or `dropped` to make "
+        "room for another one.",
+        event=SNAPSHOT_EVENTS,
     )
 
     # Times.

@@ -15,6 +15,7 @@ prompt leaves on its way go first, then the least recently used one.
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -72,6 +73,7 @@ class KeptInputs:
             ring, floats of a position.
         snapshot_bytes: the bound.
         used_bytes: what the snapshots take.
+        events: how many snapshots were taken, used and dropped; who reads it may clear it.
     """
 
     def __init__(
@@ -96,8 +98,14 @@ class KeptInputs:
         most = SNAPSHOTS_PER_SLOT * num_slots * shape.slot_bytes
         self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
         self.used_bytes = 0
+        self.events: Counter[str] = Counter()
         sizes = memory.ctypes.data, num_slots, self._ring, shape.kept_floats
         self.descriptor: npt.NDArray[np.int64] = np.array(sizes, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states and rings of all slots, without snapshots."""
+        return self._memory.nbytes
 
     @property
     def snapshots(self) -> int:
@@ -175,11 +183,13 @@ class KeptInputs:
             dropped = min(self._snapshots, key=attrgetter("lasts"))
             self._snapshots.remove(dropped)
             self.used_bytes -= dropped.nbytes
+            self.events["dropped"] += 1
         inputs = ring[np.arange(first, length) % self._ring]
         self._snapshots.append(
             _Snapshot(root, known, least, first, applied, state.copy(), inputs, lasts)
         )
         self.used_bytes += size
+        self.events["taken"] += 1
 
     def longest(self, root: Node, tokens: Sequence[int], most: int) -> int:
         """The largest number of `tokens`, at most `most`, after which a slot can continue."""
@@ -199,6 +209,7 @@ class KeptInputs:
                 self._held[slot], self._applied[slot] = (item.first, length), item.applied
                 item.lasts = True
                 self._use(item)
+                self.events["used"] += 1
                 break
         else:
             raise ValueError(f"there is no snapshot to continue from after {length} tokens")

@@ -301,7 +301,8 @@ class AsyncEngine:
             "batch_invariant": str(info.batch_invariant).lower(),
         }
         blocks = scheduler.target.cache.num_blocks
-        self._metrics.set_model(labels, info.slots, info.kv_tokens, blocks)
+        states = {"slots": info.state_bytes, "limit": info.snapshot_bytes}
+        self._metrics.set_model(labels, info.slots, info.kv_tokens, blocks, states)
         if info.head_agreement is not None:
             self._metrics.set_draft_head_agreement(info.head_agreement)
         self._admission = AdmissionController(
