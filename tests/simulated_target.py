@@ -35,6 +35,7 @@ from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.layer_shapes import Attention
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
@@ -43,7 +44,7 @@ from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 VOCAB = 64  # the demo pair's first tokens: each but token 0 is one printable ASCII character
-SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp16")
+SHAPE = CacheShape((Attention(kv_heads=1, head_size=8),), "fp16")
 GREEDY = SamplingParams()
 # Milliseconds of a pass by its tokens: TinyLlama's shape in int4 on two cores.
 TINYLLAMA = {

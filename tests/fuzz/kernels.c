@@ -37,7 +37,7 @@ double specops_top(const float *, int64_t, int64_t, int64_t *);
 void specops_adjust(float *, int64_t, int64_t, const int32_t *, const int64_t *, const int64_t *,
                     const Adjustment *);
 void specops_share(int64_t);
-int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
+int64_t specops_part_bytes(int64_t, int);
 void specops_grids(const float *, int64_t, int64_t, const float *, float *, float *);
 void specops_codes(const float *, int64_t, int64_t, int, const float *, const float *, uint8_t *);
 void specops_compensate(const float *, const float *, int64_t, int64_t, const float *, const float *,
@@ -48,7 +48,7 @@ int specops_pack_rows(int, const uint8_t *, int64_t, int64_t, uint8_t *);
 void specops_pack_codes(int, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, int64_t,
                         int64_t, uint8_t *);
 
-enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
+enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 13, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
 static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
 static int kernels;
 
@@ -511,16 +511,20 @@ static void shuffle(int64_t *numbers, int64_t count) {
 }
 
 static void attention(Case *c) {
-    static const int64_t SIZES[] = {4, 4, 4, 8, 8, 8, 4, 4, 4, 4, 4, 4};
-    const int64_t odd = oddness();
-    const int64_t layers = from_to(1, 3), kv_heads = from_to(1, 3), group = from_to(1, 4);
-    const int64_t size = 8 * from_to(1, one_in(32) ? 32 : 5), heads = kv_heads * group;
+    static const int64_t SIZES[] = {4, 4, 4, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4};
+    const int64_t odd = oddness(), layers = from_to(1, 3), layer = below(layers);
     const int type = (int)below(TYPES);
+    int64_t all_heads[3], sizes[3], block = 0;
+    for (int64_t i = 0; i < layers; i++) {
+        all_heads[i] = from_to(1, 3), sizes[i] = 8 * from_to(1, one_in(32) ? 64 : 5);
+        block += all_heads[i] * specops_part_bytes(sizes[i], type);
+    }
+    const int64_t kv_heads = all_heads[layer], size = sizes[layer], heads = kv_heads * from_to(1, 4);
     c->operator = &ATTENTION_OPERATOR.op;
     specops_share(from_to(1, 8));
-    put_attribute(c, "layer", below(layers), 0), put_attribute(c, "layers", layers, 0);
-    put_attribute(c, "num_heads", heads, 0), put_attribute(c, "kv_num_heads", kv_heads, 0);
-    put_attribute(c, "head_size", size, 0), put_attribute(c, "rotary_interleaved", one_in(2), 0);
+    put_attribute(c, "layer", layer, 0), put_attribute(c, "num_heads", heads, 0);
+    put_list(c, "kv_num_heads", all_heads, layers), put_list(c, "head_size", sizes, layers);
+    put_attribute(c, "rotary_interleaved", one_in(2), 0);
     put_attribute(c, "window", one_in(2) ? 0 : from_to(1, 150), 0);
     put_attribute(c, "scale", 0, one_in(8) ? some_float(2) : 0.25f);
     put_attribute(c, "softcap", 0, one_in(2) ? 0 : 5.0f), put_attribute(c, "epsilon", 0, 1e-6f);
@@ -534,15 +538,14 @@ static void attention(Case *c) {
         memcpy(spans + 3 * i, (int64_t[]){order[i], start, length}, 3 * sizeof *spans);
         tokens += length;
     }
-    const int packed = one_in(3);
+    const int packed = one_in(3), alone = packed || one_in(8);  // it may read another layer's keys
     const int64_t queries = heads * size, keys = kv_heads * size;
     put_floats(c, 0, odd, 3, (int64_t[]){1, tokens, packed ? queries + 2 * keys : queries});
-    for (size_t i = 1; !packed && i < 3; i++) put_floats(c, i, odd, 3, (int64_t[]){1, tokens, keys});
+    for (size_t i = 1; !alone && i < 3; i++) put_floats(c, i, odd, 3, (int64_t[]){1, tokens, keys});
     memcpy(put_input(c, 3, 8, 2, (int64_t[]){count, 3}), spans, (size_t)count * 3 * sizeof *spans);
     int64_t *tables = put_input(c, 4, 8, 2, (int64_t[]){slots, most});
     for (int64_t i = 0; i < blocks; i++) tables[i] = i;
     shuffle(tables, blocks);
-    const int64_t block = specops_block_bytes(layers, kv_heads, size, type);
     c->cache_bytes = blocks * block;
     c->cache = malloc((size_t)c->cache_bytes);
     memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
@@ -555,6 +558,7 @@ static void attention(Case *c) {
         if (known < most || one_in(4)) put_floats(c, 10, odd, 2, longer), put_floats(c, 11, odd, 2, longer);
     }
     if (one_in(2)) put_floats(c, 8, odd, 1, &size), put_floats(c, 9, odd, 1, &size);
+    if (one_in(4)) put_floats(c, 12, odd, 1, &size);
     if (one_in(3)) return;
     if (one_in(2)) make_wrong(c, SIZES);
     else {  // a wrong number; the engine ensures that all blocks exist and no two slots share a writable one

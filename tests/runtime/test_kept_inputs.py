@@ -38,7 +38,7 @@ def rows(kept: KeptInputs, slot: int) -> np.ndarray:
 def test_a_cache_has_the_sizes_of_all_its_layers() -> None:
     mamba = StateSpace(heads=3, groups=1, size=32, state_size=16)
     shape = CacheShape.of([*LAYERS, mamba], "fp32")
-    assert (shape.layers, shape.positions_before, shape.ring) == (1, 3, RING)
+    assert (len(shape.attention), shape.positions_before, shape.ring) == (1, 3, RING)
     assert shape.kept_floats == 96 + (16 + 64 + 16) + (96 + 16 + 16)
     assert shape.state_floats == 2 * 32 * 16 + 3 * 32 * 16
     assert shape.slot_bytes == 4 * (shape.state_floats + RING * shape.kept_floats)

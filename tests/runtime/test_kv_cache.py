@@ -15,9 +15,10 @@ from specops.runtime import kernels
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.layer_shapes import Attention
 from specops.system.memory import process_memory
 
-SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp32")
+SHAPE = CacheShape((Attention(kv_heads=1, head_size=8),), "fp32")
 CONTEXT = 5 * BLOCK_TOKENS - 10  # the last block of a table is never full
 SYSTEM = tuple(range(1000, 1100))
 
@@ -83,8 +84,9 @@ def numbers(first: int, count: int) -> tuple[int, ...]:
 
 
 def test_sizes_follow_from_the_shape() -> None:
-    shape = CacheShape(layers=3, kv_heads=2, head_size=8, dtype="int8")
-    assert shape.block_bytes == kernels.block_bytes(3, 2, 8, "int8")
+    heads = (Attention(2, 8), Attention(1, 512), Attention(2, 8))
+    shape = CacheShape(heads, "int8")
+    assert shape.block_bytes == kernels.block_bytes([(2, 8), (1, 512), (2, 8)], "int8")
     cache = KvCache(shape, num_blocks=5, num_slots=2, context=130)
     assert cache.block_tables.shape == (2, 3)
     address, blocks, size, element = cache.descriptor.tolist()
@@ -92,7 +94,7 @@ def test_sizes_follow_from_the_shape() -> None:
 
 
 def test_memory_is_taken_when_it_is_written() -> None:
-    shape = CacheShape(layers=32, kv_heads=8, head_size=128, dtype="fp32")
+    shape = CacheShape((Attention(8, 128),) * 32, "fp32")
     before = process_memory().anon
     cache = KvCache(shape, num_blocks=64, num_slots=1, context=4096)
     assert cache.nbytes == 1 << 30

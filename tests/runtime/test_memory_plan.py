@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specops.config import Settings
 from specops.runtime.block_pool import CacheShape
+from specops.runtime.layer_shapes import Attention
 from specops.runtime.memory_plan import (
     DEFAULT_SLOTS,
     Demand,
@@ -27,9 +28,15 @@ from specops.system.memory import MemoryReading
 
 MB = 10**6
 # TinyLlama's shape in int4, alone and with a draft of 160 M parameters; Phi-3-mini's; fp16 caches.
-TARGET = ModelSizes(CacheShape(22, 4, 64, "fp16").bytes_per_token, 612 * MB, 2048, 32_000)
-DRAFT = ModelSizes(CacheShape(12, 12, 64, "fp16").bytes_per_token, 170 * MB, 768, 32_000)
-PHI3_MINI = ModelSizes(CacheShape(32, 32, 96, "fp16").bytes_per_token, 2300 * MB, 3072, 32_064)
+
+
+def token_bytes(kv_heads: int, head_size: int, layers: int) -> int:
+    return CacheShape((Attention(kv_heads, head_size),) * layers, "fp16").bytes_per_token
+
+
+TARGET = ModelSizes(token_bytes(4, 64, 22), 612 * MB, 2048, 32_000)
+DRAFT = ModelSizes(token_bytes(12, 64, 12), 170 * MB, 768, 32_000)
+PHI3_MINI = ModelSizes(token_bytes(32, 96, 32), 2300 * MB, 3072, 32_064)
 ALONE = Demand.of(Settings(), [TARGET], 2048)
 TINYLLAMA = Demand.of(Settings(), [TARGET, DRAFT], 2048)
 PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)

@@ -20,7 +20,7 @@ from specops.runtime.session import ModelLoadError, load, plain_options
 
 SLOTS, CONTEXT, MAX_TOKENS = 3, 130, 16
 SEEN = SLOTS * 3 + SLOTS * 3 + 4  # spans, block tables and the cache's descriptor
-SHAPE = CacheShape(layers=2, kv_heads=3, head_size=8, dtype="fp16")
+SHAPE = CacheShape((Attention(kv_heads=3, head_size=8),) * 2, "fp16")
 METADATA = layer_shapes.dump([Attention(kv_heads=3, head_size=8)] * 2)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.runtime import kernels
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
+from specops.runtime.layer_shapes import Attention, LayerShape, Recurrent, ShortConv
 from specops.system.page_cache import ask_large_pages
 
 ROLLBACK = 16  # most tokens of a draft; a slot can go back by so many
@@ -26,16 +26,14 @@ class CacheShape:
     """Sizes of a model's cache.
 
     Attributes:
-        layers: number of layers with attention.
+        attention: the heads of each layer that keeps keys and values.
         dtype: of keys and values, one of `kernels.KV_DTYPES`.
         kept_floats: numbers that all other layers together keep of each of the last tokens.
         positions_before: number of tokens before its own that such a layer reads.
         state_floats: numbers of all these layers' states together.
     """
 
-    layers: int
-    kv_heads: int
-    head_size: int
+    attention: tuple[Attention, ...]
     dtype: str
     kept_floats: int = 0
     positions_before: int = 0
@@ -46,17 +44,15 @@ class CacheShape:
         """The cache of a graph with these layers.
 
         Raises:
-            ValueError: no layer has attention, or their heads differ.
+            ValueError: no layer has attention.
         """
-        attention = [layer for layer in layers if isinstance(layer, Attention)]
-        others = [layer for layer in layers if not isinstance(layer, Attention)]
+        attention = tuple(layer for layer in layers if isinstance(layer, Attention))
+        others = [layer for layer in layers if isinstance(layer, Recurrent)]
         taps = [layer.taps for layer in others if isinstance(layer, ShortConv)]
-        if len(set(attention)) != 1:
-            raise ValueError(f"the heads of the cache must be the same in all layers: {attention}")
+        if not attention:
+            raise ValueError("no layer has attention")
         return cls(
-            len(attention),
-            attention[0].kv_heads,
-            attention[0].head_size,
+            attention,
             dtype,
             sum(layer.kept_floats for layer in others),
             max(taps, default=1) - 1,
@@ -76,7 +72,7 @@ class CacheShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block: keys and values of 64 tokens in all layers."""
-        return kernels.block_bytes(self.layers, self.kv_heads, self.head_size, self.dtype)
+        return kernels.block_bytes(map(astuple, self.attention), self.dtype)
 
     @property
     def bytes_per_token(self) -> int:

@@ -24,6 +24,13 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Nothing: it reads what an earlier layer keeps, number `source` of those with `Attention`."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """The convolution's inputs of the last tokens, in float32: `channels` of each, of `taps`."""
 
@@ -83,9 +90,10 @@ class StateSpace:
 
 
 Recurrent = ShortConv | GatedDelta | StateSpace
-LayerShape = Attention | Recurrent
+LayerShape = Attention | SharedAttention | Recurrent
 _KINDS: dict[str, type[LayerShape]] = {
     "attention": Attention,
+    "shared_attention": SharedAttention,
     "short_conv": ShortConv,
     "gated_delta": GatedDelta,
     "state_space": StateSpace,

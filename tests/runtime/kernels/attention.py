@@ -11,7 +11,7 @@ from specops.runtime import kernels
 from tests.runtime.kernels.operators import operator
 
 INPUTS = ["query", "key", "value", "spans", "block_tables", "cache"]
-INPUTS += ["cos", "sin", "q_norm", "k_norm"]
+INPUTS += ["cos", "sin", "q_norm", "k_norm", "long_cos", "long_sin", "v_norm"]
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,21 @@ class Layer:
     window: int = 0
     softcap: float = 0.0
     norm: bool = False
+    value_norm: bool = False
     packed: bool = False
-    layer: int = 1
-    layers: int = 3
+    others: tuple[tuple[int, int], ...] = ((3, 24), (1, 8))  # heads and sizes of two other layers
+
+    @property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        return (self.others[0], (self.kv_heads, self.size), self.others[1])
 
     @property
     def attributes(self) -> dict[str, Any]:
         return {
-            "layer": self.layer,
-            "layers": self.layers,
+            "layer": 1,
             "num_heads": self.heads,
-            "kv_num_heads": self.kv_heads,
-            "head_size": self.size,
+            "kv_num_heads": [heads for heads, _ in self.layers],
+            "head_size": [size for _, size in self.layers],
             "rotary_interleaved": int(self.interleaved),
             "window": self.window,
             "scale": self.size**-0.5,
@@ -57,6 +60,8 @@ def random_weights(layer: Layer, positions: int = 768) -> dict[str, np.ndarray]:
     if layer.norm:
         norms = random.normal(1, 0.2, (2, layer.size)).astype(np.float32)
         weights |= {"q_norm": norms[0], "k_norm": norms[1]}
+    if layer.value_norm:
+        weights |= {"v_norm": random.normal(1, 0.2, layer.size).astype(np.float32)}
     return weights
 
 
@@ -84,7 +89,7 @@ class Cache:
     def __init__(
         self, layer: Layer, dtype: str, *, slots: int = 3, max_blocks: int = 12, fill: int = 0xFF
     ) -> None:
-        self.bytes = kernels.block_bytes(layer.layers, layer.kv_heads, layer.size, dtype)
+        self.bytes = kernels.block_bytes(layer.layers, dtype)
         self.dtype, blocks = dtype, slots * max_blocks
         self.pool = np.full(blocks * self.bytes, fill, np.uint8)
         order = np.random.default_rng(5).permutation(blocks)
@@ -105,7 +110,9 @@ class Attention:
         self, layer: Layer, positions: int = 768, /, *, without: str = "", **changed: Any
     ) -> None:
         self.layer, self.weights = layer, random_weights(layer, positions)
-        there = {*INPUTS[:6], *self.weights} - ({"key", "value"} if layer.packed else {without})
+        there = {*INPUTS[:6], *self.weights} - (
+            {"key", "value"} if layer.packed else {*without.split()}
+        )
         names = [name if name in there else "" for name in INPUTS]
         attributes = layer.attributes | changed
         self._compute = operator(kernels.ATTENTION, names, ["out"], **attributes)
@@ -151,6 +158,7 @@ def expected(layer: Layer, weights: dict[str, np.ndarray], tokens: Tokens) -> np
         rotated(layer, weights, normed(query, weights.get("q_norm"))) * layer.attributes["scale"]
     )
     key = rotated(layer, weights, normed(key, weights.get("k_norm")))
+    value = normed(value, weights.get("v_norm"))
     group = layer.heads // layer.kv_heads
     scores = np.einsum("qhd,khd->hqk", query, np.repeat(key, group, axis=1))
     if layer.softcap:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -23,6 +21,7 @@ SHAPES = {
     "size 96": Layer(size=96, rotated=96),
     "size 128": Layer(size=128, rotated=128, norm=True),
     "size 256": Layer(size=256, rotated=256, softcap=5.0),
+    "size 512": Layer(heads=8, size=512, rotated=512, norm=True, value_norm=True),
     "neighbours": Layer(size=32, rotated=32, interleaved=True),
     "neighbours, partly": Layer(size=64, rotated=24, interleaved=True),
     "packed": Layer(heads=6, kv_heads=3, size=48, rotated=48, packed=True),
@@ -118,16 +117,38 @@ def test_blocks_before_the_window_may_be_missing(dtype: str) -> None:
         attention.step(cache, (0, 132, tokens.part(132, 133)))
 
 
-def test_other_layers_keep_their_memory() -> None:
-    layer = replace(SHAPES["groups"], layer=1, layers=3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_layers_keep_their_memory(dtype: str) -> None:
+    """Layers with other heads of other sizes lie before and behind it in each block."""
+    layer = SHAPES["groups"]
     attention, tokens = made(layer)
-    cache = Cache(layer, "fp16", fill=0xAB)
+    cache = Cache(layer, dtype, fill=0xAB)
     attention.whole(cache, 1, tokens)
-    blocks = cache.pool.reshape(-1, 3, cache.bytes // 3)
-    assert (blocks[:, [0, 2]] == 0xAB).all()
-    assert {int(i) for i in np.flatnonzero((blocks[:, 1] != 0xAB).any(-1))} == {
+    before, own, _ = (kernels.block_bytes([one], dtype) for one in layer.layers)
+    blocks = cache.pool.reshape(-1, cache.bytes)
+    parts = np.split(blocks, [before, before + own], axis=1)
+    assert (parts[0] == 0xAB).all()
+    assert (parts[2] == 0xAB).all()
+    assert {int(i) for i in np.flatnonzero((parts[1] != 0xAB).any(-1))} == {
         *cache.tables[1, : -(-LONG // kernels.BLOCK_TOKENS)].tolist()
     }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["groups", "size 512", "window over blocks"])
+def test_a_layer_may_read_what_another_one_wrote(name: str, dtype: str) -> None:
+    """It gives the bits of a layer that writes the same keys and values itself."""
+    layer = SHAPES[name]
+    attention, tokens = made(layer)
+    cache = Cache(layer, dtype)
+    written = attention.whole(cache, 0, tokens)
+    reading, pool = Attention(layer, without="key value"), cache.pool.copy()
+    feeds = attention.feeds(cache, (0, 0, tokens))
+    again = reading.run(
+        {name: feed for name, feed in feeds.items() if name not in ("key", "value")}
+    )
+    assert np.array_equal(again, written)
+    assert np.array_equal(cache.pool, pool)
 
 
 @pytest.mark.parametrize("kind", ["any bits", "small", "halfway"])

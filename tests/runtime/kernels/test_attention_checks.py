@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Tokens
+from tests.runtime.kernels.attention import Attention, Cache, Layer, Tokens
 
-LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True)
+LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True, value_norm=True)
 MOST = np.iinfo(np.int64).max
 CACHE = Cache(LAYER, "fp16", max_blocks=8)  # alive throughout: the operator has its address only
 POSITIONS = 300  # of the rotary table; the block tables have 512
@@ -73,6 +73,7 @@ WRONG: list[tuple[str, np.ndarray, str]] = [
     ("sin", zeros(POSITIONS, 7), "another shape than cos"),
     ("q_norm", zeros(15), "head_size numbers"),
     ("k_norm", zeros(1, 16), "head_size numbers"),
+    ("v_norm", zeros(17), "head_size numbers"),
 ]
 
 
@@ -108,19 +109,20 @@ def test_an_impossible_cache_is_refused(number: int, value: int, message: str) -
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"layer": 3}, "layer is not below layers"),
-        ({"layer": -1}, "layer is not below layers"),
-        ({"layers": 0}, "1 to 1024 layers"),
-        ({"layers": 1 << 40}, "1 to 1024 layers"),
+        ({"layer": 3}, "layer is not one of the cache's"),
+        ({"layer": -1}, "layer is not one of the cache's"),
         ({"num_heads": 5}, "not a multiple of kv_num_heads"),
         ({"num_heads": 0}, "1 to 1024 heads"),
         ({"num_heads": 1 << 40}, "1 to 1024 heads"),
-        ({"kv_num_heads": 0}, "1 to 1024 heads"),
-        ({"kv_num_heads": -2}, "1 to 1024 heads"),
-        ({"kv_num_heads": 8}, "not a multiple of kv_num_heads"),
-        ({"head_size": 12}, "multiple of 8"),
-        ({"head_size": 0}, "multiple of 8"),
-        ({"head_size": 264}, "multiple of 8"),
+        ({"kv_num_heads": [1, 2]}, "as many numbers"),
+        ({"kv_num_heads": [1] * 1025, "head_size": [8] * 1025}, "at most 1024"),
+        ({"kv_num_heads": [1, 0, 1]}, "1 to 1024 heads"),
+        ({"kv_num_heads": [1, 2, -2]}, "1 to 1024 heads"),
+        ({"kv_num_heads": [1 << 40, 2, 1]}, "1 to 1024 heads"),
+        ({"kv_num_heads": [1, 8, 1]}, "not a multiple of kv_num_heads"),
+        ({"head_size": [8, 12, 8]}, "multiple of 8"),
+        ({"head_size": [0, 16, 8]}, "multiple of 8"),
+        ({"head_size": [8, 16, 520]}, "multiple of 8"),
         ({"rotary_interleaved": 2}, "0 or 1"),
         ({"window": -1}, "window"),
         ({"window": 1 << 40}, "window"),
@@ -148,12 +150,14 @@ def test_one_of_two_inputs_that_belong_together_is_refused(missing: str, message
     attention = Attention(LAYER, POSITIONS, without=missing)
     _, feeds = good()
     with pytest.raises(Exception, match=message):
-        attention.run({name: feeds[name] for name in INPUTS if name != missing})
+        attention.run({name: feed for name, feed in feeds.items() if name != missing})
 
 
 def test_bytes_of_a_block() -> None:
-    assert kernels.block_bytes(22, 4, 64, "fp32") == 22 * 4 * 2 * 64 * 64 * 4
-    assert kernels.block_bytes(22, 4, 64, "fp16") == 22 * 4 * 2 * 64 * 64 * 2
-    assert kernels.block_bytes(1, 2, 40, "int8") == 2 * (64 * 40 + 64 * 48 + 2 * 64 * 4)
+    assert kernels.block_bytes([(4, 64)] * 22, "fp32") == 22 * 4 * 2 * 64 * 64 * 4
+    assert kernels.block_bytes([(4, 64)] * 22, "fp16") == 22 * 4 * 2 * 64 * 64 * 2
+    of_40 = 2 * (64 * 40 + 64 * 48 + 2 * 64 * 4)
+    assert kernels.block_bytes([(2, 40)], "int8") == of_40
+    assert kernels.block_bytes([(2, 40), (1, 512)], "int8") == of_40 + 2 * 64 * (512 + 4)
     with pytest.raises(ValueError, match="fp64"):
-        kernels.block_bytes(1, 1, 64, "fp64")
+        kernels.block_bytes([(1, 64)], "fp64")

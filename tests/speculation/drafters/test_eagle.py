@@ -8,6 +8,7 @@ import pytest
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kv_cache import KvCache
+from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import LayerStates
 from specops.speculation.drafters import eagle
 from specops.speculation.drafters.base import NO_DRAFT, Draft
@@ -21,7 +22,7 @@ class Runner:
     """Guesses the number after each token, as sure as its state says. Notes all passes."""
 
     def __init__(self, num_blocks: int) -> None:
-        shape = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp16")
+        shape = CacheShape((Attention(kv_heads=1, head_size=8),), "fp16")
         self.cache = KvCache(shape, num_blocks=num_blocks, num_slots=3, context=256)
         self.given_states = np.zeros((512, 1), np.float32)
         self.next_states = np.zeros((512, 1), np.float32)

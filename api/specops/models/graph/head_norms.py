@@ -1,9 +1,9 @@
-"""Moves the norms of queries and keys into the attention node that reads them.
+"""Moves the norms of queries, keys and values into the attention node that reads them.
 
-onnxruntime-genai's model builder writes these norms (Qwen3, Gemma 3) as a reshape to one row per
-token and head, an RMS norm, and a reshape back. In between, tokens and heads share an axis, so the
-check that each token is computed by itself cannot follow them. Attention can apply the same norms
-itself.
+onnxruntime-genai's model builder writes these norms (Qwen3, Gemma 3 and 4) as a reshape to one row
+per token and head, an RMS norm, and a reshape back. In between, tokens and heads share an axis, so
+the check that each token is computed by itself cannot follow them. Attention can apply the same
+norms itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.graph.nodes import RefusedGraphError, attributes_of, named
 
-_NORM_INPUTS = {0: 14, 1: 15}  # GroupQueryAttention: input of queries, keys → input of their norm
+# GroupQueryAttention: input of queries, keys, values → input of their norm. ONNX Runtime's operator
+# has none for values.
+NORM_INPUTS = {0: 14, 1: 15, 2: 16}
 _NORM = "SimplifiedLayerNormalization"
 
 
@@ -27,26 +29,26 @@ class _HeadNorm(NamedTuple):
 
 
 def move_head_norms(graph: onnx.GraphProto) -> None:
-    """Rewrite every GroupQueryAttention whose queries and keys are normalized before it.
+    """Rewrite every GroupQueryAttention whose queries and keys or values are normalized before it.
 
     Raises:
-        RefusedGraphError: only one of the two is normalized, or their epsilons differ.
+        RefusedGraphError: only queries or only keys are normalized, or epsilons differ.
     """
     makers = {name: node for node in graph.node for name in node.output}
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type != "GroupQueryAttention" or not all(node.input[:2]):
             continue
-        found = {place: _head_norm(node.input[place], makers, tensors) for place in _NORM_INPUTS}
+        found = {place: _head_norm(node.input[place], makers, tensors) for place in NORM_INPUTS}
         norms = {place: norm for place, norm in found.items() if norm is not None}
         if not norms:
             continue
         epsilons = {norm.epsilon for norm in norms.values()}
-        if len(norms) < len(found) or len(epsilons) > 1:
+        if (0 in norms) != (1 in norms) or len(epsilons) > 1:
             raise RefusedGraphError(f"{named(node)} has different norms for queries and keys")
-        node.input.extend([""] * (max(_NORM_INPUTS.values()) + 1 - len(node.input)))
+        node.input.extend([""] * (max(NORM_INPUTS.values()) + 1 - len(node.input)))
         for place, norm in norms.items():
-            node.input[place], node.input[_NORM_INPUTS[place]] = norm.x, norm.weight
+            node.input[place], node.input[NORM_INPUTS[place]] = norm.x, norm.weight
         node.attribute.append(helper.make_attribute("qk_norm_epsilon", epsilons.pop()))
 
 

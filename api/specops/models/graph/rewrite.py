@@ -27,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.contract import FUSED, GGUF_GATHER, GGUF_MATMUL, NEXT_STATES
-from specops.models.graph.head_norms import move_head_norms
+from specops.models.graph.head_norms import NORM_INPUTS, move_head_norms
 from specops.models.graph.nodes import (
     RefusedGraphError,
     attributes_of,
@@ -46,13 +46,13 @@ from specops.models.graph.outputs import (
 )
 from specops.models.graph.tokenwise import check_tokenwise
 from specops.runtime import kernels
-from specops.runtime.layer_shapes import Attention, LayerShape, ShortConv
+from specops.runtime.layer_shapes import Attention, LayerShape, SharedAttention, ShortConv
 
 _ATTENTION = "GroupQueryAttention"
 
 # GroupQueryAttention's inputs by place, and what may stand there
 _PAST_KEY, _PAST_VALUE = 3, 4
-_COS, _SIN, _POSITIONS, _Q_NORM, _K_NORM = 7, 8, 9, 14, 15
+_COS, _SIN, _POSITIONS = 7, 8, 9
 _UNKNOWN_INPUTS = {10: "an attention bias", 11: "attention sinks", 12: "a quantized cache"}
 _UNKNOWN_INPUTS[13] = _UNKNOWN_INPUTS[12]
 _READ_ATTRIBUTES = {
@@ -156,7 +156,10 @@ def _constants_to_initializers(graph: onnx.GraphProto) -> None:
 
 
 def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
-    """Replace attention; returns what each layer keeps, by the name of its output."""
+    """Replace attention; returns what each layer keeps, by the name of its output.
+
+    A layer whose keys and values are those of an earlier one, to the bit, reads that one's.
+    """
     found = [node for node in graph.node if node.op_type == _ATTENTION]
     if not found:
         raise RefusedGraphError(
@@ -165,14 +168,28 @@ def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
         )
     shapes: dict[str, LayerShape] = {}
     pasts: set[str] = set()
-    for layer, node in enumerate(found):
+    cache: dict[tuple[Any, ...], Attention] = {}  # its layers, by what is written
+    numbers: list[int] = []
+    for node in found:
         _check_attention(graph, node, pasts)
-        kv_heads, head_size = _cache_shape(graph, node)
-        shapes[node.output[0]] = Attention(kv_heads, head_size)
-        node.CopyFrom(_attention(graph, node, layer, len(found), head_size))
-    if len(sizes := set(shapes.values())) > 1:
-        raise RefusedGraphError(f"its layers' caches differ: {', '.join(map(str, sizes))}")
+        shape, written = _cache_shape(graph, node), _written(node)
+        shared = written in cache
+        cache.setdefault(written, shape)
+        numbers.append(list(cache).index(written))
+        shapes[node.output[0]] = SharedAttention(numbers[-1]) if shared else shape
+    for node, number in zip(found, numbers, strict=True):
+        reads = isinstance(shapes[node.output[0]], SharedAttention)
+        node.CopyFrom(_attention(graph, node, number, list(cache.values()), reads=reads))
     return shapes
+
+
+def _written(node: onnx.NodeProto) -> tuple[Any, ...]:
+    """Return what tells the keys and values that a layer writes from those of other layers."""
+    if not node.input[1]:  # they are one tensor with the queries
+        return (node.output[0],)
+    places, given = (1, 2, _COS, _SIN, NORM_INPUTS[1], NORM_INPUTS[2]), attributes_of(node)
+    keys = "do_rotary", "rotary_interleaved", "qk_norm_epsilon", "kv_num_heads"
+    return *(input_of(node, place) for place in places), *(given.get(key) for key in keys)
 
 
 def _is_whole_convolution(node: onnx.NodeProto) -> bool:
@@ -232,7 +249,7 @@ def _check_attention(graph: onnx.GraphProto, node: onnx.NodeProto, pasts: set[st
             raise RefusedGraphError(f"{named(other)} reads the cache, {used.pop()}")
 
 
-def _cache_shape(graph: onnx.GraphProto, node: onnx.NodeProto) -> tuple[int, int]:
+def _cache_shape(graph: onnx.GraphProto, node: onnx.NodeProto) -> Attention:
     """Return the number of key heads and their size, from the declared input for past keys."""
     past = next(item for item in graph.input if item.name == node.input[_PAST_KEY])
     dims = [dim.dim_value for dim in past.type.tensor_type.shape.dim]
@@ -245,21 +262,30 @@ def _cache_shape(graph: onnx.GraphProto, node: onnx.NodeProto) -> tuple[int, int
         raise RefusedGraphError(
             f"the input {past.name} does not say the cache's heads and their size"
         )
-    return dims[1], dims[3]
+    return Attention(dims[1], dims[3])
 
 
 def _attention(
-    graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, layers: int, head_size: int
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    number: int,
+    cache: Sequence[Attention],
+    *,
+    reads: bool,
 ) -> onnx.NodeProto:
-    """Return the same attention over the KV cache in blocks."""
+    """Return the same attention over the KV cache in blocks, as its layer `number`.
+
+    If it `reads`, an earlier node has written the keys and values.
+    """
     given = attributes_of(node)
     rotary = [input_of(node, place) for place in (_COS, _SIN)]
     rotary, long_rotary = _rotary_tables(graph, rotary if given.get("do_rotary") else ["", ""])
-    norms = [input_of(node, place) for place in (_Q_NORM, _K_NORM)]
+    norms = [input_of(node, place) for place in NORM_INPUTS.values()]
     for what, pair in (
         ("a rotary table", rotary),
         ("a rotary table", long_rotary),
-        ("norms of queries and keys", norms),
+        ("norms of queries and keys", norms[:2]),
+        ("norms of values", norms[2:] * 2),
     ):
         if bool(pair[0]) != bool(pair[1]) or not _are_floats(graph, filter(None, pair)):
             raise RefusedGraphError(
@@ -267,20 +293,22 @@ def _attention(
             )
     if given.get("do_rotary") and not rotary[0]:
         raise RefusedGraphError(f"{named(node)} rotates without a table")
+    projections = node.input[:3]
+    if reads:
+        projections, norms = [node.input[0], "", ""], [norms[0], "", ""]
     return helper.make_node(
         kernels.ATTENTION,
-        trimmed(*node.input[:3], *CONTROL, *rotary, *norms, *long_rotary),
+        trimmed(*projections, *CONTROL, *rotary, *norms[:2], *long_rotary, norms[2]),
         [node.output[0]],
         name=node.name or node.output[0],
         domain=kernels.DOMAIN,
-        layer=layer,
-        layers=layers,
+        layer=number,
         num_heads=given["num_heads"],
-        kv_num_heads=given["kv_num_heads"],
-        head_size=head_size,
+        kv_num_heads=[shape.kv_heads for shape in cache],
+        head_size=[shape.head_size for shape in cache],
         rotary_interleaved=given.get("rotary_interleaved", 0),
         window=max(0, given.get("local_window_size", -1)),
-        scale=float(given.get("scale", 0.0) or head_size**-0.5),
+        scale=float(given.get("scale", 0.0) or cache[number].head_size ** -0.5),
         softcap=float(given.get("softcap", 0.0)),
         epsilon=float(given.get("qk_norm_epsilon", 1e-6)),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "fewest_rows": (_SIZE, *[_POINTER] * 3, _SIZE),
     "wide_from": (_SIZE, _INT),
     "force_kernel": (_INT, _STRING),
-    "block_bytes": (_SIZE, *[_SIZE] * 3, _INT),
+    "part_bytes": (_SIZE, _SIZE, _INT),
     "share": (None, _SIZE),
     "pieces": (_SIZE, *[_SIZE] * 3, _INT, _SIZE),
     "piece_positions": (_SIZE, *[_SIZE] * 5),
@@ -166,13 +167,12 @@ def share(threads: int) -> None:
     library.specops_share(threads)
 
 
-def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
+def block_bytes(layers: Iterable[tuple[int, int]], dtype: str) -> int:
     """Bytes of a block of the KV cache: all layers' keys and values for 64 positions.
 
     Args:
-        layers: number of layers.
-        kv_heads: number of heads of keys and values.
-        head_size: numbers in a head, a multiple of 8.
+        layers: of each layer the number of heads of keys and values, and the numbers in a head, a
+            multiple of 8.
         dtype: a key of `KV_DTYPES`.
 
     Raises:
@@ -180,5 +180,5 @@ def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
     """
     if dtype not in KV_DTYPES:
         raise ValueError(f"{dtype!r} is none of {', '.join(KV_DTYPES)}")
-    size: int = library.specops_block_bytes(layers, kv_heads, head_size, KV_DTYPES[dtype])
-    return size
+    kind = KV_DTYPES[dtype]
+    return sum(heads * library.specops_part_bytes(size, kind) for heads, size in layers)

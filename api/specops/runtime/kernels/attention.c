@@ -63,7 +63,7 @@ static void begin(void *argument, size_t index) {
     const int64_t number = (int64_t)index / job->pieces, piece = (int64_t)index % job->pieces;
     const int64_t head = number % pass->layer.kv_heads;
     const Span *span = pass->spans + number / pass->layer.kv_heads;
-    if (piece == job->pieces - 1) job->kernel->write(pass, span, head);
+    if (piece == job->pieces - 1 && pass->key) job->kernel->write(pass, span, head);
     if (is_long(pass, span)) return;
     Splits all = all_splits(pass, span), some = splits_of(job, span, piece);
     if (job->results) all.memory = some.memory = job->results + number * job->room;
@@ -89,9 +89,7 @@ static void finish(void *argument, size_t index) {
     }
 }
 
-int64_t specops_block_bytes(int64_t layers, int64_t kv_heads, int64_t size, int type) {
-    return block_bytes(&(Layer){.layers = layers, .kv_heads = kv_heads, .size = size}, type);
-}
+int64_t specops_part_bytes(int64_t size, int type) { return part_bytes(size, type); }
 
 static int is_little(const Pass *pass) {
     double work = 0;

@@ -11,7 +11,8 @@
 // "Efficient Memory Management for LLM Serving with PagedAttention" (2023); Dao et al., "Flash-Decoding
 // for long-context inference" (2023).
 //
-// The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head:
+// The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head. Layers may have other
+// numbers of heads and other sizes. A part:
 //   keys    [size][64], so that 16 scores are computed at once and keys are read in order
 //   values  [64][size, padded to a multiple of 16]
 //   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
@@ -25,13 +26,14 @@
 #include "spans.h"
 #include "threads.h"
 
-enum { BLOCK = 64, SPLIT = 4 * BLOCK, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
+enum { BLOCK = 64, SPLIT = 4 * BLOCK, MOST_SIZE = 512, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
 enum { KV_FLOAT32, KV_FLOAT16, KV_INT8, TYPES };
 
 // A layer of the model.
 typedef struct {
-    int64_t layer, layers, heads, kv_heads;
+    int64_t heads, kv_heads;
     int64_t size;      // of a head
+    int64_t before[TYPES], block[TYPES];  // bytes of a block before the layer's, and of the whole block
     int64_t window;    // number of positions that a token sees, with its own; 0: all up to its own
     int interleaved;   // whether rotated pairs are neighbours, not half a head apart
     float scale;       // of scores
@@ -42,16 +44,16 @@ typedef struct {
 // The tensors of a pass.
 typedef struct {
     Layer layer;
-    const float *query, *key, *value;
+    const float *query, *key, *value;  // without a key it reads what another layer has written
     int64_t query_stride, key_stride;  // floats from a token to the next; value as key
-    char *cache;
+    char *cache;  // the layer's part of block 0
     int type;
     const int64_t *block_tables;  // [slots][max_blocks]
     int64_t max_blocks;
     const float *cos, *sin;  // [positions][pairs], or NULL: no rotation
     int64_t pairs;           // number of rotated pairs, at most half of a head
-    const float *query_norm, *key_norm;  // [size], or NULL: no norm
-    float *out;                          // [tokens][heads * size]
+    const float *query_norm, *key_norm, *value_norm;  // [size], or NULL: no norm
+    float *out;                                       // [tokens][heads * size]
     const Span *spans;
     int64_t count;
 } Pass;
@@ -82,10 +84,10 @@ typedef struct {
     void (*merge)(const Pass *pass, const Span *span, int64_t head, const Splits *all);
 } AttentionKernel;
 
-enum { MOST_ROWS = 32 };
+enum { MOST_ROWS = 32, SMALL_SIZE = 128 };
 
 static inline int64_t tile_rows(const Layer *layer) {
-    return layer->size <= MOST_SIZE / 2 ? MOST_ROWS : MOST_ROWS / 2;
+    return layer->size <= SMALL_SIZE ? MOST_ROWS : MOST_ROWS / 2;
 }
 
 extern const AttentionKernel ATTENTION_AVX512, ATTENTION_AVX2, ATTENTION_PLAIN;
@@ -122,16 +124,11 @@ static inline int64_t part_bytes(int64_t size, int type) {
     return key_bytes(size, type) + value_bytes(size, type) + scales;
 }
 
-static inline int64_t block_bytes(const Layer *layer, int type) {
-    return layer->layers * layer->kv_heads * part_bytes(layer->size, type);
-}
-
 // The address of a head's keys for the 64 positions from 64 * `block` on.
 static inline char *part_of(const Pass *pass, const Span *span, int64_t head, int64_t block) {
     const Layer *layer = &pass->layer;
     const int64_t number = pass->block_tables[span->slot * pass->max_blocks + block];
-    const int64_t part = (number * layer->layers + layer->layer) * layer->kv_heads + head;
-    return pass->cache + part * part_bytes(layer->size, pass->type);
+    return pass->cache + number * layer->block[pass->type] + head * part_bytes(layer->size, pass->type);
 }
 
 // Computes a pass; the caller has checked sizes, slots, positions and blocks.

@@ -21,10 +21,9 @@ static void rotate_halves(float *restrict one, float *restrict two, const float 
     for (int64_t i = 0; i < pairs; i++) rotate(one + i, two + i, cos[i], sin[i]);
 }
 
-// Norms and rotates a head of a query or key; pads it to whole vectors with zeros.
-static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
-                    float *head) {
-    const int64_t size = pass->layer.size, padded = padded_size(size), pairs = pass->pairs;
+// Norms a head and pads it to whole vectors with zeros.
+static void normalize(const Pass *pass, const float *from, const float *norm, float *head) {
+    const int64_t size = pass->layer.size, padded = padded_size(size);
     memcpy(head, from, size * sizeof(float));
     for (int64_t i = size; i < padded; i++) head[i] = 0;
     if (norm) {
@@ -33,6 +32,13 @@ static void prepare(const Pass *pass, const float *from, const float *norm, int6
         const float inverse = inverse_rms(squares, size, pass->layer.epsilon);
         for (int64_t i = 0; i < size; i++) head[i] = head[i] * inverse * norm[i];
     }
+}
+
+// Norms and rotates a head of a query or key.
+static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
+                    float *head) {
+    const int64_t pairs = pass->pairs;
+    normalize(pass, from, norm, head);
     if (!pass->cos) return;
     const float *cos = pass->cos + position * pairs, *sin = pass->sin + position * pairs;
     if (pass->layer.interleaved)
@@ -85,8 +91,7 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
         prepare(pass, pass->key + from, pass->key_norm, position, row);
         const float key_scale = convert(type, row, padded, converted);
         scatter_key(type, converted, size, keys, place);
-        memcpy(row, pass->value + from, size * sizeof(float));
-        for (int64_t i = size; i < padded; i++) row[i] = 0;
+        normalize(pass, pass->value + from, pass->value_norm, row);
         const float value_scale = convert(type, row, padded, value);
         if (type == KV_INT8) {
             scales[place] = key_scale;
@@ -95,8 +100,8 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
     }
 }
 
-// A tile has at most 16 rows of more than 128 numbers.
-enum { MOST_FLOATS = MOST_ROWS * 128 };
+// Of more than SMALL_SIZE numbers a tile has at most half as many rows.
+enum { MOST_FLOATS = MOST_ROWS / 2 * MOST_SIZE };
 
 // The state of a tile's rows from one block of a split to the next.
 typedef struct {

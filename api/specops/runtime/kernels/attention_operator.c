@@ -1,19 +1,20 @@
 // The operator of attention, for ONNX Runtime's graphs. It checks all its inputs.
 //
 //   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm,
-//                     long_cos, long_sin) -> float32 [..., T, num_heads * head_size]
+//                     long_cos, long_sin, v_norm) -> float32 [..., T, num_heads * head_size]
 //   query         float32 [..., T, num_heads * head_size]; without `key` and `value` it has these as
-//                 well, behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size]
+//                 well, behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size], or
+//                 else the layer reads the keys and values that an earlier node of `layer` wrote
 //   key, value    float32 [..., T, kv_num_heads * head_size], optional
 //   spans         int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   block_tables  int64 [slots, max_blocks]: number of the cache's block for each 64 positions
 //   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
 //   cos, sin      float32 [positions, rotated / 2], optional
-//   q_norm, k_norm  float32 [head_size], optional
+//   q_norm, k_norm, v_norm  float32 [head_size], optional
 //   long_cos, long_sin  as cos and sin, optional: they replace them for all positions if the slots
 //                 have room for more positions than cos and sin have
-//   attributes: layer, layers, num_heads, kv_num_heads, head_size, rotary_interleaved, window;
-//   scale, softcap, epsilon; see attention.h
+//   attributes: kv_num_heads and head_size, lists with a number for each layer of the cache; layer, the
+//   place in them; num_heads, rotary_interleaved, window, scale, softcap, epsilon; see attention.h
 //
 // The operator gets the cache's address, so ONNX Runtime binds and copies nothing per layer. The
 // address must come from the engine: do not load a stranger's graph that has this operator.
@@ -24,7 +25,7 @@
 
 #include <math.h>
 enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, LONG_COS, LONG_SIN,
-       INPUTS };
+       VALUE_NORM, INPUTS };
 enum { CACHE_NUMBERS = 4 };
 
 typedef struct {
@@ -39,16 +40,27 @@ typedef struct {
     int64_t tokens;
 } Arguments;
 
+// Finds the layer's place in a block of a cache of layers with these heads and sizes.
+static const char *place(Layer *layer, int64_t number, int64_t layers, const int64_t *kv_heads,
+                         const int64_t *sizes) {
+    if (number < 0 || number >= layers) return "Attention: layer is not one of the cache's";
+    for (int64_t i = 0; i < layers; i++) {
+        if (kv_heads[i] < 1 || kv_heads[i] > MOST_HEADS) return "Attention: 1 to 1024 heads";
+        if (sizes[i] < 8 || sizes[i] > MOST_SIZE || sizes[i] % 8)
+            return "Attention: head_size is a multiple of 8, up to 512";
+        for (int type = 0; type < TYPES; type++) {
+            if (i == number) layer->before[type] = layer->block[type];
+            layer->block[type] += kv_heads[i] * part_bytes(sizes[i], type);
+        }
+    }
+    layer->kv_heads = kv_heads[number], layer->size = sizes[number];
+    return NULL;
+}
+
 static const char *check_layer(const Layer *layer, int64_t interleaved) {
-    if (layer->layers < 1 || layer->layers > MOST_LAYERS) return "Attention: 1 to 1024 layers";
-    if (layer->layer < 0 || layer->layer >= layer->layers)
-        return "Attention: layer is not below layers";
-    if (layer->kv_heads < 1 || layer->heads < 1 || layer->heads > MOST_HEADS)
-        return "Attention: 1 to 1024 heads";
+    if (layer->heads < 1 || layer->heads > MOST_HEADS) return "Attention: 1 to 1024 heads";
     if (layer->heads % layer->kv_heads)
         return "Attention: num_heads is not a multiple of kv_num_heads";
-    if (layer->size < 8 || layer->size > MOST_SIZE || layer->size % 8)
-        return "Attention: head_size is a multiple of 8, up to 256";
     if (interleaved != 0 && interleaved != 1) return "Attention: rotary_interleaved is 0 or 1";
     if (layer->window < 0 || layer->window > MOST_POSITIONS)
         return "Attention: window is too large or below 0";
@@ -65,16 +77,20 @@ OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const Or
     (void)op, (void)given;
     Kernel self = {.kernel = choose_processor()->attention};
     Layer *layer = &self.layer;
-    int64_t interleaved;
+    int64_t number, interleaved, layers, as_many, kv_heads[MOST_LAYERS], sizes[MOST_LAYERS];
     const AttributeTo attributes[] = {
-        {"layer", &layer->layer, NULL}, {"layers", &layer->layers, NULL},
-        {"num_heads", &layer->heads, NULL}, {"kv_num_heads", &layer->kv_heads, NULL},
-        {"head_size", &layer->size, NULL}, {"window", &layer->window, NULL},
-        {"rotary_interleaved", &interleaved, NULL}, {"scale", NULL, &layer->scale},
-        {"softcap", NULL, &layer->softcap}, {"epsilon", NULL, &layer->epsilon}};
+        {"layer", &number, NULL}, {"num_heads", &layer->heads, NULL},
+        {"window", &layer->window, NULL}, {"rotary_interleaved", &interleaved, NULL},
+        {"scale", NULL, &layer->scale}, {"softcap", NULL, &layer->softcap},
+        {"epsilon", NULL, &layer->epsilon}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
+    if (!status) status = read_list(info, "kv_num_heads", MOST_LAYERS, kv_heads, &layers);
+    if (!status) status = read_list(info, "head_size", MOST_LAYERS, sizes, &as_many);
     if (status) return status;
-    const char *wrong = check_layer(layer, interleaved);
+    if (layers > MOST_LAYERS || layers != as_many)
+        return failure("Attention: kv_num_heads and head_size have as many numbers, at most 1024");
+    const char *wrong = place(layer, number, layers, kv_heads, sizes);
+    if (!wrong) wrong = check_layer(layer, interleaved);
     if (wrong) return failure(wrong);
     layer->interleaved = (int)interleaved;
     return keep(&self, sizeof self, out);
@@ -89,11 +105,11 @@ static const char *read_projections(Arguments *arguments) {
     if (!query->data) return "Attention: there is no query";
     if (!inputs[KEY].data != !inputs[VALUE].data)
         return "Attention: key and value are given both or not at all";
-    const int packed = !inputs[KEY].data;
     arguments->tokens = rows_of_tensor(query);
     pass->query = query->data;
     pass->query_stride = query->dimensions[query->count - 1];
-    if (pass->query_stride != (packed ? queries + 2 * keys : queries))
+    const int packed = !inputs[KEY].data && pass->query_stride == queries + 2 * keys;
+    if (!packed && pass->query_stride != queries)
         return "Attention: the query's last dimension does not fit the heads";
     if (packed) {
         pass->key = pass->query + queries;
@@ -101,7 +117,7 @@ static const char *read_projections(Arguments *arguments) {
         pass->key_stride = pass->query_stride;
         return NULL;
     }
-    for (int i = KEY; i <= VALUE; i++) {
+    for (int i = KEY; inputs[KEY].data && i <= VALUE; i++) {
         const Tensor *input = inputs + i;
         if (input->dimensions[input->count - 1] != keys)
             return "Attention: the last dimension of key or value does not fit the heads";
@@ -136,10 +152,12 @@ static const char *read_tables(Arguments *arguments) {
         return "Attention: cos is not [positions, rotated / 2] with at most head_size rotated";
     if (cos->data && !has_shape(sin, 2, cos->dimensions[0], pass->pairs))
         return "Attention: sin has another shape than cos";
+    static const int NORMS[] = {QUERY_NORM, KEY_NORM, VALUE_NORM};
+    for (size_t i = 0; i < sizeof NORMS / sizeof *NORMS; i++)
+        if (inputs[NORMS[i]].data && !has_shape(inputs + NORMS[i], 1, size, size))
+            return "Attention: q_norm, k_norm and v_norm have head_size numbers";
     pass->query_norm = inputs[QUERY_NORM].data, pass->key_norm = inputs[KEY_NORM].data;
-    if ((pass->query_norm && !has_shape(inputs + QUERY_NORM, 1, size, size)) ||
-        (pass->key_norm && !has_shape(inputs + KEY_NORM, 1, size, size)))
-        return "Attention: q_norm and k_norm have head_size numbers";
+    pass->value_norm = inputs[VALUE_NORM].data;
     return NULL;
 }
 
@@ -154,12 +172,12 @@ static const char *read_cache(const Arguments *arguments, Pass *pass, int64_t *b
     *blocks = numbers[1];
     if (numbers[3] < 0 || numbers[3] >= TYPES) return "Attention: the cache's type is 0, 1 or 2";
     pass->type = (int)numbers[3];
-    if (numbers[2] != block_bytes(&pass->layer, pass->type))
+    if (numbers[2] != pass->layer.block[pass->type])
         return "Attention: the cache's blocks have another size than the model's";
     if (*blocks < 0 || *blocks > INT64_MAX / numbers[2])
         return "Attention: the cache's number of blocks is impossible";
     if (!numbers[0] || numbers[0] % 4) return "Attention: the cache's address is 0 or not aligned";
-    pass->cache = (char *)(intptr_t)numbers[0];
+    pass->cache = (char *)(intptr_t)numbers[0] + pass->layer.before[pass->type];
     pass->block_tables = tables->data;
     pass->max_blocks = tables->dimensions[1];
     return NULL;

@@ -161,7 +161,7 @@ const Operator MATMUL_OPERATOR = {TABLE(create_matmul, compute_matmul), "Quantiz
 const Operator GATHER_OPERATOR = {TABLE(create_gather, compute_gather), "QuantizedGather", "ib", "f"};
 const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
 const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",
-                                     "fFFiiiFFFFFF", "f"};
+                                     "fFFiiiFFFFFFF", "f"};
 const Operator SHORT_CONV_OPERATOR = {TABLE(create_short_conv, compute_short_conv), "ShortConv", "ffII",
                                       "f"};
 
