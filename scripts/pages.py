@@ -217,7 +217,7 @@ def model_rows() -> list[str]:
     lines = ["| `SPECOPS_MODEL` | what it is | target | draft | weights, GB | memory, GB |"]
     lines.append("|---|---|---|---|---:|---:|")
     for name, preset in presets().items():
-        draft = "" if preset.draft == "none" else source(preset.draft)
+        draft = source(preset.draft)
         if draft and not is_head(Settings().models_dir / preset.draft):
             draft += f", `{preset.draft_quant}`"
         target = source(preset.target)

@@ -193,7 +193,10 @@ class Settings:
         "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
     draft: str = _knob(
-        "", str, "draft model or EAGLE-3 head, likewise; empty: the preset's; `none`: no draft"
+        "",
+        str,
+        "draft model or EAGLE-3 head, likewise; empty: the preset's or the target's own MTP "
+        "block; `none`: no draft",
     )
     quant: str = _knob(
         "",

@@ -18,14 +18,14 @@ class Preset:
 
     Attributes:
         about: a description for the table in docs/models.md.
-        target, draft: see presets.toml; a draft may be `none`.
+        target, draft: see presets.toml.
         quant, draft_quant: their weights; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.
     """
 
     about: str
     target: str = ""
-    draft: str = "none"
+    draft: str = ""
     quant: str = "int4-128-mixed"
     draft_quant: str = "int8-128"
     settings: dict[str, int | str] = field(default_factory=dict)

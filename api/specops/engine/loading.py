@@ -7,7 +7,7 @@ sizes the KV caches by what is left; only then can a graph run and its passes be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,13 @@ from specops.config import ConfigError, Settings
 from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Report
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
-from specops.models.head_folder import EagleFolder, HeadFolder, is_head, is_head_checkpoint
+from specops.models.head_folder import (
+    EagleFolder,
+    HeadFolder,
+    MtpBlock,
+    is_head,
+    is_head_checkpoint,
+)
 from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
 from specops.presets import CHAT, chat_model
 from specops.runtime import kernels
@@ -31,6 +37,7 @@ from specops.runtime.model_runner import (
     ModelRunner,
     cache_shape,
     make_fusion,
+    num_guessable,
     takes_states,
 )
 from specops.runtime.sampling import Floats
@@ -123,17 +130,22 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     tokenizer = Tokenizer.load(target.path)
     folders, parts = [target], list[tuple[Session, int]]()
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
+    mtp = draft.graph if isinstance(draft, MtpBlock) else None
     if isinstance(draft, EagleFolder | HeadFolder):
         files = draft.graphs if isinstance(draft, EagleFolder) else [draft.graph]
         for file in files:
             # The name of a conversion's folder has a key, which no other generation shares.
             name = f"{target.name}-{file.stem}" if layers else draft.path.resolve().name
             parts.append(_open(file, name, settings, step))
-    elif draft is not None:
+    elif isinstance(draft, ModelFolder):
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         folders.append(draft)
 
-    graphs = [_open(target.graph, f"{target.name}-{target.quant}", settings, step, layers)]
+    name = f"{target.name}-{target.quant}"
+    path = prepacked_graph(target.graph, name, settings.cache_dir, step, states=layers, mtp=mtp)
+    graphs = [_open_prepacked(path, step)]
+    if mtp is not None:  # its weights are in the target's file
+        parts.append((_open_prepacked(path.with_name(mtp.name), step)[0], 0))
     graphs += [
         _open(item.graph, f"{item.name}-{item.quant}", settings, step) for item in folders[1:]
     ]
@@ -148,13 +160,13 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         for folder, (session, mapped) in zip(folders, graphs, strict=True)
     ]
     later = MEMORY_BYTES
-    if isinstance(draft, EagleFolder):
-        kv = cache_shape(parts[0][0], settings.kv_dtype).bytes_per_token
+    if isinstance(draft, EagleFolder | MtpBlock):
+        head_graph = parts[0][0]
+        kv = cache_shape(head_graph, settings.kv_dtype).bytes_per_token
         mapped = sum(size for _, size in parts)
-        sizes.append(ModelSizes(kv, mapped, target.hidden_size, len(draft.tokens)))
-        later += (
-            len(layers) * target.hidden_size * 4 * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
-        )
+        sizes.append(ModelSizes(kv, mapped, target.hidden_size, num_guessable(head_graph)))
+        width = max(1, len(layers)) * target.hidden_size
+        later += width * 4 * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
     plan = plan_for_models(settings, sizes, target.context_length, later_bytes=later)
 
     runners = [
@@ -167,7 +179,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         for folder, runner, (session, _) in zip(folders, runners, graphs, strict=True)
     ]
     head = None
-    if isinstance(draft, EagleFolder):
+    if isinstance(draft, EagleFolder | MtpBlock):
         runner = _warm_runner(parts[0][0], target, settings, plan, step)
         fusion = make_fusion(parts[1][0]) if len(parts) > 1 else None
         head = _eagle_head(
@@ -181,7 +193,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
 
 def _prepared(
     settings: Settings, report: Report
-) -> tuple[ModelFolder, ModelFolder | HeadFolder | EagleFolder | None]:
+) -> tuple[ModelFolder, ModelFolder | HeadFolder | EagleFolder | MtpBlock | None]:
     """Find, download or convert the target and its draft, if it has one."""
     choice = choose(settings)
     if not (settings.model or settings.target):
@@ -207,7 +219,7 @@ def _prepared(
 
     target = folder("target", choice.target, choice.target_quant, choice.name)
     if choice.draft is None:
-        return target, None
+        return target, MtpBlock(target.mtp) if choice.uses_mtp and target.mtp else None
     path = located(choice.draft, settings.cache_dir, progress("draft"))
     if is_head(path):
         return target, HeadFolder.read(path)
@@ -224,18 +236,17 @@ def _prepared(
 
 
 def _open(
-    graph: Path,
-    name: str,
-    settings: Settings,
-    step: Callable[[str], None],
-    states: Sequence[int] = (),
+    graph: Path, name: str, settings: Settings, step: Callable[[str], None]
 ) -> tuple[Session, int]:
+    """Bring a graph into the form that the engine runs, and open it."""
+    return _open_prepacked(prepacked_graph(graph, name, settings.cache_dir, step), step)
+
+
+def _open_prepacked(path: Path, step: Callable[[str], None]) -> tuple[Session, int]:
     """Open a graph in the form that the engine runs, its weights mapped; return the mapped bytes.
 
-    The files hold more than that: the originals of packed weights, which no node reads. A draft
-    head reads what enters the layers `states`.
+    The files hold more than that: the originals of packed weights, which no node reads.
     """
-    path = prepacked_graph(graph, name, settings.cache_dir, step, states)
     step(f"opening {path}")
     return open_session(path), used_bytes(path.parent)
 
@@ -308,7 +319,7 @@ def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafte
 
 
 def _eagle_head(
-    folder: EagleFolder,
+    folder: EagleFolder | MtpBlock,
     runner: ModelRunner,
     target: Model,
     tokenizer: Tokenizer,
@@ -341,7 +352,7 @@ def _eagle_head(
         runner,
         fuse,
         states,
-        folder.tokens,
+        folder.tokens if isinstance(folder, EagleFolder) else range(runner.vocab_size),
         depth=depth,
         calibration=folder.calibration,
         target_seconds=partial(target.costs.cost, 1),
@@ -350,7 +361,7 @@ def _eagle_head(
     if agreement < LEAST_AGREEMENT:
         log.warning(
             "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
-            "another model, or for other layers of it, and only costs time (%s). "
+            "another model or for other layers of it, or is damaged, and only costs time (%s). "
             "SPECOPS_DRAFT=none leaves it out",
             *(100 * agreement, folder.path),
         )

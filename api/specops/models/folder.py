@@ -39,7 +39,8 @@ class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its description says of them.
 
     `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
-    empty then: the digest of the checkpoint that was exported.
+    empty then: the digest of the checkpoint that was exported. `mtp` is the graph of the model's
+    own MTP block, if it has one.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class ModelFolder:
     hidden_size: int = 0
     num_heads: int = 0
     source_digest: str = ""
+    mtp: Path | None = None
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:
@@ -77,6 +79,7 @@ class ModelFolder:
                 hidden_size=_size(manifest.get("hidden_size", 0)),  # older exports lack it
                 num_heads=_size(manifest.get("num_heads", 0)),
                 source_digest=str(manifest.get("source_digest", "")),
+                mtp=path_inside(path, block) if (block := manifest.get("mtp_file")) else None,
             )
         except _DAMAGED as error:
             raise ModelError(

@@ -94,6 +94,26 @@ class EagleFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpBlock:
+    """A model's own draft head, which was converted with it.
+
+    It reads the model's last hidden states, and guesses the model's first tokens.
+
+    Attributes:
+        graph: the file of its graph, in the model's folder.
+        calibration: nothing is known.
+    """
+
+    graph: Path
+    calibration: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The model's folder."""
+        return self.graph.parent
+
+
+@dataclass(frozen=True, slots=True)
 class HeadFolder:
     """A head's manifest.
 

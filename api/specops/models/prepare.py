@@ -35,6 +35,7 @@ __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prep
 
 _REPORT_SECONDS = 5.0
 _HEAD_QUANT = "int8-64"
+_NO_DRAFT = "none"
 # In presets.toml: how paths below SPECOPS_MODELS_DIR and below the environment begin.
 _BUNDLED, _FETCHED = "./", "share/"
 
@@ -47,13 +48,17 @@ Downloading = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which models to load, and the weights of each."""
+    """Which models to load, and the weights of each.
+
+    `uses_mtp` says whether the target's own MTP block drafts, if it has one.
+    """
 
     name: str
     target: Source
     target_quant: str
     draft: Source | None
     draft_quant: str
+    uses_mtp: bool
 
 
 def choose(settings: Settings) -> ModelChoice:
@@ -78,15 +83,18 @@ def choose(settings: Settings) -> ModelChoice:
             f"scripts/chat_model.py, or take {CHAT}-hf, which is on the hub"
         )
     # The preset's draft fits the preset's target. Another target needs a draft of its own.
-    draft = settings.draft or ("none" if settings.target else preset.draft)
+    draft = settings.draft or ("" if settings.target else preset.draft)
     target = _source(settings.target, preset.target, settings.models_dir)
-    small = None if draft == "none" else _source(settings.draft, draft, settings.models_dir)
+    small = None
+    if draft not in ("", _NO_DRAFT):
+        small = _source(settings.draft, draft, settings.models_dir)
     return ModelChoice(
         name=_name(target) if settings.target else settings.preset,
         target=target,
         target_quant=_quant(target, settings.quant, preset.quant, "SPECOPS_QUANT"),
         draft=small,
         draft_quant=_quant(small, settings.draft_quant, preset.draft_quant, "SPECOPS_DRAFT_QUANT"),
+        uses_mtp=not draft,
     )
 
 

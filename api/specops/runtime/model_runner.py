@@ -28,6 +28,7 @@ _LOGITS, _HIDDEN = "logits", "hidden"
 _HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
 _POSITIONS = "position_ids"  # only of models with a table of positions
 _STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
+_FINAL_ROWS = "final_rows"  # of a target whose last states its MTP block reads
 _NEXT_STATES = "next_states"  # of a draft head, which takes `states`
 _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _KEPT_INPUTS = "kept_inputs"  # only of models with layers without attention
@@ -141,6 +142,8 @@ class ModelRunner:
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
         self.states = LayerStates() if _STATES in sizes else None
+        # The rows of states that a pass computes; if they are the last ones, the logits are theirs.
+        self._rows_input = next(iter(self._given & {_STATE_ROWS, _FINAL_ROWS}), "")
         self._state_rows = np.zeros(max_tokens, np.int64)
         self._states: Floats = np.empty((max_tokens, sizes.get(_STATES, 0)), np.float32)
         self._places: dict[int, tuple[int, int]] = {}  # by slot: its first state, and its position
@@ -170,7 +173,12 @@ class ModelRunner:
         self._fill(batch)
         self._ids[:count] = batch.tokens
         self._logit_rows[:num_logits] = batch.logit_rows
-        num_states = 0 if self.states is None else self._place_states(batch, self.states.followed)
+        num_states = 0
+        if self.states is not None:
+            num_states = self._place_states(batch, self.states.followed)
+            if self._rows_input == _FINAL_ROWS:
+                places = np.searchsorted(self._state_rows[:num_states], batch.logit_rows)
+                self._logit_rows[:num_logits] = places
         key = count, num_logits, num_states, batch.hidden or self._kept is not None
         if (binding := self._bindings.get(key)) is None:
             binding = self._bind(*key)
@@ -253,12 +261,12 @@ class ModelRunner:
         self._places.clear()
         row = first = 0
         for span in batch.spans:
-            count = len(span.tokens)
+            end = first + len(span.tokens)
+            rows = range(end - span.num_logits, end) if self._rows_input == _FINAL_ROWS else ()
             if span.slot in followed:
-                self._places[span.slot] = row, span.start
-                self._state_rows[row : row + count] = range(first, first + count)
-                row += count
-            first += count
+                self._places[span.slot], rows = (row, span.start), range(first, end)
+            self._state_rows[row : row + len(rows)] = rows
+            row, first = row + len(rows), end
         return row
 
     def _bind(self, count: int, num_logits: int, num_states: int, hidden: bool) -> ort.IOBinding:
@@ -280,7 +288,7 @@ class ModelRunner:
         if hidden:
             outputs[_HIDDEN] = self._hidden[None, :num_logits]
         if self.states is not None:
-            inputs[_STATE_ROWS] = self._state_rows[:num_states]
+            inputs[self._rows_input] = self._state_rows[:num_states]
             outputs[_STATES] = self._states[None, :num_states]
         if self.given_states is not None and self.next_states is not None:
             inputs[_STATES] = self.given_states[None, :count]
@@ -359,6 +367,11 @@ def takes_states(session: Session) -> bool:
     return any(item.name == _STATES for item in session.get_inputs())
 
 
+def num_guessable(session: Session) -> int:
+    """The number of tokens that a draft head can guess: the width of its logits."""
+    return _output_sizes(session)[_LOGITS]
+
+
 def make_fusion(session: Session) -> Callable[[Floats], Floats]:
     """The part of a draft head that joins the states of several layers: [n, all] → [n, size]."""
     (given,) = session.get_inputs()
@@ -377,7 +390,8 @@ def _known_inputs(session: Session) -> set[str]:
         ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
-    if names - {_POSITIONS, _STATE_ROWS, _STATES, _KEPT_INPUTS, _PROGRESS} != _INPUTS:
+    optional = {_POSITIONS, _STATE_ROWS, _FINAL_ROWS, _STATES, _KEPT_INPUTS, _PROGRESS}
+    if names - optional != _INPUTS:
         raise ModelLoadError(
             f"the graph's inputs are {', '.join(sorted(names))}, not {', '.join(sorted(_INPUTS))}"
         )

@@ -239,7 +239,7 @@ def test_a_full_disk_or_memory_is_a_line_that_says_what_to_do(
     (tmp_path / "sitecustomize.py").write_text(
         "import errno, os\n"
         "import specops.models.graph.tiles as tiles\n"
-        f"def fail(*args):\n    raise {raised}\n"
+        f"def fail(*args, **options):\n    raise {raised}\n"
         "tiles.write_tiles = fail\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -256,7 +256,7 @@ def test_a_child_that_outlives_its_parent_keeps_the_lock(graph: Path, tmp_path: 
     (tmp_path / "sitecustomize.py").write_text(
         "import os, pathlib, signal\n"
         "import specops.models.graph.tiles as tiles\n"
-        "def stop(*args):\n"
+        "def stop(*args, **options):\n"
         f"    pathlib.Path({str(child)!r}).write_text(str(os.getpid()))\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
         "    os.kill(os.getpid(), signal.SIGSTOP)\n"

@@ -43,6 +43,7 @@ _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 HEAD, HEAD_BIAS = "lm_head.weight", "lm_head.bias"
+MTP = "mtp."  # how the names of an MTP block's tensors begin
 _EMBEDDINGS = ("embed_tokens.weight", "decoder.embed_tokens.weight", "wte.weight")
 _PREFIXES = (
     *("model.language_model.", "language_model.model.", "language_model.", "model."),
@@ -112,7 +113,7 @@ class Matrix:
     def reordered(self, orders: Sequence[NDArray[np.int64]]) -> Matrix:
         """The same parts, each with its rows in another order."""
         parts = (part[order] for part, order in zip(self.parts, orders, strict=True))
-        return Matrix(self.name, tuple(parts))
+        return Matrix(f"{self.name}, reordered", tuple(parts))
 
     def divided(self, row: int) -> tuple[Matrix, Matrix]:
         """The rows before one, and the others."""
@@ -212,6 +213,11 @@ class Checkpoint:
                     "and BF16 checkpoints can be exported, not already quantized ones"
                 )
         self._compare(shapes, ignored)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether it has any tensor of an MTP block."""
+        return any(_body(name).startswith(MTP) for name in self.tensors)
 
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor as float32."""

@@ -29,7 +29,7 @@ from specops.system.folders import folder_at_once
 
 log = logging.getLogger(__name__)
 
-_GRAPH_FILE = "model.onnx"
+_GRAPH_FILE, _MTP_FILE = "model.onnx", "mtp.onnx"
 # The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
 _WRITING, _ROUNDING = 6, 12
 Progress = Callable[[int, int], None]
@@ -47,6 +47,7 @@ class ExportedModel:
     num_parameters: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    has_mtp: bool
 
     @property
     def graph_file(self) -> Path:
@@ -66,6 +67,7 @@ class ExportedModel:
             "num_parameters": self.num_parameters,
             "bos_token_id": self.bos_token_id,
             "eos_token_ids": list(self.eos_token_ids),
+            **({"mtp_file": _MTP_FILE} if self.has_mtp else {}),
         }
 
 
@@ -107,8 +109,10 @@ def export_checkpoint(
     config = ModelConfig(checkpoint.config, checkpoint.config_file)
     family = family_of(config)
     shapes = family.tensors()
-    checkpoint.expect(shapes, family.ignored_tensors)
+    block = family.mtp_tensors() if family.has_mtp and checkpoint.has_mtp else {}
+    checkpoint.expect(shapes | block, family.ignored_tensors)
     stored = [checkpoint.tensors[name] for name in shapes]
+    nbytes = sum(checkpoint.tensors[name].nbytes for name in shapes | block)
     bos_token_id, eos_token_ids = checkpoint.bos_and_eos(family.shape.vocab_size)
     if not eos_token_ids:
         log.warning("%s has no end token: answers end only at their token limit", source)
@@ -121,9 +125,10 @@ def export_checkpoint(
         num_parameters=sum(tensor.num_elements for tensor in stored),
         bos_token_id=bos_token_id,
         eos_token_ids=eos_token_ids,
+        has_mtp=bool(block),
     )
     with _export_folder(destination) as folder:
-        counter = _ProgressCounter(sum(tensor.nbytes for tensor in stored), progress)
+        counter = _ProgressCounter(nbytes, progress)
         activations = None
         if quantization.bits == 4 and quantization.calibrated:
             counter.calibrates()
@@ -131,7 +136,12 @@ def export_checkpoint(
         with WeightStore(folder / f"{_GRAPH_FILE}.data", counter.add) as store:
             graph = DecoderGraph(family.shape, quantization, store, activations)
             family.build(graph, checkpoint)
-        onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
+            onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
+            if block:
+                store.begin_graph()
+                graph = DecoderGraph(family.shape, quantization, store)
+                family.build_mtp(graph, checkpoint)
+                onnx.save(graph.finish(f"{family.name}_mtp"), folder / _MTP_FILE)
         counter.finish()
         checkpoint.write_texts(folder)
         manifest = json.dumps(model.manifest(), indent=2) + "\n"

@@ -40,7 +40,8 @@ BlockNames = tuple[str, str, str]
 class WeightStore:
     """Writes weights to the external-data file and collects the initializers that refer to it.
 
-    The file holds one tensor after the other, each on pages of its own.
+    The file holds one tensor after the other, each on pages of its own. Several graphs may have
+    weights in it, and those that they have in common are there once.
     """
 
     def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
@@ -49,10 +50,15 @@ class WeightStore:
         self._path = path
         self._file = path.open("wb")
         self._on_read = on_read
-        self._written: dict[tuple[str, BlockFormat, bool], tuple[Extent, ...]] = {}
+        self._written: dict[tuple[str, object, bool], tuple[Extent, ...]] = {}
         self._rows: dict[str, list[str]] = {}
         self._workers = available_threads()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
+
+    def begin_graph(self) -> None:
+        """Begins the initializers of another graph."""
+        self.initializers = []
+        self._rows = {}
 
     def __enter__(self) -> WeightStore:
         return self
@@ -82,15 +88,18 @@ class WeightStore:
 
     def dense_table(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32, as Gather reads it."""
-        rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
-        with _naming(matrix):
-            extent = self._write(np.asarray(slab, np.float32) for slab in rows)
-        return self._refer(name, TensorProto.FLOAT, matrix.shape, extent)
+        key = (matrix.name, np.float32, False)
+        if key not in self._written:
+            rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
+            with _naming(matrix):
+                self._written[key] = (self._write(np.asarray(slab, np.float32) for slab in rows),)
+        return self._refer(name, TensorProto.FLOAT, matrix.shape, *self._written[key])
 
     def dense_transposed(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32, as MatMul reads it: [K, N]."""
         features, inputs = matrix.shape
         step = max(1, _DENSE_SLAB_WEIGHTS // features)
+        key = (matrix.name, np.float32, True)
 
         def columns() -> Iterator[NDArray[np.float32]]:
             for start in range(0, inputs, step):
@@ -98,15 +107,21 @@ class WeightStore:
                 yield np.ascontiguousarray(slab.T)
                 self._on_read(matrix.nbytes * slab.shape[1] // inputs)
 
-        return self._refer(name, TensorProto.FLOAT, (inputs, features), self._write(columns()))
+        if key not in self._written:
+            self._written[key] = (self._write(columns()),)
+        return self._refer(name, TensorProto.FLOAT, (inputs, features), *self._written[key])
 
     def file_rows(self, name: str, matrix: Matrix) -> list[str]:
         """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once."""
         if matrix.name not in self._rows:
             found = self._rows[matrix.name] = []
             for number, part in enumerate(matrix.parts):
-                alone = replace(matrix, parts=(part,))
-                extent = self._write(self._mapped(alone, _SLAB_WEIGHTS, lambda slab: slab.blocks()))
+                key = (matrix.name, number, False)
+                if key not in self._written:
+                    alone = replace(matrix, parts=(part,))
+                    blocks = self._mapped(alone, _SLAB_WEIGHTS, lambda slab: slab.blocks())
+                    self._written[key] = (self._write(blocks),)
+                (extent,) = self._written[key]
                 shape = (len(part), extent[1] // len(part))
                 found.append(self._refer(f"{name}.rows_{number}", TensorProto.UINT8, shape, extent))
         return self._rows[matrix.name]

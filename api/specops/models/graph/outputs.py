@@ -16,6 +16,7 @@ from specops.models.graph.nodes import RefusedGraphError, attributes_of, set_nod
 from specops.runtime import kernels
 
 LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
+FINAL_ROWS = "final_rows"  # of a target with an MTP block
 CONTROL: dict[str, list[str | int]] = {
     "spans": ["spans", 3],
     "block_tables": ["slots", "blocks"],
@@ -44,8 +45,8 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
         graph.initializer.remove(tensor)
 
 
-def gather_logit_rows(graph: onnx.GraphProto) -> None:
-    """After the last layer's mixer, take `logit_rows` of every tensor from before it."""
+def gather_logit_rows(graph: onnx.GraphProto, taken: str = LOGIT_ROWS) -> None:
+    """After the last layer's mixer, take the rows `taken` of every tensor from before it."""
     constants = {tensor.name for tensor in graph.initializer}
     last = [node for node in graph.node if node.op_type in MIXERS][-1]
     behind = _descendants(graph, last)
@@ -56,11 +57,11 @@ def gather_logit_rows(graph: onnx.GraphProto) -> None:
             for place, name in enumerate(node.input):
                 if not name or name in constants or name in behind:
                     continue
-                rows = f"{name}.at_logit_rows"
+                rows = f"{name}.at_{taken}"
                 if name not in gathered:
                     gathered.add(name)
                     nodes.append(
-                        helper.make_node("Gather", [name, LOGIT_ROWS], [rows], name=rows, axis=1)
+                        helper.make_node("Gather", [name, taken], [rows], name=rows, axis=1)
                     )
                 node.input[place] = rows
         nodes.append(node)
@@ -91,8 +92,9 @@ def declare(graph: onnx.GraphProto) -> None:
     }
     if KEPT_INPUTS in read:
         shapes[KEPT_INPUTS] = [4]
-    if STATE_ROWS in read:
-        shapes[STATE_ROWS] = [STATE_ROWS]
+    for rows in (STATE_ROWS, FINAL_ROWS):
+        if rows in read:
+            shapes[rows] = [rows]
     given = [item for item in graph.input if item.name == STATES]  # of a draft head
     follows = [item for item in graph.output if item.name == NEXT_STATES]
     states = [item for item in graph.output if item.name == STATES]
@@ -118,7 +120,7 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
         RefusedGraphError: there is no such layer, or its input cannot be found.
     """
     makers = {name: node for node in graph.node for name in node.output}
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    weights = _weights(graph)
     mixers = [node for node in graph.node if node.op_type in MIXERS]
     width, rows, nodes = 0, list[str](), list[onnx.NodeProto]()
     for layer in layers:
@@ -151,12 +153,38 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
     graph.output.append(helper.make_tensor_value_info(STATES, TensorProto.FLOAT, shape))
 
 
+def output_final_states(graph: onnx.GraphProto) -> None:
+    """Add an output `states`: what the output rows read, of the rows `final_rows`.
+
+    An MTP block reads this: the last state, after the final norm. The logits are those of rows
+    among these: `logit_rows` are places in `final_rows`.
+
+    Raises:
+        RefusedGraphError: the logits are not a product with weights.
+    """
+    gather_logit_rows(graph, FINAL_ROWS)
+    product = output_product(graph)
+    if product is None:
+        raise RefusedGraphError("its logits are not a product with weights, which an MTP block has")
+    (name, size), chosen = (product.input[0], _input_size(product, _weights(graph))[1]), "final"
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, found in enumerate(names):
+                if found == name:
+                    names[place] = STATES
+    product.input[0] = chosen
+    gather = helper.make_node("Gather", [STATES, LOGIT_ROWS], [chosen], name=chosen, axis=1)
+    graph.node.insert(list(graph.node).index(product), gather)
+    shape = [1, FINAL_ROWS, size]
+    graph.output.append(helper.make_tensor_value_info(STATES, TensorProto.FLOAT, shape))
+
+
 def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
     """Return the product with weights that the logits come from; None if there is no such node.
 
     Between it and the logits there may be steps of one input each: a bias, a factor, a soft cap.
     """
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    weights = _weights(graph)
     makers = {name: node for node in graph.node for name in node.output}
     node = makers.get(LOGITS)
     while node is not None and not _has_weights(node, weights):
@@ -170,7 +198,7 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
     product = output_product(graph)
     if product is None:
         return
-    kind, size = _input_size(product, {tensor.name: tensor for tensor in graph.initializer})
+    kind, size = _input_size(product, _weights(graph))
     if kind != TensorProto.FLOAT:
         return
     before = product.input[0]
@@ -180,6 +208,10 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
                 if name == before:
                     names[place] = _HIDDEN
     _add_output(graph, _HIDDEN, size)
+
+
+def _weights(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    return {tensor.name: tensor for tensor in graph.initializer}
 
 
 def _has_weights(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> bool:

@@ -12,7 +12,9 @@ learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` in
 `logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the last hidden state, which
 is the input of the product that gives the logits. An output that the caller does not ask for costs
 nothing. For a draft head there are also `state_rows` int64 [R] and `states` float32 [1, R, size of
-all]: what enters some layers.
+all]: what enters some layers. For the model's own MTP block there are instead `final_rows` int64
+[R] and `states` [1, R, size], the last hidden states of these tokens; `logit_rows` then are places
+in `final_rows`.
 
 A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
@@ -42,6 +44,7 @@ from specops.models.graph.outputs import (
     declare,
     gather_logit_rows,
     keep_what_gives_logits,
+    output_final_states,
     output_states,
 )
 from specops.models.graph.tokenwise import check_tokenwise
@@ -70,12 +73,15 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {  # attributes that have no effect at t
 }
 
 
-def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> list[LayerShape]:
+def rewrite(
+    model: onnx.ModelProto, states: Sequence[int] = (), *, final: bool = False
+) -> list[LayerShape]:
     """Rewrite a graph in place, without reading its weights.
 
     Args:
         model: the graph.
         states: the layers whose inputs become an output, see `output_states`.
+        final: whether the last states become that output, see `output_final_states`.
 
     Returns:
         What each layer keeps of tokens.
@@ -93,7 +99,10 @@ def rewrite(model: onnx.ModelProto, states: Sequence[int] = ()) -> list[LayerSha
     check_tokenwise(graph, (*CONTROL, KEPT_INPUTS, LOGIT_ROWS))
     if states:
         output_states(graph, states)
-    gather_logit_rows(graph)
+    if final:
+        output_final_states(graph)
+    else:
+        gather_logit_rows(graph)
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))

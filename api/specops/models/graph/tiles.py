@@ -7,7 +7,7 @@ the weights of 16 columns in the order in which the kernels read them (`tiles.h`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, INT8_ACTIVATIONS
 from specops.models.graph.nodes import Wiring, attributes_of, input_of, set_nodes, trimmed
+from specops.models.graph.outputs import LOGITS
 from specops.models.graph.product_inputs import (
     Computable,
     Made,
@@ -59,6 +60,8 @@ _WEIGHTS = {  # inputs
 
 Tensors = Mapping[str, TensorProto]
 Weights = tuple[Any, ...]
+Written = dict[Weights, TensorProto]
+"""Tiles and tables by the weights that they were made of, which graphs may have in common."""
 
 
 class _Segment(NamedTuple):
@@ -74,7 +77,13 @@ class _Segment(NamedTuple):
 
 
 def write_tiles(
-    model: onnx.ModelProto, folder: Path, location: str, target: BinaryIO
+    model: onnx.ModelProto,
+    folder: Path,
+    location: str,
+    target: BinaryIO,
+    written: Written | None = None,
+    *,
+    most_logits: int | None = None,
 ) -> tuple[list[TensorProto], list[TensorProto]]:
     """Let the kernels compute every product that they can.
 
@@ -83,6 +92,8 @@ def write_tiles(
         folder: where its external weights lie.
         location: the name of the file `target`, for the graph.
         target: gets the tiles in the order of the nodes; each product's start on a page.
+        written: tiles that other graphs have in `target`; this graph's are added.
+        most_logits: largest number of logits, whole tiles of them: those of the first tokens.
 
     Returns:
         The tiles, and the tables whose rows are looked up as they are, which still lie in `folder`.
@@ -91,7 +102,8 @@ def write_tiles(
     graph = model.graph
     _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    written: list[TensorProto] = []
+    written = {} if written is None else written
+    found: list[TensorProto] = []
     tied: dict[Weights, onnx.NodeProto] = {}  # products that a look-up may share tiles with
     computable = partial(_computable, tensors=tensors)
     take_gelus_in(graph, computable)
@@ -106,18 +118,58 @@ def write_tiles(
         nodes = [node, *behind.get(node.output[0], ())]
         segments = [item for one in nodes for item in _segments(one, tensors, folder)]
         name = f"{node.name or node.output[0]}.tiles"
-        chunks = (tiles for segment in segments for tiles in segment.tiles())
-        written.append(append(name, chunks, location, target))
+        weights = tuple(_weights(one, tensors) for one in nodes)
+        if weights not in written:
+            chunks = (tiles for segment in segments for tiles in segment.tiles())
+            written[weights] = append(name, chunks, location, target)
+        found.append(named(written[weights], name))
         if len(segments) == 1:
             tied[_weights(node, tensors)] = node
         node.CopyFrom(_product(node, name, segments))
     lookups = [node for node in graph.node if node.op_type in (GGUF_GATHER, _BLOCK_GATHER)]
     tables = [look_up(node, tensors, folder, tied) for node in lookups]
+    if most_logits is not None:
+        found += _fewer_logits(graph, most_logits, found)
     take_norms_in(graph)
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])
-    return written, [table for table in tables if table is not None]
+    found = [tensor for tensor in found if tensor.name in used]
+    return found, [table for table in tables if table is not None]
+
+
+def named(tensor: TensorProto, name: str) -> TensorProto:
+    """Return the same weight with a name."""
+    copy = TensorProto.FromString(tensor.SerializeToString())
+    copy.name = name
+    return copy
+
+
+def _fewer_logits(
+    graph: onnx.GraphProto, most: int, found: Sequence[TensorProto]
+) -> list[TensorProto]:
+    """Let the graph compute the logits of the first tokens only, with the first of their tiles.
+
+    Returns:
+        The tiles, which are the beginning of those of all tokens; none where it stays as it is:
+        there are no more tokens, the tiles have several types, or the product has a bias.
+    """
+    node = next((item for item in graph.node if LOGITS in item.output), None)
+    if node is None or (node.domain, node.op_type) != (kernels.DOMAIN, kernels.MATMUL):
+        return []
+    given = attributes_of(node)
+    if len(given["N"]) > 1 or given["N"][0] <= most or given["bias"]:
+        return []
+    whole = next(tensor for tensor in found if tensor.name == node.input[1])
+    tiles = named(whole, f"{whole.name}.first")
+    length = whole.dims[0] // math.ceil(given["N"][0] / TILE) * (most // TILE)
+    tiles.dims[:] = [length]
+    next(entry for entry in tiles.external_data if entry.key == "length").value = str(length)
+    node.input[1] = tiles.name
+    next(item for item in node.attribute if item.name == "N").ints[:] = [most]
+    output = next(item for item in graph.output if item.name == LOGITS)
+    output.type.tensor_type.shape.dim[-1].dim_value = most
+    return [tiles]
 
 
 def _take_biases_in(graph: onnx.GraphProto) -> None:

@@ -46,7 +46,9 @@ def prepacked_graph(
     name: str,
     cache_dir: Path,
     report: Callable[[str], None],
+    *,
     states: Sequence[int] = (),
+    mtp: Path | None = None,
 ) -> Path:
     """Find the form of a graph that the engine runs, or make it.
 
@@ -56,6 +58,7 @@ def prepacked_graph(
         cache_dir: the folder for prepacked graphs.
         report: called with what takes time.
         states: layers whose inputs a draft head reads: another graph than the one without.
+        mtp: the graph of the model's MTP block, whose form then lies beside the model's.
 
     Returns:
         The prepacked graph; its weights are in the page cache.
@@ -64,7 +67,7 @@ def prepacked_graph(
         ModelError: the graph cannot be prepacked: the engine does not understand it, the disk is
             full or read-only, or memory ran out. The message is one line that says what to do.
     """
-    root, key = cache_dir / "prepacked", graph_key(graph, states)
+    root, key = cache_dir / "prepacked", graph_key(graph, states, mtp)
     try:
         # Replicas that start together read beside each other, so this takes no lock.
         if folder := _found(root, key):
@@ -82,7 +85,7 @@ def prepacked_graph(
             clear_leftovers(root)
             remove(outdated(_generations(root, name)))
             report(f"laying out the weights of {name} for this processor")
-            made = _make(graph, folder or root / f"{name}-{key}", lock, states)
+            made = _make(graph, folder or root / f"{name}-{key}", lock, states, mtp)
             use(made.parent)
             return made
     except OSError as error:
@@ -98,7 +101,7 @@ def _found(root: Path, key: str) -> Path | None:
     return next((path for path in root.glob(f"*-{key}") if path.is_dir()), None)
 
 
-def graph_key(graph: Path, states: Sequence[int] = ()) -> str:
+def graph_key(graph: Path, states: Sequence[int] = (), mtp: Path | None = None) -> str:
     """Return a key that differs if the graph, the processor, ONNX Runtime or the format does.
 
     An export's manifest has a digest of its source. So copies of an export and links to it have the
@@ -106,6 +109,8 @@ def graph_key(graph: Path, states: Sequence[int] = ()) -> str:
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update("".join(f"{layer}\0" for layer in states).encode())
+    if mtp is not None:
+        digest.update(mtp.read_bytes())
     digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
     manifest = graph.with_name(MANIFEST)
     digest.update(
@@ -163,7 +168,7 @@ def used_bytes(folder: Path) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_GRAPH}*"))
+    return sorted(folder.glob("*.onnx*"))
 
 
 def _generations(root: Path, name: str) -> list[Path]:
@@ -171,10 +176,10 @@ def _generations(root: Path, name: str) -> list[Path]:
     return [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
 
 
-def _make(graph: Path, folder: Path, lock: int, states: Sequence[int]) -> Path:
+def _make(graph: Path, folder: Path, lock: int, states: Sequence[int], mtp: Path | None) -> Path:
     shutil.rmtree(folder, ignore_errors=True)  # a damaged one; its room on the disk is needed
     with folder_at_once(folder) as temporary:
-        _prepack(graph, temporary / _GRAPH, lock, states)
+        _prepack(graph, temporary / _GRAPH, lock, states, mtp)
         for path in _files(temporary):
             forget(path)  # the checksums read it again from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
@@ -183,10 +188,14 @@ def _make(graph: Path, folder: Path, lock: int, states: Sequence[int]) -> Path:
     return folder / _GRAPH
 
 
-def _prepack(graph: Path, destination: Path, lock: int, states: Sequence[int]) -> None:
+def _prepack(
+    graph: Path, destination: Path, lock: int, states: Sequence[int], mtp: Path | None
+) -> None:
     module = "specops.models.graph.prepack"
+    options = ["--states", *map(str, states)] if states else []
+    options += ["--mtp", str(mtp)] if mtp else []
     try:
-        run_module(module, str(graph), str(destination), *map(str, states), lock=lock)
+        run_module(module, str(graph), str(destination), *options, lock=lock)
     except ChildError as error:
         said = str(error).splitlines()[-1]
         start = f"laying out the weights of {graph}: " if error.killed else ""

@@ -37,6 +37,12 @@ _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
     **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
+_MTP = {  # of an MTP block, which is one more layer
+    "mtp.fc.": "eh_proj",
+    "mtp.pre_fc_norm_embedding.": "enorm",
+    "mtp.pre_fc_norm_hidden.": "hnorm",
+    "mtp.norm.": "shared_head_norm",
+}
 _PERMUTED = ("llama", "mistral3", "smollm3", "granite")  # by llama.cpp's converter
 
 
@@ -119,7 +125,8 @@ def write_gguf(
     called = config.get("gguf") or _ARCHITECTURES[config["model_type"]]
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
     layers = config.get("num_hidden_layers") or config["n_layer"]
-    names = gguf.get_tensor_name_map(architecture, layers)
+    blocks = config.get("mtp_num_hidden_layers", 0)
+    names = gguf.get_tensor_name_map(architecture, layers + blocks)
     writer = GGUFWriter(file, called, split_max_tensors=split)
     _write_sizes(writer, config)
     write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
@@ -127,7 +134,11 @@ def write_gguf(
         change(writer)
     kept: dict[str, Array] = {}
     for name, values in _each_tensor(folder):
-        called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+        called = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        for theirs, part in _MTP.items() if blocks else ():
+            if name.startswith(theirs):
+                called = f"blk.{layers}.nextn.{part}.weight"
         if called is None or name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
         stored, heads = values, heads_of(config, name)
@@ -173,7 +184,10 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         return
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    blocks = config.get("mtp_num_hidden_layers", 0)
+    writer.add_block_count(config["num_hidden_layers"] + blocks)
+    if blocks:
+        writer.add_nextn_predict_layers(blocks)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     kv_heads = config["num_key_value_heads"]

@@ -28,6 +28,7 @@ class Family(ABC):
     """
 
     name: ClassVar[str]
+    has_mtp = False  # whether checkpoints may have an MTP block, see `build_mtp`
     ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that may exist and are not read
     shape: ModelShape
     graph: DecoderGraph
@@ -48,3 +49,15 @@ class Family(ABC):
     @abstractmethod
     def build(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Builds the forward pass of `checkpoint` into `graph`, from `input_ids` to the logits."""
+
+    def mtp_tensors(self) -> Shapes:
+        """The names and shapes of all further tensors that `build_mtp` reads; none without one."""
+        return {}
+
+    def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+        """Builds the model's own draft head into a graph of its own.
+
+        A block for multi-token prediction guesses the token after the next one. Like every draft
+        head it takes tokens and `states`, and gives logits and `next_states`.
+        """
+        raise NotImplementedError

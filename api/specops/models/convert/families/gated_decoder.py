@@ -4,6 +4,10 @@ Tensor names are transformers'. A family sets class attributes, for example the 
 norms. Its constructor reads scales and the attention of each layer from config.json. Families with
 fused projections override `projection_tensors` and the methods that read them. Some relatives have
 layer norms, or no gate.
+
+A family with `has_mtp` may have an MTP block: one more layer of its own kind, with full attention,
+after a product that joins the embedding of a token with the state before it. Methods get the index
+`num_layers` for that layer.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import HEAD, HEAD_BIAS, Checkpoint
+from specops.models.contract import NEXT_STATES, STATES
+from specops.models.convert.checkpoint import HEAD, HEAD_BIAS, MTP, Checkpoint, Matrix
 from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
@@ -34,6 +39,12 @@ _FUNCTIONS = {  # the graph's names of them
     "gelu_new": "gelu_tanh",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+_MTP_FC = f"{MTP}fc.weight"
+_MTP_NORMS = _MTP_EMBEDDING, _MTP_STATE, _MTP_FINAL = (
+    f"{MTP}pre_fc_norm_embedding",
+    f"{MTP}pre_fc_norm_hidden",
+    f"{MTP}norm",
+)
 
 
 class Norms(NamedTuple):
@@ -128,6 +139,8 @@ class GatedDecoder(Family):
 
     def layer(self, index: int) -> str:
         """The first part of the names of a layer's tensors."""
+        if index == self.shape.num_layers:
+            return f"{MTP}layers.0"
         return f"{self.stem}.layers.{index}"
 
     # -- the tensors --------------------------------------------------------------------------
@@ -153,9 +166,20 @@ class GatedDecoder(Family):
         if self.head_bias:
             shapes[HEAD_BIAS] = table[:1]
         for index in range(self.shape.num_layers):
-            layer = self.layer_tensors(index)
-            shapes |= {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
+            shapes |= self._stored_layer(index)
         return shapes
+
+    def mtp_tensors(self) -> Shapes:
+        """The product, the three norms and the layer of an MTP block."""
+        hidden = self.shape.hidden_size
+        shapes = {_MTP_FC: (hidden, 2 * hidden), **self._stored_layer(self.shape.num_layers)}
+        for norm in _MTP_NORMS:
+            shapes |= self._norm_shapes(norm)
+        return shapes
+
+    def _stored_layer(self, index: int) -> Shapes:
+        layer = self.layer_tensors(index)
+        return {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
 
     def layer_tensors(self, index: int) -> Shapes:
         """The tensors of a layer, by their names in it."""
@@ -193,22 +217,54 @@ class GatedDecoder(Family):
             self._factors = graph.position_factors("query_factors", self.query_factors)
         for index, layer in enumerate(self.layers):
             rotary = None if layer.rotary is None else tables[layer.rotary]
-            attended = self.mix(index, x, rotary, layer.window)
-            if self.parallel:
-                fed = self._feed_forward(index, x)
-                x = graph.add(f"layers.{index}.both", attended, fed)
-            else:
-                norm = self._stored(index, self.feed_forward_norms.before)
-                name = f"layers.{index}.feed_forward_norm"
-                x, residual = self._add(name, attended, residual, norm)
-                x = self._feed_forward(index, x)
+            x, residual = self._layer(index, x, residual, rotary, layer.window)
             if index + 1 < self.shape.num_layers:
                 norm = self._stored(index + 1, self.attention_norms.before)
                 x, residual = self._add(f"layers.{index + 1}.input_norm", x, residual, norm)
         x, _ = self._add("final_norm", x, residual, self._final_norm)
         bias = checkpoint.vector(HEAD_BIAS) if self.head_bias else None
-        head = checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD)
-        graph.head(x, head, bias)
+        graph.head(x, self._head(), bias)
+
+    def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+        """The state is the one after the target's final norm; the next guess's is the block's own.
+
+        The embedding comes first in the joined vector. Embedding and output rows are the target's.
+        """
+        self.graph, self.checkpoint, index = graph, checkpoint, self.shape.num_layers
+        rotary = None
+        if self.full_table is not None:
+            rotary = graph.rotary(self.full_table, self.rotaries[self.full_table])
+        x = graph.embedding(checkpoint.matrix(f"{self._embedding}.weight"))
+        x = graph.scaled("embedding.multiplied", x, self.embedding_scale)
+        token = self._normalized("token_norm", x, _MTP_EMBEDDING)
+        state = self._normalized("state_norm", STATES, _MTP_STATE)
+        both = graph.concatenate("both", [token, state])
+        x = residual = graph.linear("fc", both, checkpoint.matrix(_MTP_FC))
+        if self.attention_norms.before:
+            first = f"{self.layer(index)}.{self.attention_norms.before}"
+            x = self._normalized(f"layers.{index}.input_norm", residual, first)
+        x, residual = self._layer(index, x, residual, rotary, None)
+        x, _ = self._add("final_norm", x, residual, _MTP_FINAL)
+        graph.head(x, self._head())
+        graph.also_takes(STATES, self.shape.hidden_size)
+        graph.also_gives(NEXT_STATES, x, self.shape.hidden_size)
+
+    def _layer(
+        self, index: int, x: str, residual: str, rotary: tuple[str, str] | None, window: int | None
+    ) -> tuple[str, str]:
+        """What a layer adds to the residual, and the residual that this is added to."""
+        attended = self.mix(index, x, rotary, window)
+        if self.parallel:
+            fed = self._feed_forward(index, x)
+            return self.graph.add(f"layers.{index}.both", attended, fed), residual
+        norm = self._stored(index, self.feed_forward_norms.before)
+        name = f"layers.{index}.feed_forward_norm"
+        x, residual = self._add(name, attended, residual, norm)
+        return self._feed_forward(index, x), residual
+
+    def _head(self) -> Matrix:
+        """The output rows."""
+        return self.checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD)
 
     def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
         """The part of a layer in which a token sees those before it: attention."""

@@ -99,6 +99,7 @@ class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM"):
     optional_biases = ("attention_bias",)
     head_norms = True
     must_be_false = ("use_sliding_window",)
+    has_mtp = True
 
 
 class Qwen2VL(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
+from specops.models.convert.checkpoint import MTP
 from specops.models.convert.gguf.header import GgufTensor, Metadata
 
 _LLAMA = {  # Llama's; names with a dot in front belong to a layer
@@ -39,6 +40,12 @@ _GPT2 = {
     "ffn_up": ".mlp.c_fc",
     "ffn_down": ".mlp.c_proj",
 }
+_MTP = {  # tensors of an MTP block beside those of its layer, which is behind the model's own ones
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+}
 _BIASES = {
     "attention_bias": "attn_q",
     "attention_output_bias": "attn_output",
@@ -70,6 +77,7 @@ class _Architecture(NamedTuple):
         epsilon: the key of config.json for layer norms; empty: the norms are RMS norms.
         windows: which layers may have a window: `all`, or a `pattern` of them.
         partial_rotary: whether config.json always says which part of a head is rotated.
+        mtp: whether the last layer may be an MTP block.
         supported: keys of `_NEUTRAL` that may have any value.
     """
 
@@ -83,6 +91,7 @@ class _Architecture(NamedTuple):
     epsilon: str = ""
     windows: Literal["", "all", "pattern"] = ""
     partial_rotary: bool = False
+    mtp: bool = False
     supported: Collection[str] = ()
 
 
@@ -102,7 +111,7 @@ _ARCHITECTURES = {
         "GraniteForCausalLM", permuted=True, biases=_BIASES, supported=_GRANITE
     ),
     "ernie4_5": _Architecture("Ernie4_5ForCausalLM", interleaved=True, biases=_BIASES),
-    "qwen3": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
+    "qwen3": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES, mtp=True),
     "qwen3vl": _Architecture("Qwen3ForCausalLM", _LLAMA | _HEAD_NORMS, biases=_BIASES),
     "gemma3": _Architecture(
         "Gemma3ForCausalLM",
@@ -189,7 +198,7 @@ _ARCHITECTURES = {
     "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>(?:shortconv\.)?\w+)\.(?P<kind>weight|bias)"
+    r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>(?:(?:shortconv|nextn)\.)?\w+)\.(?P<kind>weight|bias)"
 )
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -205,8 +214,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.attention.causal": (True,),
     "{arch}.use_parallel_residual": (False,),
     "{arch}.pooling_type": (0,),
-    "{arch}.nextn_predict_layers": (0,),
 }
+_MTP_LAYERS = "{arch}.nextn_predict_layers"
 # Sizes that a file may repeat, and the keys that they have to equal.
 _REPEATED = {
     "{arch}.embedding_length_out": "{arch}.embedding_length",
@@ -242,6 +251,7 @@ def check_architecture(metadata: Metadata) -> None:
     for key, allowed in _NEUTRAL.items():
         if key not in architecture.supported:
             _neutral(metadata, key, allowed)
+    _neutral(metadata, _MTP_LAYERS, (0, 1) if architecture.mtp else (0,))
     for key, other in _REPEATED.items():
         if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
             raise metadata.error(key, f"must be the same as {other}, or absent")
@@ -258,16 +268,25 @@ def _neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
         raise metadata.error(key, f"is {value}; this cannot be exported")
 
 
-def transformers_name(architecture: str, name: str) -> str | None:
+def transformers_name(metadata: Metadata, name: str) -> str | None:
     """The name of a tensor in transformers; None if the architecture has no such tensor."""
-    row, found = _ARCHITECTURES[architecture], _NAME.fullmatch(name)
-    if found is None or found["part"] not in row.names:
+    row, found = _ARCHITECTURES[metadata.architecture], _NAME.fullmatch(name)
+    if found is None:
         return None
-    part, layer = row.names[found["part"]], found["layer"]
-    if part.startswith(".") != (layer is not None):
+    layer = None if found["layer"] is None else int(found["layer"])
+    in_block = row.mtp and layer == num_layers(metadata)
+    if in_block and found["part"] in _MTP:
+        return f"{MTP}{_MTP[found['part']]}.{found['kind']}"
+    part = row.names.get(found["part"])
+    if part is None or part.startswith(".") != (layer is not None):
         return None
-    where = "" if layer is None else f"{row.layers}.{int(layer)}"
-    return f"{where}{part}.{found['kind']}"
+    layers = f"{MTP}layers.0" if in_block else f"{row.layers}.{layer}"
+    return f"{'' if layer is None else layers}{part}.{found['kind']}"
+
+
+def num_layers(metadata: Metadata) -> int:
+    """The number of layers without an MTP block, which a file counts as one more."""
+    return metadata.integer("{arch}.block_count") - metadata.integer(_MTP_LAYERS, 0)
 
 
 def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
@@ -344,7 +363,7 @@ def _gated(
         )
     config: dict[str, Any] = {
         "hidden_size": hidden,
-        "num_hidden_layers": metadata.integer("{arch}.block_count"),
+        "num_hidden_layers": num_layers(metadata),
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(metadata, heads),
         "head_dim": head_dim,

@@ -130,7 +130,7 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; those that can "
                 f"be read are {readable}: {INSTEAD}"
             )
-        name = transformers_name(self._metadata.architecture, tensor.name)
+        name = transformers_name(self._metadata, tensor.name)
         if name is None or name in self.tensors:
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} is not part of the architecture "

@@ -1,0 +1,161 @@
+"""A model's own MTP block drafts for it: as its format says, and without changing any output."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.folder import ModelFolder
+from specops.models.graph import prepack
+from specops.models.graph.weight_cache import used_bytes
+from specops.request import SamplingParams
+from specops.speculation.drafters import eagle
+from tests.engine import test_eagle_head
+from tests.engine.test_eagle_head import DEPTH, SAMPLED, Guess, everything
+from tests.models.convert.gguf.files import write_gguf
+from tests.mtp_blocks import Reference, make_checkpoint
+from tests.passes import Passes, prepared
+
+ONE = np.ones(1, np.float32)
+guesses = test_eagle_head.guesses
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("mtp") / "target")
+
+
+@pytest.fixture(scope="module")
+def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(
+        target=str(checkpoint),
+        quant="fp32",
+        kv_dtype="fp32",
+        cache_dir=tmp_path_factory.mktemp("cache"),
+        threads=1,
+        slots=3,
+        kv_tokens=320,
+        prefix_cache="all",
+        max_batched_tokens=48,
+        max_k_draft=DEPTH,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every guess is trusted: chains become as long as they may."""
+    monkeypatch.setattr(eagle.Calibration, "promise", lambda *_: 0.99)
+
+
+def test_guesses_are_the_reference_s(
+    checkpoint: Path, settings: Settings, guesses: list[Guess]
+) -> None:
+    """In chains, among others, after rejections and preemptions, and behind cached beginnings."""
+    engine = Engine.load(settings)
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    transformers = pytest.importorskip("transformers")
+    assert engine.info.default_drafter == "cascade"
+    everything(engine)
+    assert max(len(item.before) for item in guesses) == DEPTH - 1
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).float().eval()
+    reference = Reference(checkpoint)
+    for guess in (*guesses[:: len(guesses) // 20], *guesses[-40::4]):
+        with torch.no_grad():
+            states = model.model(torch.tensor([guess.text])).last_hidden_state[0]
+            expected = reference.logits(guess.text, guess.before, states).numpy()
+        np.testing.assert_allclose(guess.logits, expected[: len(guess.logits)], atol=1e-4)
+
+
+def test_a_gguf_has_the_same_block(checkpoint: Path, settings: Settings, tmp_path: Path) -> None:
+    """llama.cpp counts the block as one more layer, and has names of its own for its tensors."""
+    plain = gguf.GGMLQuantizationType.F32
+    file = write_gguf(checkpoint, tmp_path / "model.gguf", lambda name: plain)
+    read = GgufCheckpoint(file)
+    for name, values in load_file(checkpoint / "model.safetensors").items():
+        found = read.vector(name) if values.ndim == 1 else np.asarray(read._view(name))
+        np.testing.assert_array_equal(found, values)
+    engine = Engine.load(replace(settings, target=str(file), quant=""))
+    assert engine.info.head is not None
+    assert everything(engine, drafter="head") == everything(engine, drafter="none")
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
+def test_output_is_that_of_plain_decoding(sampling: SamplingParams, settings: Settings) -> None:
+    settings = replace(settings, quant="int4-32-mixed-rtn")
+    engine = Engine.load(settings)
+    plain = everything(engine, drafter="none", sampling=sampling)
+    assert everything(engine, drafter="head", sampling=sampling) == plain
+    alone = Engine.load(replace(settings, draft="none"))
+    assert set(alone.info.drafters) == {"suffix", "none"}
+    assert alone.info.head is None
+    assert everything(alone, drafter="none", sampling=sampling) == plain
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop("mtp.fc.weight"), "mtp.fc.weight is missing"),
+        (lambda tensors: tensors.pop("mtp.layers.0.mlp.up_proj.weight"), "up_proj.weight is miss"),
+        (lambda tensors: tensors.update({"mtp.more.weight": ONE}), "mtp.more.weight is not part"),
+        (lambda tensors: tensors.update({"mtp.layers.1.mlp.up_proj.weight": ONE}), "is not part"),
+        (lambda tensors: tensors.update({"mtp.norm.weight": ONE}), r"\[1\], .* expects \[64\]"),
+    ],
+)
+def test_a_block_that_is_not_whole_is_refused(
+    edit: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=message):
+        export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
+
+
+def test_a_checkpoint_may_have_lost_its_block(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: values for name, values in tensors.items() if not name.startswith("mtp.")}
+    save_file(kept, folder / "model.safetensors")
+    export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
+    assert ModelFolder.read(tmp_path / "made", "model").mtp is None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quant", ["int8-32", "int4-32-mixed-rtn"])
+def test_logits_of_the_first_tokens_are_enough_and_no_weights_are_copied(
+    quant: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / "target", config={"tie_word_embeddings": tied})
+    export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse(quant))
+    graphs = [tmp_path / "made" / name for name in ("model.onnx", "mtp.onnx")]
+    sizes, logits = [], []
+    for most in (1 << 16, 48):
+        monkeypatch.setattr(prepack, "MTP_LOGITS", most)
+        made = tmp_path / str(most) / "model.onnx"
+        made.parent.mkdir()
+        prepack.prepack(graphs[0], made, mtp=graphs[1])
+        passes = Passes(made.with_name("mtp.onnx"))
+        states = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
+        passes.runner.given_states[:9] = states
+        logits.append(passes.step(0, list(range(9))).copy())
+        sizes.append(used_bytes(made.parent))
+    assert (logits[0].shape, logits[1].shape) == ((9, 320), (9, 48))
+    np.testing.assert_array_equal(logits[0][:, :48], logits[1])
+    (alone := tmp_path / "made" / "alone").mkdir()
+    shutil.copy(tmp_path / "made" / "model.onnx.data", alone)
+    graphs[1] = graphs[1].rename(alone / "model.onnx")
+    both = sum(used_bytes(prepared(graph, tmp_path / "alone").parent) for graph in graphs)
+    assert sizes[0] == sizes[1] < both - 320 * 64
