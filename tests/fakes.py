@@ -170,7 +170,7 @@ class Waiting(FakeTokenizer):
         self._wait()
         return "a"
 
-    def begins_thinking(self, *_: object) -> bool:
+    def opens_thoughts(self, *_: object) -> bool:
         return False
 
     def compiled(self, _: object) -> None:

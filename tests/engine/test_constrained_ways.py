@@ -17,7 +17,10 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specops.text.tools.formats import Tool
+from specops.text.tools.grammar import CallGrammar
 from tests.generating import run
+from tests.text.tools.scripts import BY_NAME
 
 AT_ONCE = 8
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Bern", "Basel", "Zug"]}}}
@@ -31,10 +34,17 @@ SCHEMAS = (
         "additionalProperties": False,
     },
 )
+TOOLS = (Tool("get_sky", "", SCHEMAS[2]), Tool("go", "", PLACE))
 GRAMMARS = (
     *(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)) for schema in SCHEMAS),
     Grammar(GrammarKind.REGEX, "(def (add|sub)[(]a, b[)]:\n)+"),
     Grammar(GrammarKind.CHOICE, '["The quick brown fox", "The quick brown dog"]'),
+    *(
+        CallGrammar(BY_NAME[name], {}, None, begun=False).grammar(
+            TOOLS, required=True, parallel=True
+        )
+        for name in ("lfm", "gemma4", "qwen3-coder")
+    ),
 )
 _ids = count()
 
@@ -47,8 +57,8 @@ def engines(tiny_settings: Settings, tiny_head: Path) -> list[Engine]:
 
 
 def requests(seeded: bool) -> Iterator[GenerationRequest]:
-    """Twenty prompts, each under a grammar."""
-    for number in range(20):
+    """Prompts, each under a grammar: three for each grammar."""
+    for number in range(3 * len(GRAMMARS)):
         drawn = (1.0, number) if seeded else (0.0, None)
         yield GenerationRequest(
             request_id="",

@@ -174,10 +174,17 @@ def _way(published: Published, conversation: Conversation, needed: Sequence[str 
         return "different"
     if text == theirs:
         return "same"
-    complete = theirs is not None and _holds(theirs, needles)
+    complete = theirs is not None and _holds(theirs, needles) and _said_first(theirs, needed)
     tools = bool(conversation.tools) or any("tool_calls" in item for item in conversation.messages)
     unknown = tools and template.calls == GENERIC
     return "different" if complete and not unknown else "text"
+
+
+def _said_first(text: str, needed: Sequence[str | Call]) -> bool:
+    """Whether the text beside a call, which Gemma 4's template shows last, comes first."""
+    words = [needle if isinstance(needle, str) else needle[0] for needle in needed[:2]]
+    places = [text.rfind(word) for word in words]
+    return not needed or needed[0] != "Let me look." or places == sorted(places)
 
 
 def _transformers(

@@ -42,12 +42,18 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n
 # The reader itself is tested with each format where it is: here one goes through every protocol.
 # Sixteen answers have each number of calls with and without text and thoughts, and each cut.
 ANSWERS = 16
-WAYS = [("hermes", protocol, stream) for protocol in PROTOCOLS for stream in (False, True)]
+EVERYWHERE = ("hermes", "lfm", "gemma4")
+WAYS = [
+    (name, protocol, stream)
+    for name in EVERYWHERE
+    for protocol in PROTOCOLS
+    for stream in (False, True)
+]
 
 
 @pytest.mark.parametrize(
     ("name", "protocol", "stream"),
-    [*WAYS, *((name, "chat", True) for name in TEMPLATES if name != "hermes")],
+    [*WAYS, *((name, "chat", True) for name in TEMPLATES if name not in EVERYWHERE)],
 )
 async def test_answers_of_each_format_are_understood(
     name: str, protocol: str, stream: bool
@@ -158,6 +164,41 @@ async def test_the_model_reads_the_same_history_whatever_the_protocol(protocol: 
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call><|im_end|>'
         "<|im_start|>toolsunny<|im_end|><|im_start|>assistant"
     )
+
+
+@both_ways
+@every_protocol
+async def test_thoughts_may_begin_in_prompts_that_end_with_a_result(
+    protocol: str, stream: bool
+) -> None:
+    """As Gemma 4's, where thinking is on: those that end with a question leave it to the model."""
+    opens = "{% if messages[-1].role == 'tool' %}<|channel>thought\n{% endif %}{# <channel|> #}"
+    async with clients(TEMPLATES["gemma4"] + opens) as here:
+        here.say("hm", "\n<channel|>Sunny.")
+        ask = PROTOCOLS[protocol]
+        answer = await ask(here, stream=stream, tools=[], **HISTORY[protocol])
+        assert (answer.reasoning, answer.text) == ("hm", "Sunny.")
+        answer = await ask(here, stream=stream, tools=[])
+        assert answer.reasoning == ""
+        assert answer.text.endswith("Sunny.")
+        here.say("<|channel>thought\nhm<channel|>", "Sunny.")
+        answer = await ask(here, stream=stream, tools=[])
+        assert (answer.reasoning, answer.text) == ("hm", "Sunny.")
+
+
+@both_ways
+async def test_ollamas_clients_get_calls_of_literals(stream: bool) -> None:
+    calls = [("get_weather", {"city": 'Zürich\n"x"', "days": [1, {"a": None}]}), ("search", {})]
+    for name in ("lfm", "gemma4"):
+        async with clients(TEMPLATES[name]) as here:
+            here.say(*written(BY_NAME[name], calls))
+            ask: Any = here.ollama.chat
+            asked = {"model": "fake", "messages": ASKED, "tools": CHAT_TOOLS, "stream": stream}
+            answers = (
+                [part async for part in await ask(**asked)] if stream else [await ask(**asked)]
+            )
+        found = [one.function for part in answers for one in part.message.tool_calls or ()]
+        assert [(one.name, dict(one.arguments)) for one in found] == calls
 
 
 def binding(protocol: str, how: str) -> dict[str, Any]:

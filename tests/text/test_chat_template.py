@@ -203,11 +203,13 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
-    template = ChatTemplate("{% if think %}<think>{% endif %}{# </think> #}", {})
-    assert template.begins_thinking({"think": True})
-    assert not template.begins_thinking({})
-    assert not ChatTemplate("<think>", {}).begins_thinking({})
-    assert not ChatTemplate("{{ raise_exception('no') }}</think>", {}).begins_thinking({})
+    template = ChatTemplate("{# </think> #}", {})
+    assert template.opens_thoughts("a<think>\n")
+    assert not template.opens_thoughts("a<think>\n</think>")
+    assert not ChatTemplate("<think>", {}).opens_thoughts("<think>")
+    gemma = ChatTemplate("{# <channel|> #}", {})
+    assert gemma.opens_thoughts("<tool_response|><|channel>thought\n")
+    assert not gemma.opens_thoughts("<|turn>model\n<|channel>thought\n<channel|>")
 
 
 @pytest.mark.parametrize("role", ["system", "user"])

@@ -96,7 +96,8 @@ class Chat:
         self.turns.append({"role": "user", "content": line})
         text, last = "", None
         try:
-            tokens = self.engine.encode_chat(self.engine.render_chat(self._messages()))
+            prompt = self.engine.render_chat(self._messages())
+            tokens = self.engine.encode_chat(prompt)
             outputs = self.engine.generate(replace(self.request, prompt_tokens=tokens))
             with _interruptible() as interrupted, closing(outputs):
                 for last in outputs:
@@ -113,16 +114,13 @@ class Chat:
             self.terminal.note(last.error or figures(last.stats))
         else:
             self.terminal.note("stopped")
-        self.turns.append({"role": "assistant", "content": self._said(text)})
+        self.turns.append({"role": "assistant", "content": self._said(prompt, text)})
 
-    def _said(self, text: str) -> str:
+    def _said(self, prompt: str, text: str) -> str:
         """Return an answer without its thoughts, which the model does not read again."""
         template = self.engine.chat_template
         thinking = template.thinking if template else None
-        try:
-            begun = bool(template and template.begins_thinking({}))
-        except (ChatTemplateError, TemplateProcessError):  # the next turn says it
-            begun = False
+        begun = bool(template and template.opens_thoughts(prompt))
         reader = AnswerReader(thinking=thinking, begun=begun)
         reader.push(text)
         reader.finish()

@@ -204,21 +204,9 @@ class ChatTemplate:
         """
         return self.traits.calls
 
-    def begins_thinking(self, options: Mapping[str, Any]) -> bool:
-        """Whether prompts with these options end with the tag that begins thoughts.
-
-        Raises:
-            ChatTemplateLimitError, TemplateProcessError: see `render`.
-        """
-        if self.thinking is None:
-            return False
-        try:
-            text = self._render(question("a"), {}, options)
-        except ChatTemplateLimitError:  # longer conversations would exceed it, too
-            raise
-        except ChatTemplateError:
-            return False
-        return text.rstrip().endswith(self.thinking[0])
+    def opens_thoughts(self, prompt: str) -> bool:
+        """Whether a prompt ends with the tag that begins thoughts, so that the answer has none."""
+        return bool(self.thinking and prompt.rstrip().endswith(self.thinking[0].rstrip()))
 
     @cached_property
     def opening(self) -> str:

@@ -63,6 +63,15 @@ BY_NAME = {
         between='</invoke>\n<invoke name="', closing="</invoke>\n</minimax:tool_call>",
         middle='">\n', key_open='<parameter name="', key_close='">',
         value_close="</parameter>\n"),
+    "lfm": ToolFormat(
+        "literal", opening="<|tool_call_start|>[", between="), ", closing=")]<|tool_call_end|>",
+        middle="(", key_close="=", value_close=", "),
+    "olmo": ToolFormat(
+        "literal", opening="<function_calls>", between=")\n", closing=")</function_calls>",
+        middle="(", key_close="=", value_close=", "),
+    "gemma4": ToolFormat(
+        "literal", opening="<|tool_call>call:", between="}<tool_call|><|tool_call>call:",
+        closing="}<tool_call|>", middle="{", key_close=":", value_close=",", quote='<|"|>'),
     "json": GENERIC,
 }  # fmt: skip
 _TURNS = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -78,6 +87,9 @@ _CALL = {
     "tagged": "{{ function.name ~ MIDDLE }}{% for key, value in function.arguments | items %}"
     "{{ KEY_OPEN ~ key ~ KEY_CLOSE }}{{ value if value is string else value | tojson }}"
     "{{ VALUE_CLOSE }}{% endfor %}",
+    "literal": "{{ function.name ~ MIDDLE }}{% for key, value in function.arguments | items %}"
+    "{{ key ~ KEY_CLOSE }}{{ QUOTE ~ value ~ QUOTE if value is string else value | tojson }}"
+    "{{ VALUE_CLOSE if not loop.last }}{% endfor %}",
 }
 _TOLD = "{% if tools %}{{ tools | tojson }}{% endif %}"
 
@@ -91,6 +103,7 @@ def _template(form: ToolFormat) -> str:
         **{name.upper(): getattr(form, name) for name in ("opening", "between", "closing")},
         **{name.upper(): getattr(form, name) for name in ("middle", "key_open", "key_close")},
         "VALUE_CLOSE": form.value_close,
+        "QUOTE": form.quote,
     }
     for name, text in texts.items():
         shown = json.dumps(text).replace("\\u0000", '" ~ loop.index ~ "')

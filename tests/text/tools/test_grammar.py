@@ -125,6 +125,7 @@ def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: G
 
 
 TAGGED = [name for name, form in BY_NAME.items() if form.style == "tagged"]
+LITERAL = [name for name, form in BY_NAME.items() if form.style == "literal"]
 KINDS = {
     "type": "object",
     "properties": {
@@ -140,7 +141,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
 @pytest.mark.parametrize(
     ("key", "right", "wrong"),
     [
@@ -153,7 +154,9 @@ KINDS = {
         ("any", "<b> &", None),
     ],
 )
-def test_arguments_in_tags_follow_their_schema(name: str, key: str, right: Any, wrong: Any) -> None:
+def test_arguments_without_json_follow_their_schema(
+    name: str, key: str, right: Any, wrong: Any
+) -> None:
     tools = (Tool("f", "", KINDS), Tool("open", "", {"type": "object"}))
     form = BY_NAME[name]
     assert allowed(name, written(form, [("f", {key: right})]), tools=tools)
@@ -165,6 +168,66 @@ def test_arguments_in_tags_follow_their_schema(name: str, key: str, right: Any, 
     reader.push(written(form, [("f", {key: right})]))
     reader.finish()
     assert [json.loads(block.text) for block in reader.blocks] == [{key: right}]
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "guests": {"type": "array", "items": {"type": "string"}},
+        "options": {
+            "type": "object",
+            "properties": {"floor": {"type": "integer"}, "view": {"enum": ["sea", None]}},
+            "required": ["floor"],
+        },
+        "loud": {"type": "boolean"},
+        "free": {},
+        "maybe": {"type": ["string", "null"]},
+    },
+    "required": ["loud"],
+}
+ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
+    ({"loud": True}, True),
+    ({}, False),
+    ({"loud": None}, False),
+    ({"loud": False, "guests": []}, True),
+    ({"loud": False, "guests": ["a, b]", 'c"d', ""]}, True),
+    ({"loud": False, "guests": [1]}, False),
+    ({"loud": False, "options": {"floor": 3}}, True),
+    ({"loud": False, "options": {"floor": 3, "view": None}}, True),
+    ({"loud": False, "options": {"view": "sea"}}, False),
+    ({"loud": False, "options": {"floor": "3"}}, False),
+    ({"loud": False, "options": {"floor": 3, "view": "wall"}}, False),
+    ({"loud": False, "guests": ["a"], "free": [{"k": ["ü\n", -1.5]}], "maybe": "b"}, True),
+    ({"loud": False, "free": 1}, True),
+    ({"loud": False, "other": 1}, False),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fits"), ARGUMENTS, ids=range(len(ARGUMENTS)))
+@pytest.mark.parametrize("name", LITERAL)
+def test_literals_follow_their_schema(name: str, arguments: dict[str, Any], fits: bool) -> None:
+    form, tools = BY_NAME[name], (Tool("f", "", NESTED),)
+    text = form.write([("f", arguments)])
+    assert allowed(name, text, tools=tools) is fits, text
+    reader = AnswerReader(form, tools)
+    reader.push(text)
+    reader.finish()
+    assert [json.loads(block.text) for block in reader.blocks] == [arguments]
+
+
+def test_marks_that_are_special_tokens_are_those_in_the_grammar() -> None:
+    special = {'<|"|>': 1, "<|tool_call>": 2, "<tool_call|>": 3, "<|channel>": 4, "<channel|>": 5}
+    thinking = THINKING[2]
+    lark = CallGrammar(BY_NAME["gemma4"], special, thinking, begun=False).grammar(
+        [Tool("f", "", NESTED)], required=True, parallel=False
+    )
+    for rule in (
+        "start: thoughts? <[2]> calls",
+        'thoughts: <[4]> "thought\\n" THOUGHT <[5]> SPACE',
+        "any_text_value: <[1]> ANY_TEXT <[1]>",
+        'calls: "call:" call "}" <[3]>',
+    ):
+        assert rule in lark.text
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:

@@ -61,6 +61,56 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     )
 
 
+def test_lfm2_gets_calls_and_results_as_it_was_trained_on_them() -> None:
+    """Its first templates show the tools, and texts of every role."""
+    for sign in ("<|tool_list_start|>", "List of tools: ["):
+        source = "{% if tools %}SIGN{{ tools | tojson }}{% endif %}" + TEMPLATES["json"]
+        template = ChatTemplate(source.replace("SIGN", sign), {})
+        assert template.calls == BY_NAME["lfm"]
+        text = template.render(two_calls(), TOOLS)
+        assert roles(text) == ["user", "assistant", "tool", "tool", "assistant"]
+        call = "<|tool_call_start|>[get_weather(), search.web-2()]<|tool_call_end|>"
+        assert f"assistant\n{call}<|im_end|>" in text
+        odd = CALL | {"arguments": {"a": 'it\'s "x"\n', "b": [True, None], "c": False, "d": 1.5}}
+        told = [MESSAGES[0], {"role": "assistant", "tool_calls": [{"function": odd}]}]
+        written = r"""[get_weather(a="it's \"x\"\n", b=[true, null], c=False, d=1.5)]"""
+        assert written in template.render(told, TOOLS)
+
+
+# As Gemma 4's: the results follow the calls in the assistant's turn, and its text comes last.
+RESULTS_WITHIN = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
+{%- set i = loop.index0 %}{% set before = messages[i - 1].role if i else '' %}
+{%- if m.role != 'tool' %}
+{%- if m.role != 'assistant' or before not in ('assistant', 'tool') %}<|turn>{{ m.role }}
+{% endif %}{% for call in m.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{
+{%- for key, value in call.function.arguments | items %}{{ key }}:
+{{- '<|"|>' ~ value ~ '<|"|>' if value is string else value | tojson }}{{ ',' if not loop.last }}
+{%- endfor %}}<tool_call|>{% endfor %}
+{%- for r in messages[i + 1:] if m.tool_calls and r.role == 'tool' and r.tool_call_id in
+  (m.tool_calls | map(attribute='id') | list) %}<|tool_response>{{ r.content }}<tool_response|>
+{%- endfor %}{{ m.content }}
+{%- set next = messages[i + 1].role if not loop.last else '' %}
+{%- if m.tool_calls and not next %}<|tool_response>
+{%- elif next not in ('assistant', 'tool') %}<turn|>
+{% endif %}{% endif %}{% endfor %}"""
+
+
+def test_text_beside_calls_comes_before_them_and_their_results() -> None:
+    """The model said it so, and the prompt must not end a turn that goes on."""
+    template = ChatTemplate(RESULTS_WITHIN, {})
+    assert template.calls == BY_NAME["gemma4"]
+    beside = MESSAGES[1] | {"content": "Let me see."}
+    text = template.render([MESSAGES[0], beside, *MESSAGES[2:3]], TOOLS)
+    _, _, turn = text.partition("<|turn>assistant\n")
+    assert turn == (
+        "Let me see."
+        '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>}<tool_call|>'
+        "<|tool_response>sunny<tool_response|>"
+    )
+    alone = template.render([MESSAGES[0], *MESSAGES[1:3]], TOOLS)
+    assert alone == text.replace("Let me see.", "")
+
+
 @pytest.mark.parametrize("name", ["phi", "granite"])
 def test_calls_that_a_template_leaves_out_are_text_in_the_models_format(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name], {})

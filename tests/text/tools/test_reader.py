@@ -57,6 +57,7 @@ def test_the_format_is_read_from_the_template(name: str) -> None:
 
 
 A, G = '{"name": "get_weather", "arguments": {"a": 1}}', '{"name": "search.web-2", "arguments": {}}'
+LFM, FM = "<|tool_call_start|>", "<|tool_call_end|>"
 ODD = [
     ("hermes", f"<tool_call>{A}{G}</tool_call> Done.", ["call", "call", "text"]),
     ("hermes", f"<tool_call>{A}", ["call"]),  # cut off
@@ -84,6 +85,28 @@ ODD = [
     ("mistral-args", "[TOOL_CALLS]hello world", ["text"]),
     ("mistral-args", "[TOOL_CALLS]get_wea", ["text"]),  # cut off
     ("mistral-args", '[TOOL_CALLS]two words[ARGS]{"a": 1}', ["text"]),
+    # LFM2 says what it does behind its calls; some answers lack the brackets, or are JSON.
+    ("lfm", f"{LFM}[get_weather(a=1)]{FM} Looking.", ["call", "text"]),
+    ("lfm", f"{LFM}[get_weather(a=1)]{FM}{LFM}[search.web-2()]{FM}", ["call", "call"]),
+    ("lfm", f"{LFM}get_weather(a=1){FM}", ["call"]),
+    ("lfm", f"{LFM}[get_weather ( a = 1 , ) , search.web-2( )]{FM}Hm", ["call", "call", "text"]),
+    ("lfm", f"{LFM}[{A}, {G}]{FM}", ["call", "call"]),
+    ("lfm", f"{LFM}[get_weather(a=[1, 2", ["call"]),  # cut off
+    ("lfm", f"{LFM}[get_weather(a=1), Hm", ["call", "text"]),
+    ("lfm", f"{LFM}[get_weather(1)]{FM}", ["text"]),
+    ("lfm", f"{LFM}[get_weather]{FM}", ["text"]),
+    ("lfm", f"{LFM}[get the weather(a=1)]{FM}", ["text"]),
+    ("lfm", f"{LFM}[get_weather(" + "a" * 1000, ["text"]),
+    ("lfm", "[get_weather(a=1)]", ["text"]),
+    ("gemma4", "<|tool_call>call:get_weather{a:1}<tool_call|>", ["call"]),
+    ("gemma4", "<|tool_call>call:get_weather{a:1}<tool_call|><|tool_call>", ["call"]),
+    ("gemma4", "<|tool_call>call:get_weather{a:1}", ["call"]),
+    ("gemma4", "<|tool_call>get_weather{a:1}<tool_call|>", ["text"]),
+    ("gemma4", "<|tool_call>call:get_weather(a=1)<tool_call|>", ["text"]),
+    ("gemma4", "<|tool_call>call:get_weather{[1]}<tool_call|>", ["text"]),
+    ("olmo", "<function_calls>\nget_weather(a=1)\nsearch.web-2()\n</function_calls>",
+     ["call", "call"]),
+    ("olmo", "<function_calls>get_weather(a=1)</function_calls>Hm", ["call", "text"]),
 ]  # fmt: skip
 
 
@@ -153,6 +176,64 @@ def test_arguments_in_tags_get_their_schemas_types(
     assert [json.loads(block.text) for block in reader.blocks] == [{"x": meant}]
 
 
+MARKS = '<|"|>'
+LITERALS = [  # a format, a schema, what the model wrote, what it means
+    ("lfm", {}, '"a \\"b\\" \\u00fc\\n\\\\"', 'a "b" ü\n\\'),
+    ("lfm", {}, r"'\ud83d\ude42 \x41 \U0001F642 \d'", "🙂 A 🙂 \\d"),
+    ("lfm", {}, "'it's \"so\", he said'", 'it\'s "so", he said'),  # a template that escapes nothing
+    ("lfm", {}, "'two\nlines'", "two\nlines"),
+    ("lfm", {}, "''", ""),
+    ("lfm", {}, "-1.5e3", -1500),
+    ("lfm", {}, "True", True),
+    ("lfm", {}, "null", None),
+    ("lfm", {}, "None", None),
+    ("lfm", {}, "Lisbon", "Lisbon"),
+    ("lfm", {"type": "string"}, "12", "12"),
+    ("lfm", {}, "[1, 'a, )b', [None, (2,)], {'k': True, \"l\": [],},]",
+     [1, "a, )b", [None, [2]], {"k": True, "l": []}]),
+    ("lfm", {}, '{"a": "x: True", 1: 2}', {"a": "x: True", "1": 2}),
+    ("lfm", {}, "['\\u00fc\\'', \"\\\\\"]", ["ü'", "\\"]),
+    ("lfm", {}, "[" * 5000 + "]" * 5000, "[" * 5000 + "]" * 5000),
+    ("gemma4", {}, f"{MARKS}say \"hi\",\n{{ü}} \\{MARKS}", 'say "hi",\n{ü} \\'),
+    ("gemma4", {}, f"{MARKS}{MARKS}", ""),
+    ("gemma4", {}, "3", 3),
+    ("gemma4", {}, "true", True),
+    ("gemma4", {}, "None", None),
+    ("gemma4", {}, f"[{MARKS}a, b]{MARKS},{{name:{MARKS}x{MARKS},n:null}},[]]",
+     ["a, b]", {"name": "x", "n": None}, []]),
+    ("gemma4", {}, f"{{{MARKS}odd key{MARKS}:{{$b:1.5}},c:\"d: e\"}}",
+     {"odd key": {"$b": 1.5}, "c": "d: e"}),
+    ("gemma4", {"type": "string"}, "Lisbon", "Lisbon"),
+    ("olmo", {}, "[true, null, \"a\"]", [True, None, "a"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "schema", "wrote", "meant"), LITERALS, ids=range(len(LITERALS)))
+@pytest.mark.parametrize("size", [1, 1000])
+def test_literals_are_read_as_json(
+    name: str, schema: Any, wrote: str, meant: Any, size: int
+) -> None:
+    form = BY_NAME[name]
+    tool = Tool("f", "", {"properties": {"x": schema}})
+    pairs = form.value_close.join(f"{key}{form.key_close}{wrote}" for key in ("x", "y"))
+    answer = f"{form.opening}f{form.middle}{pairs}{form.closing}"
+    reader = AnswerReader(form, [tool])
+    for start in range(0, len(answer), size):
+        reader.push(answer[start : start + size])
+    reader.finish()
+    (block,) = reader.blocks
+    assert json.loads(block.text)["x"] == meant
+
+
+def test_a_text_among_literals_is_streamed() -> None:
+    for name in ("lfm", "gemma4"):
+        form = BY_NAME[name]
+        reader = AnswerReader(form, TOOLS)
+        answer = form.write([("get_weather", {"city": "abcdefghij" * 9})])
+        reader.push(answer[: answer.index("j")])
+        assert reader.blocks[0].text == '{"city": "abcdefghi'
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_whatever_a_model_writes_its_cuts_do_not_matter(name: str) -> None:
     rng, form = random.Random(name), BY_NAME[name]
@@ -190,6 +271,7 @@ def test_a_call_that_repeats_another_word_for_word_ends_the_answer(name: str) ->
         "json": end + 1,
         "named": end,
         "tagged": answer.rindex("search") + 1,  # up to the first letter of the next call
+        "literal": end + len(form.quote),
     }[form.style]
     for size in (1, 3, len(answer)):
         reader = AnswerReader(form, TOOLS, None)

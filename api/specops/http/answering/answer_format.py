@@ -7,25 +7,27 @@ from collections.abc import Iterable, Sequence
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation
 from specops.request import Grammar, Piece
-from specops.text.chat_template import answer_prefill
-from specops.text.tools.formats import GENERIC
+from specops.text.tools.formats import GENERIC, tags_in
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader
 
 
 class AnswerFormat:
-    """Reads and constrains the answers to one conversation."""
+    """Reads and constrains the answers to one conversation.
 
-    def __init__(self, engine: Engine, conversation: Conversation) -> None:
+    Args:
+        engine: has the model's template and tokenizer.
+        conversation: what is answered.
+        begun: the prompt ends with the tag that begins thoughts.
+    """
+
+    def __init__(self, engine: Engine, conversation: Conversation, *, begun: bool) -> None:
         template, tokenizer = engine.chat_template, engine.tokenizer
         self._asked = conversation
         self._calls = template.calls if template and conversation.tools else None
         self._thinking = template.thinking if template else None
-        answer = answer_prefill(conversation.messages)  # thoughts, if any, are in it
-        self._begun = bool(
-            template and not answer and template.begins_thinking(conversation.template_options)
-        )
-        tags = (*(self._calls.tags if self._calls else ()), *(self._thinking or ()))
+        self._begun = begun
+        tags = (*(self._calls.tags if self._calls else ()), *tags_in(*(self._thinking or ())))
         known = {tag: tokenizer.token(tag) for tag in tags}
         # A decoded text leaves special tokens out.
         self._special = {

@@ -20,7 +20,7 @@ from specops.http.answering.conversation import Conversation
 from specops.http.answering.ignored import ignore, ignore_keywords, ignore_unknown
 from specops.http.answering.offload import run_off_loop
 from specops.http.answering.options import EngineOptions
-from specops.http.answering.prompts import Tokens, fitting, prompt_tokens, template_errors
+from specops.http.answering.prompts import Tokens, fitting, prompt_tokens
 from specops.http.answering.token_options import bad_words, biases, compile_grammar
 from specops.http.errors import InvalidField
 from specops.http.state import Context
@@ -158,11 +158,10 @@ async def generate_chat(
 
     def prepare() -> Prepared:
         asked = make()
-        with template_errors(engine, asked):
-            form = AnswerFormat(engine, asked)
-        tokens, left_out = fitting(engine, asked, room)
+        prompt, left_out = fitting(engine, asked, room)
+        form = AnswerFormat(engine, asked, begun=prompt.thinking)
         skipped = (*asked.skipped, *((f"messages[0:{left_out}]",) if left_out else ()))
-        return Prepared(prompts=[tokens], shown=asked.messages, format=form, skipped=skipped)
+        return Prepared(prompts=[prompt.tokens], shown=asked.messages, format=form, skipped=skipped)
 
     return await generate(ctx, body, prepare, more=more, renders=True)
 

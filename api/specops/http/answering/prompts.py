@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation, Message
@@ -15,6 +16,13 @@ from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError
 from specops.text.fill_in import FillIn
 
 Tokens = tuple[int, ...]
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation's prompt, and whether it ends with the tag that begins thoughts."""
+
+    tokens: Tokens
+    thinking: bool
 
 
 def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
@@ -71,18 +79,21 @@ def template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
         raise InvalidField(asked.source, str(error), code=code) from error
 
 
-def encode(engine: Engine, asked: Conversation) -> Tokens:
-    """Return the tokens of a conversation's prompt."""
+def encode(engine: Engine, asked: Conversation) -> ChatPrompt:
+    """Return a conversation's prompt."""
+    template = engine.chat_template
     if not asked.before:
-        return engine.encode_chat(render(engine, asked))
-    with template_errors(engine, asked):
-        if engine.chat_template is None:
-            raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
-        text = engine.chat_template.after_answer(asked.messages, asked.template_options)
-    return (*asked.before, *engine.encode_chat(text))
+        text = render(engine, asked)
+    else:
+        with template_errors(engine, asked):
+            if template is None:
+                raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
+            text = template.after_answer(asked.messages, asked.template_options)
+    thinking = template is not None and template.opens_thoughts(text)
+    return ChatPrompt((*asked.before, *engine.encode_chat(text)), thinking)
 
 
-def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int]:
+def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:
     """Return a prompt without the oldest messages if it is too long and they may be left out.
 
     System messages, the user's last message and the last message of all stay. What stays begins
@@ -92,12 +103,12 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int
         room: most tokens of the prompt.
 
     Returns:
-        The prompt's tokens, which are too many if what has to stay is too long, and the number of
-        messages that were left out.
+        The prompt, which is too long if what has to stay is, and the number of messages that were
+        left out.
     """
-    tokens = encode(engine, asked)
-    if not asked.truncates or len(tokens) <= room:
-        return tokens, 0
+    prompt = encode(engine, asked)
+    if not asked.truncates or len(prompt.tokens) <= room:
+        return prompt, 0
     messages = list(asked.messages)
     roles = [message["role"] for message in messages]
     last = len(messages) - 1
@@ -115,11 +126,11 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int
         return [*earlier, *question, *messages[start:]]
 
     @cache
-    def tokens_from(index: int) -> Tokens:
+    def prompt_from(index: int) -> ChatPrompt:
         return encode(engine, replace(asked, messages=kept(starts[index])))
 
     # Later starts have shorter prompts. Each try renders and encodes what would stay.
     indexes = range(len(starts))
-    index = bisect_left(indexes, True, key=lambda index: len(tokens_from(index)) <= room)
+    index = bisect_left(indexes, True, key=lambda index: len(prompt_from(index).tokens) <= room)
     index = min(index, indexes[-1])
-    return tokens_from(index), len(messages) - len(kept(starts[index]))
+    return prompt_from(index), len(messages) - len(kept(starts[index]))

@@ -175,7 +175,7 @@ def _encode(body: GenerateRequest, engine: Engine) -> Tokens:
     if body.system is None:
         return engine.encode(body.prompt)
     asked = Conversation(messages=question(body.prompt, body.system), source="system")
-    return encode(engine, asked)
+    return encode(engine, asked).tokens
 
 
 class _Writer(Writer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,16 @@ _TYPES: dict[type, set[str]] = {
     type(None): {"null"},
     str: {"string"},
 }
+# Of literals as in Python, where keys may be bare and commas may be followed by nothing.
+_LITERAL = r"""
+    "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
+    | (?P<key>[^\s"'{}\[\](),:]+) (?=\s*:) | (?P<word>[^\s"'{}\[\](),:]+)
+    | (?P<bracket>[()]) | (?P<comma>,) (?=\s*[\])}])
+"""
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "0": "\0"}
+_ESCAPES |= {letter: letter for letter in "\\\"'/"}
+_PIECES = re.compile(r"\\(?:u.{4}|U.{8}|x..|.)|[^\\]+|\\", re.DOTALL)
+_WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]", ",": ""}
 
 
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -83,3 +94,49 @@ def _of_python(text: str) -> tuple[Any, str]:
             value = ast.literal_eval(text.strip())
             return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
     return None, ""
+
+
+# -- values that stand as in Python, or with marks of their own around texts -----------------------
+
+
+def literal_as_json(text: str, quote: str, types: set[str]) -> str:
+    """Return a value as JSON; what is no value is a text.
+
+    Args:
+        quote: see `ToolFormat.quote`.
+        types: what its schema allows.
+    """
+    mark = re.escape(quote)
+    own = "" if quote == '"' else f"{mark}(?P<marked>.*?){mark} |"
+    written = re.sub(own + _LITERAL, _token_as_json, text, flags=re.DOTALL | re.VERBOSE)
+    try:
+        loads(written)
+    except ValueError:
+        return as_json(text, types)
+    return as_json(written, types)
+
+
+def _token_as_json(match: re.Match[str]) -> str:
+    kind = match.lastgroup or ""
+    found = match[kind]
+    if kind in ("double", "single"):
+        return f'"{text_in_json(found)}"'
+    if kind in ("marked", "key"):
+        return json.dumps(found, ensure_ascii=False)
+    return _WORDS.get(found, found)
+
+
+def text_in_json(text: str) -> str:
+    """Return the inside of a text of Python as the inside of a text of JSON."""
+    return "".join(map(_piece_in_json, _PIECES.findall(text)))
+
+
+def _piece_in_json(piece: str) -> str:
+    kind, digits = piece[1:2], piece[2:]
+    with contextlib.suppress(ValueError, OverflowError):
+        if piece[0] == "\\" and digits:
+            code = int(digits, 16)
+            return f"\\u{code:04x}" if code < 1 << 16 else json.dumps(chr(code))[1:-1]
+    escaped = piece[0] == "\\" and not digits
+    said = _ESCAPES.get(kind, piece) if escaped else piece
+    return json.dumps(said, ensure_ascii=False)[1:-1]

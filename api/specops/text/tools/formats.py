@@ -23,6 +23,7 @@ TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
 VARIES = "\0"  # in a format's texts: an id or a number, other for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
 _PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")
+_BARE_KEY = re.compile(r"[\w.$/-]+")  # needs no marks around it (`literal`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,14 @@ class ToolFormat:
         name_key: JSON key of the function's name (`json`).
         arguments_key: JSON key of the arguments (`json`).
         lead: what stands before the name's key in a call (`json`).
-        middle: text between the name and what follows it (`named`, `tagged`).
+        middle: text between the name and what follows it (all but `json`).
         key_open: text before an argument's name (`tagged`).
-        key_close: text between an argument's name and its value (`tagged`).
-        value_close: text after an argument's value (`tagged`).
+        key_close: text between an argument's name and its value (`tagged`, `literal`).
+        value_close: text after an argument's value (`tagged`), or between two (`literal`).
+        quote: mark around texts (`literal`); `"`: texts and other values are written as in Python.
     """
 
-    style: Literal["json", "named", "tagged"] = "json"
+    style: Literal["json", "named", "tagged", "literal"] = "json"
     opening: str = ""
     between: str = "\n"
     closing: str = ""
@@ -79,6 +81,7 @@ class ToolFormat:
     key_open: str = ""
     key_close: str = ""
     value_close: str = ""
+    quote: str = '"'
 
     @property
     def bare(self) -> bool:
@@ -99,9 +102,22 @@ class ToolFormat:
     def tags(self) -> tuple[str, ...]:
         """Marks that may be special tokens, so that they must be kept in the answer's text."""
         texts = [self.opening, self.between, self.closing, self.middle, *self.other_marks]
-        texts += [self.key_open, self.key_close, self.value_close]
-        all_tags = (tag for text in texts for tag in re.findall(_TAG, text))
-        return tuple(dict.fromkeys(all_tags))
+        return tags_in(*texts, self.key_open, self.key_close, self.value_close, self.quote)
+
+    @property
+    def marked(self) -> bool:
+        """Whether texts stand between marks of the format's own (`literal`)."""
+        return self.quote != '"'
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """The marks that may stand around a text (`literal`)."""
+        return (self.quote,) if self.marked else ('"', "'")
+
+    @property
+    def end(self) -> str:
+        """The character that ends a call's arguments (`literal`)."""
+        return self.closing[:1]
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write calls, given as names and arguments, as the model does."""
@@ -117,11 +133,30 @@ class ToolFormat:
         if self.style == "named":
             return f"{name}{self.middle}{_json(arguments)}"
         named = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        if self.style == "literal":
+            written = (f"{key}{self.key_close}{self.literal(item)}" for key, item in named.items())
+            return f"{name}{self.middle}{self.value_close.join(written)}"
         return f"{name}{self.middle}" + "".join(
             f"{self.key_open}{key}{self.key_close}"
             f"{value if isinstance(value, str) else _json(value)}{self.value_close}"
             for key, value in named.items()
         )
+
+    def literal(self, value: Any) -> str:
+        """Write an argument's value (`literal`)."""
+        if not self.marked:
+            return _json(value) if isinstance(value, str | list | dict) else repr(value)
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        if isinstance(value, list):
+            return f"[{self.value_close.join(map(self.literal, value))}]"
+        if isinstance(value, dict):
+            items = (
+                f"{key if _BARE_KEY.fullmatch(key) else self.literal(key)}:{self.literal(item)}"
+                for key, item in value.items()
+            )
+            return f"{{{self.value_close.join(items)}}}"
+        return _json(value)
 
 
 GENERIC = ToolFormat()
@@ -152,8 +187,27 @@ _UNSHOWN = (
             closing="\n</tool_call>",
         ),
     ),
+    *(
+        (
+            sign,
+            ToolFormat(
+                "literal",
+                opening="<|tool_call_start|>[",
+                between="), ",
+                closing=")]<|tool_call_end|>",
+                middle="(",
+                key_close="=",
+                value_close=", ",
+            ),
+        )
+        for sign in ("<|tool_list_start|>", "List of tools: [")  # LFM2 and LFM2.5
+    ),
 )
-THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+THINKING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought\n", "<channel|>"),  # Gemma 4
+)
 
 
 def unshown_format(template: str) -> ToolFormat:
@@ -164,6 +218,11 @@ def unshown_format(template: str) -> ToolFormat:
 def thinking_of(template: str) -> tuple[str, str] | None:
     """Return the tags around the thoughts of a model with this template; None without thoughts."""
     return next((tags for tags in THINKING if tags[1] in template), None)
+
+
+def tags_in(*texts: str) -> tuple[str, ...]:
+    """Return the marks in some texts that may be special tokens."""
+    return tuple(dict.fromkeys(tag for text in texts for tag in re.findall(_TAG, text)))
 
 
 def parts(text: str) -> list[str]:

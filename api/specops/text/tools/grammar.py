@@ -113,7 +113,8 @@ class CallGrammar:
         """Return the rules of `calls`, which follow the mark of the opening."""
         form = self.calls
         opening = form.opening.removeprefix(form.mark)
-        space = '" "? ' if opening.startswith("[") else ""  # Mistral's models write one
+        mistral = form.style == "json" and opening.startswith("[")
+        space = '" "? ' if mistral else ""  # its models write one
         calls = f"{space}{self._literal(opening)} call"
         if parallel:
             calls += f" ({self._literal(form.between)} call)*"
@@ -125,12 +126,16 @@ class CallGrammar:
         rules += [r"varies: /[\w-]{1,40}/"] if varies else []
         for index, tool in enumerate(tools):
             rules += self._call_rule(f"_{index}", tool)
+        if any("any_value" in rule for rule in rules if isinstance(rule, str)):
+            rules += self._any_rules()
         return rules
 
     def _call_rule(self, suffix: str, tool: Tool) -> list[Rule]:
         form = self.calls
-        if form.style == "tagged":
-            return self._tagged_rules(suffix, tool)
+        if form.style in ("tagged", "literal"):
+            members, rules = self._members(f"arg{suffix}", tool, _parameters(tool))
+            name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
+            return [f"call{suffix}: {name} {members}", *rules]
         rules = [_arguments(f"args{suffix}", tool, _parameters(tool))]
         if form.style == "named":
             name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
@@ -141,62 +146,129 @@ class CallGrammar:
         head += map(json.dumps, (name_key, ": ", name, ", ", key, ": "))
         return [f'call{suffix}: {" ".join(head)} args{suffix} "}}"', *rules]
 
-    def _tagged_rules(self, suffix: str, tool: Tool) -> list[Rule]:
-        """Return the rules of a call whose arguments have tags around them, in the schema's order.
+    def _members(
+        self, name: str, tool: Tool, schema: Mapping[str, Any], path: str = ""
+    ) -> tuple[str, list[Rule]]:
+        """Return what an object's members are by name, in its schema's order, and their rules.
 
         The length and the pattern of a text hold, other keywords of its schema do not.
+
+        Args:
+            name: begins the names of the rules.
+            path: JSON pointer of this schema within the tool's.
         """
         form = self.calls
-        schema = _parameters(tool)
         properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
         listed = schema["required"] if isinstance(schema.get("required"), list) else []
         required = [key for key in listed if isinstance(key, str)]
         order = sorted(properties, key=lambda key: key not in required)
         order += [key for key in required if key not in properties]
-        arguments: list[str] = []
         rules: list[Rule] = []
         for index, key in enumerate(order):
-            name = f"arg{suffix}_{index}"
-            value = self._value_rule(name, tool, key, argument_schema(schema, key))
+            own, place = f"{name}_{index}", f"{path}/properties/{escaped(key)}"
             opened = self._literal(f"{form.key_open}{key}{form.key_close}")
-            rules += [f"{name}: {opened} {name}_value", *value]
-            arguments.append(name if key in required else f"{name}?")
+            value = self._value_rule(own, tool, place, argument_schema(schema, key))
+            rules += [f"{own}: {opened} {own}_value", *value]
+        comma = self._literal(form.value_close) if form.style == "literal" else ""
+        rest = ""  # the members from one on
         if _is_open(schema):
-            name = f"arg{suffix}_more"
-            opened = f"{self._literal(form.key_open)} KEY{suffix} {self._literal(form.key_close)}"
-            rules += [f"{name}: {opened} {name}_value", *self._value_rule(name, tool, "", {})]
-            rules.append(rf"KEY{suffix}: /[\w.-]{{1,64}}/")
-            arguments.append(f"{name}*")
-        call = f"{json.dumps(tool.name)} {self._literal(form.middle)} {' '.join(arguments)}"
-        return [f"call{suffix}: {call}", *rules]
+            more = f"{name}_more"
+            opened = f"{self._literal(form.key_open)} KEY_{name.upper()}"
+            rules += [f"{more}: {opened} {self._literal(form.key_close)} {more}_value"]
+            rules += self._value_rule(more, tool, path, {})
+            rules.append(rf"KEY_{name.upper()}: /[\w.-]{{1,64}}/")
+            rest = f"{more} ({comma} {more})*"
+        must = False
+        for index in reversed(range(len(order))):
+            follows = f"({comma} {rest}){'' if must else '?'}" if rest else ""
+            must = order[index] in required
+            without = f" | {rest}" if rest and not must else ""
+            rules.append(f"{name}_from_{index}: {name}_{index} {follows}{without}")
+            rest = f"{name}_from_{index}"
+        return rest if must or not rest else f"({rest})?", rules
 
-    def _value_rule(self, name: str, tool: Tool, key: str, schema: Any) -> list[Rule]:
-        """Return the rules of an argument's value and the tag that closes it."""
-        close = self.calls.value_close
-        types = types_of(schema)
-        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    def _value_rule(self, name: str, tool: Tool, path: str, schema: Any) -> list[Rule]:
+        """Return the rules of a member's value and, between tags, the one that closes it."""
+        form, types = self.calls, types_of(schema)
+        if form.marked:
+            return self._marked_rules(name, tool, path, schema)
+        choices = _choices(schema)
+        if form.style == "literal":  # JSON, in which Python's words may stand alone
+            words = (("boolean", '"True" | "False"'), ("null", '"None"'))
+            own = [word for kind, word in words if kind in types and not choices]
+            return self._json_rules(name, tool, path, schema, *own)
+        close = self._literal(form.value_close)
         if choices and types == {"string"}:
             written = " | ".join(json.dumps(str(choice)) for choice in choices)
-            return [f"{name}_value: ({written}) {self._literal(close)}"]
+            return [f"{name}_value: ({written}) {close}"]
         if types and "string" not in types:
-            whole: dict[str, Any] = tool.parameters or {}
-            shared = {word: whole[word] for word in whole.keys() & {"$defs", "definitions"}}
-            path = f"/properties/{escaped(key)}"
-            return [
-                f"{name}_value: {name}_json {self._literal(close)}",
-                _arguments(f"{name}_json", tool, {**shared, **schema}, path),
-            ]
+            first, *rules = self._json_rules(name, tool, path, schema)
+            return [f"{first} {close}", *rules]
+        return [
+            *self._raw_text_rules(name, schema if types == {"string"} else {}, form.value_close)
+        ]
+
+    def _json_rules(
+        self, name: str, tool: Tool, path: str, schema: Mapping[str, Any], *others: str
+    ) -> list[Rule]:
+        """Return the rules of a value that is JSON by its schema, or one of some other words."""
+        whole: dict[str, Any] = tool.parameters or {}
+        shared = {word: whole[word] for word in whole.keys() & {"$defs", "definitions"}}
+        value = _arguments(f"{name}_json", tool, {**shared, **schema}, path)
+        return [f"{name}_value: ({' | '.join((f'{name}_json', *others))})", value]
+
+    def _marked_rules(self, name: str, tool: Tool, path: str, schema: Any) -> list[Rule]:
+        """Return the rules of a value in a format with marks of its own around texts.
+
+        What holds of lists and objects are the schemas of their items and members.
+        """
+        form, types = self.calls, types_of(schema)
+        if choices := _choices(schema):
+            written = " | ".join(self._literal(form.literal(choice)) for choice in choices)
+            return [f"{name}_value: {written}"]
+        if types == {"string"}:
+            return [*self._raw_text_rules(name, schema, form.quote)]
+        if types and not types & {"string", "array", "object"}:
+            return self._json_rules(name, tool, path, schema)
+        if types == {"array"} and isinstance(schema.get("items"), dict):
+            item = f"{name}_item"
+            rules = self._marked_rules(item, tool, f"{path}/items", schema["items"])
+            return [f"{name}_value: {self._series('[', f'{item}_value', ']')}", *rules]
+        if types == {"object"} and isinstance(schema.get("properties"), dict):
+            members, rules = self._members(name, tool, schema, path)
+            return [f'{name}_value: "{{" {members} "}}"', *rules]
+        return [f"{name}_value: any_value"]
+
+    def _any_rules(self) -> list[str]:
+        """Return the rules of any value, in a format with marks of its own around texts."""
+        words = 'ANY_NUMBER | "true" | "false" | "null"'
+        return [
+            f"any_value: any_text_value | {words} | any_list | any_object",
+            f"any_list: {self._series('[', 'any_value', ']')}",
+            f"any_object: {self._series('{', 'any_member', '}')}",
+            rf"any_member: /[\w.$\/-]{{1,64}}/ {self._literal(self.calls.key_close)} any_value",
+            r"ANY_NUMBER: /-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?/",
+            *self._raw_text_rules("any_text", {}, self.calls.quote),
+        ]
+
+    def _series(self, opening: str, item: str, closing: str) -> str:
+        comma = self._literal(self.calls.value_close)
+        return f'"{opening}" ({item} ({comma} {item})*)? "{closing}"'
+
+    def _raw_text_rules(self, name: str, schema: Mapping[str, Any], close: str) -> list[str]:
+        """Return the rules of a text that is written without escapes, and what closes it."""
+        opened = self._literal(self.calls.quote) if self.calls.marked else ""
         mark = next(iter(parts(close)))
         before, after = close.split(mark, 1)
-        body = _text_body(schema if types == {"string"} else {})
+        body = _text_body(schema)
         if mark in self.special:
             text = f"{name.upper()}: /{body}{_escaped(before)}/"
-            return [f"{name}_value: {name.upper()} {self._literal(mark + after)}", text]
+            return [f"{name}_value: {opened} {name.upper()} {self._literal(mark + after)}", text]
         # The mark ends the text also where the model leaves out what should come before it. Else
         # the text would go on, while the reader has ended the call.
         before = f"({_escaped(before)})?" if before else ""
         return [
-            f"{name}_value: {name}_text {self._literal(after)}",
+            f"{name}_value: {opened} {name}_text {self._literal(after)}",
             f"{name}_text[lazy]: /{body}{before}{_escaped(mark)}/",
         ]
 
@@ -222,6 +294,12 @@ def _text_body(schema: Mapping[str, Any]) -> str:
         return pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
     least, most = rules.get("minLength", 0), rules.get("maxLength", "")
     return rf"(.|\n){{{least},{most}}}" if least or most != "" else r"(.|\n)*"
+
+
+def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the only values that a schema allows; none if there are others."""
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return listed if isinstance(listed, list) else ()
 
 
 def _arguments(rule: str, tool: Tool, schema: Mapping[str, Any], path: str = "") -> ToolArguments:

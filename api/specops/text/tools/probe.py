@@ -143,6 +143,9 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
     pair = [_ASKED, _calls(_FIRST, _SECOND), _result(0), _result(1, _RESULT2)]
     several = _rendered(render, pair, shown)
     beside = _rendered(render, [_ASKED, _calls(_FIRST, said=_SAID), _result(0)], shown)
+    cut = [_ASKED, {"role": "assistant", "content": _SAID}, _calls(_FIRST), _result(0)]
+    text_shown = _all_in(beside, _FIRST) and _holds(beside, _SAID)
+    behind = text_shown and not _in_order(beside) and _in_order(_rendered(render, cut, shown))
     written = {"role": "assistant", "content": learned.write([_FIRST])}
     lone_text = _rendered(render, [_ASKED, written, _result(0)], shown)
     foreign = json.loads(json.dumps(single).replace(_IDS[0], "call_probe-1"))
@@ -152,7 +155,8 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
         calls=learned,
         shows_calls=results,
         several_calls=_all_in(several, _FIRST, _SECOND) and _holds(several, _RESULT, _RESULT2),
-        text_with_calls=_all_in(beside, _FIRST) and _holds(beside, _SAID),
+        text_with_calls=text_shown,
+        text_behind=behind,
         lone_results=_holds(lone_text, _RESULT),
         any_id=_holds(_rendered(render, foreign, shown), _RESULT),
         arguments_as_text=as_text,
@@ -178,6 +182,14 @@ def _result(index: int, text: str = _RESULT) -> dict[str, Any]:
 
 def _holds(text: str | None, *words: str) -> bool:
     return text is not None and all(word in text for word in words)
+
+
+def _in_order(text: str | None) -> bool:
+    """Whether a text beside a call stands before it, and the call before its result."""
+    if not _holds(text, _SAID, _FIRST[0], _RESULT):
+        return False
+    _, _, after = str(text).rpartition(str(_ASKED["content"]))
+    return after.find(_SAID) < after.find(_FIRST[0]) < after.find(_RESULT)
 
 
 def _all_in(text: str | None, *calls: Call) -> bool:
@@ -216,7 +228,7 @@ def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
     sections = [text[_THOUGHTS.match(text).end() :] for text in sections]  # type: ignore[union-attr]
     if not sections:
         return None
-    for style in (_as_json, _as_named, _as_tagged):
+    for style in (_as_json, _as_named, _as_tagged, _as_literal):
         form = style(*sections)
         if form is not None and _reads_back(form, sections):
             return replace(form, closing=_TURN_END.sub(r"\1", form.closing))
@@ -226,7 +238,8 @@ def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
 def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
     for calls, section in zip(([_FIRST], [_FIRST, _SECOND]), sections, strict=False):
         reader = AnswerReader(form, _TOOLS)
-        reader.push(section)
+        # What a template writes behind the calls, as for the turn of a tool, is no part of them.
+        reader.push(section[: section.rindex(form.closing) + len(form.closing)])
         reader.finish()
         read = [(block.name, _loaded(block.text)) for block in reader.blocks]
         if read != calls:
@@ -339,6 +352,31 @@ def _as_tagged(one: str, two: str = "") -> ToolFormat | None:
         value_close=value_close,
         # Qwen3-Coder leaves out the outer mark now and then.
         other_marks=tuple(part for part in parts(opening)[1:] if part.startswith("<function=")),
+    )
+
+
+def _as_literal(one: str, two: str = "") -> ToolFormat | None:
+    match = re.search(
+        rf"(?s)^\s*(\S*<.*?){_FIRST[0]}(\W)keyone([:=] ?)(\W+)firstvalue\4(\W+)keytwo\3 ?73(\W.*)$",
+        one,
+    )
+    if match is None:
+        return None
+    opening, middle, key_close, quote, value_close, rest = match.groups()
+    again = re.search(rf"(?s)73(.*?){_SECOND[0]}", two)
+    between = again[1] if again is not None else f"{rest.rstrip()}\n{opening}"
+    mark = parts(opening)[0]
+    # Behind the last call may stand what the turn of a tool begins with.
+    closing = between[: between.index(mark)] if mark in between else rest
+    return ToolFormat(
+        "literal",
+        opening=opening,
+        between=between,
+        closing=closing.rstrip(),
+        middle=middle,
+        key_close=key_close,
+        value_close=value_close,
+        quote='"' if quote in ("'", '"') else quote,
     )
 
 

@@ -40,6 +40,8 @@ class TemplateTraits:
         shows_calls: shows a message with one call, and its result.
         several_calls: shows messages with several calls.
         text_with_calls: shows the text of messages with calls.
+        text_behind: shows such a text behind the calls and their results, but two messages of the
+            assistant in a row as they come.
         lone_results: shows results of calls that no message before has.
         any_id: takes ids of calls as other servers write them.
         arguments_as_text: takes a call's arguments only as JSON.
@@ -55,6 +57,7 @@ class TemplateTraits:
     shows_calls: bool = False
     several_calls: bool = False
     text_with_calls: bool = False
+    text_behind: bool = False
     lone_results: bool = False
     any_id: bool = True
     arguments_as_text: bool = False
@@ -79,7 +82,10 @@ def for_template(
     """
     if traits.needs_tools and not tools:
         traits = replace(traits, shows_calls=False, lone_results=False)
-    plain = _with_calls([_complete(message) for message in messages], traits)
+    complete = [_complete(message) for message in messages]
+    if traits.text_behind:
+        complete = [part for message in complete for part in _text_first(message)]
+    plain = _with_calls(complete, traits)
     if not traits.several_systems:
         plain = _first_systems_joined(plain)
     described = [tool.for_template() for tool in tools]
@@ -116,6 +122,15 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
     thoughts = message.get("reasoning_content")
     named = {} if thoughts is None else {"thinking": thoughts}
     return {**named, **message, "content": message.get("content") or ""}
+
+
+def _text_first(message: dict[str, Any]) -> Messages:
+    """Cut the text off a message with calls, as a message before it; the thoughts stay with it."""
+    if not (message.get("tool_calls") and message["content"]):
+        return [message]
+    first = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
+    return [first, calls]
 
 
 def _with_system(messages: Messages, text: str) -> Messages:

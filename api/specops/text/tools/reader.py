@@ -15,7 +15,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from specops.text.json_values import loads
-from specops.text.tools.arguments import argument_schema, as_json, types_of
+from specops.text.tools.arguments import (
+    argument_schema,
+    as_json,
+    literal_as_json,
+    text_in_json,
+    types_of,
+)
 from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFormat, parts
 
 # Keys with which a call may begin, besides those of its format.
@@ -24,6 +30,8 @@ _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
 _MOST_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
+_KEY_CHARACTER = re.compile(r"[^\n,(){}\[\]<>]")  # of an argument's name among literals
+_UNFINISHED_ESCAPE = re.compile(r"\\(?:u.{0,3}|U.{0,7}|x.?)?", re.DOTALL)
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]  # reads a part of the answer, up to the character after it
 Take = Callable[[str], object]
@@ -241,13 +249,16 @@ class AnswerReader:
             return
         if follows and self._char == "[":
             yield from self._past(raw)
+            if self._form.style == "literal" and self._char != "{":
+                yield from self._unquoted(raw, sure=mark == self._form.mark)
+                return
         if not follows or self._char != "{":
             self._say("".join(raw))
             return
         yield from self._objects("".join(raw))
         if listed and self._char == "]":
             yield
-        _, after = yield from self._one_of([self._form.closing.lstrip(_SPACES + "]")])
+        _, after = yield from self._one_of([self._form.closing.lstrip(_SPACES + ")]")])
         self._say(after)
 
     def _follow(self, expected: list[str], raw: list[str]) -> Reading[bool]:
@@ -329,7 +340,10 @@ class AnswerReader:
                 name = match[1] if match and self._char == "{" else ""
             elif not (yield from self._follow(parts(form.middle), raw)):
                 name = ""
-            if not self._is_call(name) or not (sure or name in self._schemas):
+            key: str | None = ""
+            if name and form.style == "literal":
+                key = yield from self._argument_name(raw)
+            if key is None or not self._is_call(name) or not (sure or name in self._schemas):
                 self._say("".join(raw))
                 return
             self._begin_call(name)
@@ -337,8 +351,10 @@ class AnswerReader:
                 yield from self._value(self._argue, self._end_call)
                 ended, after = yield from self._one_of([form.between, form.closing])
                 self._say(after)
-            else:
+            elif form.style == "tagged":
                 ended = yield from self._tagged(self._schemas.get(name, {}))
+            else:
+                ended = yield from self._literals(key, self._schemas.get(name, {}))
             if ended != 0:
                 return
             raw = []
@@ -397,6 +413,115 @@ class AnswerReader:
         self._argue('"' if streamed else as_json("".join(text), types))
         yield from self._follow(rest, [])
         return True
+
+    def _argument_name(self, raw: list[str]) -> Reading[str | None]:
+        """Read an argument's name, up to its value, or the end of a call's arguments.
+
+        Returns:
+            The name; empty at the end; None if neither comes.
+        """
+        yield from self._space(raw.append)
+        if self._char == self._form.end:
+            raw.append(self._char)
+            yield
+            return ""
+        stop, key = self._form.key_close[0], ""
+        while self._char != stop and _KEY_CHARACTER.fullmatch(self._char):
+            key += self._char
+            raw.append(self._char)
+            yield
+            if len(key) > _MOST_BETWEEN:
+                return None
+        key = key.strip(_SPACES + "\"'")
+        if not key or not (yield from self._follow([stop], raw)):
+            return None
+        yield from self._space(raw.append)
+        return key
+
+    def _literals(self, key: str | None, schema: dict[str, Any]) -> Reading[int | None]:
+        """Read a call's arguments, from the first one's value on; return as `_tagged` does."""
+        form = self._form
+        separator = "{"
+        while key != "":
+            if key is None:  # a value without a name
+                yield from self._bare_value([])
+            else:
+                self._argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+                separator = ", "
+                yield from self._literal_value(types_of(argument_schema(schema, key)))
+            if not self._char:
+                return None
+            if self._char == ",":
+                yield
+            key = yield from self._argument_name([])
+        self._argue("}" if separator == ", " else "{}")
+        self._end_call()
+        closing = form.closing.removeprefix(form.end)
+        texts = [form.between.removeprefix(form.end), closing, closing.lstrip("]")]
+        which, after = yield from self._one_of(texts)
+        self._say(after)
+        another = not texts[0].strip() and _NAME_CHARACTER.fullmatch(self._char)
+        return 0 if which is None and not after and another else which
+
+    def _literal_value(self, types: set[str]) -> Reading[None]:
+        """Read an argument's value, up to the comma or the end of the call behind it."""
+        raw: list[str] = []
+        for quote in self._form.quotes:
+            if self._char == quote[0] and (yield from self._follow([quote], raw)):
+                self._argue('"')
+                if not (yield from self._quoted(quote)):
+                    return
+                self._argue('"')
+                yield from self._bare_value([])
+                return
+        yield from self._bare_value(raw)
+        if self._char:
+            self._argue(literal_as_json("".join(raw).strip(), self._form.quote, types))
+
+    def _quoted(self, quote: str) -> Reading[bool]:
+        """Read a text and the quote that closes it; return whether it was whole."""
+        if len(quote) > 1:
+            end = yield from self._until((quote,), lambda text: self._argue(_escaped(text)))
+            return bool(end)
+        escape = ""
+        while char := self._char:
+            if char == "\\" or escape:
+                escape += char
+            elif char == quote:
+                # Templates that escape none write it within texts, too. There, more text follows.
+                raw = [char]
+                yield
+                yield from self._space(raw.append)
+                if not self._char or self._char in f",{self._form.end}":
+                    return True
+                self._argue(_escaped("".join(raw)))
+                continue
+            else:
+                self._argue(_escaped(char))
+            if escape and not _UNFINISHED_ESCAPE.fullmatch(escape):
+                self._argue(text_in_json(escape))
+                escape = ""
+            yield
+        return False
+
+    def _bare_value(self, raw: list[str]) -> Reading[None]:
+        """Read a value that is no text, up to the comma or the end of the call behind it."""
+        depth, within = 0, ""
+        while char := self._char:
+            if not depth and not within and char in f",{self._form.end}":
+                return
+            raw.append(char)
+            yield
+            if within:
+                if char == "\\" and within in "\"'" and self._char:
+                    raw.append(self._char)
+                    yield
+                elif "".join(raw[-len(within) :]) == within:
+                    within = ""
+                continue
+            ending = (mark for mark in self._form.quotes if "".join(raw[-len(mark) :]) == mark)
+            within = next(ending, "")
+            depth = max(0, depth + (char in "{[(") - (char in "}])"))
 
     def _call(self, before: str) -> Reading[None]:
         """Read a JSON object: a call, or else text, together with the text `before` it."""
