@@ -1,135 +1,183 @@
-"""A head learns from texts of its target, continues a training, and is calibrated."""
+"""A head is trained as it is used, learns, continues a training, and is calibrated."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 torch = pytest.importorskip("torch", reason="needs the extra `train`")
 
-from specops.heads.examples import Examples, frequent_tokens  # noqa: E402
-from specops.heads.export import write_head  # noqa: E402
-from specops.heads.network import HeadNetwork  # noqa: E402
+from specops.heads import training  # noqa: E402
+from specops.heads.checkpoint import HeadCheckpoint  # noqa: E402
+from specops.heads.layer import Target  # noqa: E402
+from specops.heads.making import write_head  # noqa: E402
+from specops.heads.network import DistillationLoss, HeadNetwork, new_config  # noqa: E402
 from specops.heads.storage import Conversation  # noqa: E402
-from specops.heads.training import Training, acceptance, calibrate, guesses, new_network  # noqa: E402
-from specops.models.graph.prepack import prepack  # noqa: E402
-from specops.models.head_folder import HeadFolder  # noqa: E402
-from specops.runtime.model_runner import DraftHead  # noqa: E402
-from specops.runtime.session import open_session  # noqa: E402
-from tests.draft_heads import random_weights  # noqa: E402
+from specops.heads.teacher import Teacher  # noqa: E402
+from specops.heads.training import GUESSES, Training, acceptance, calibrate, rounds  # noqa: E402
+from tests.eagle_heads import Reference  # noqa: E402
 
-VOCAB, SIZE, TABLE = 40, 64, 32
-ROWS = np.random.default_rng(1).normal(size=(VOCAB, SIZE)).astype(np.float32)
+VOCAB, SIZE = 40, 64
+TOKENS = [token for token in range(VOCAB) if token % 5]  # that it can guess
+TARGET = Target(VOCAB, SIZE, 8, 128)
+CONFIG = new_config(TARGET, len(TOKENS))
+ROWS = torch.randn((VOCAB, SIZE), generator=torch.Generator().manual_seed(1))
+
+
+class Stairs(Teacher):
+    """A target that says token + 7 in four of five cases, and whose layers show the last token."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENS, VOCAB, torch.device("cpu"), 4)
+
+    def read(
+        self, wholes: Sequence[list[int]], counts: Sequence[int]
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        parts = [torch.cat([ROWS[whole[:-1]]] * 3, -1) for whole in wholes]
+        ends = zip(wholes, counts, strict=True)
+        before = torch.tensor([token for x, n in ends for token in x[len(x) - 1 - n : -1]])
+        chances = torch.full((len(before), VOCAB), 0.2 / (VOCAB - 1))
+        chances[torch.arange(len(before)), (before + 7) % VOCAB] = 0.8
+        return parts, chances.log()
+
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        return ROWS[tokens]
 
 
 def conversations(texts: int, seed: int = 0) -> list[Conversation]:
-    """Texts in which token + 7 follows in four of five cases; the states show the next token."""
     rng, found = np.random.default_rng(seed), []
     for number in range(texts):
         tokens = [int(rng.integers(VOCAB))]
-        while len(tokens) < 20:
+        while len(tokens) < 20 + number % 5:
             step = 7 if rng.random() < 0.8 else int(rng.integers(VOCAB))
             tokens.append((tokens[-1] + step) % VOCAB)
-        states = ROWS[tokens] * 0.3 + rng.normal(size=(20, SIZE)) * 0.1
-        found.append(
-            Conversation(
-                number, np.zeros(1, np.int32), np.array(tokens, np.int32), states.astype(np.float16)
-            )
-        )
+        prompt, answer = np.split(np.array(tokens, np.int32), [number % 4])
+        found.append(Conversation(number, prompt, answer))
     return found
 
 
-@pytest.fixture(scope="module")
-def tokens() -> list[int]:
-    return frequent_tokens(conversations(60), TABLE)
+def new_network(seed: int = 0) -> HeadNetwork:
+    return HeadNetwork(CONFIG, ROWS[TOKENS], seed)
 
 
-@pytest.fixture(scope="module")
-def examples(tokens: list[int]) -> tuple[Examples, Examples]:
-    learnt, unseen = conversations(60), conversations(12, seed=1)
-    return tuple(Examples.of(part, tokens, ROWS[tokens]) for part in (learnt, unseen))  # type: ignore[return-value]
+def test_a_lesson_has_what_the_target_makes_of_texts() -> None:
+    texts = conversations(4)
+    lesson = Stairs().lesson(texts)
+    whole = [*texts[3].prompt.tolist(), *texts[3].tokens.tolist()]
+    assert lesson.taught.shape == (4, 21)
+    # Entry t guesses token t + 2; the answer begins at 3 and has 20 tokens.
+    assert lesson.taught[3].nonzero().squeeze(1).tolist() == list(range(1, 21))
+    assert lesson.taught[0].sum() == 18  # the first two tokens cannot be guessed
+    torch.testing.assert_close(lesson.embeddings[3], ROWS[whole[1:-1]])
+    torch.testing.assert_close(lesson.states[3, :, :SIZE], ROWS[whole[:-2]])
+    torch.testing.assert_close(lesson.shares.sum(-1), torch.ones(len(lesson.mass)))
+    came = [TOKENS.index(token) if token in TOKENS else -1 for token in whole[3:]]
+    assert lesson.chosen[-20:].tolist() == came
+    assert lesson.mass.min() < 0.2  # where the likeliest token cannot be guessed
+    assert lesson.mass.max() > 0.9
 
 
-def test_examples_are_positions_with_what_comes_next(
-    tokens: list[int], examples: tuple[Examples, Examples]
-) -> None:
-    found, first = examples[0], conversations(60)[0].tokens.tolist()
-    assert len(found) == 60 * 19
-    assert found.followed.sum() == 60 * 18
-    codes = [tokens.index(token) if token in tokens else TABLE for token in first]
-    assert found.codes[:19].tolist() == codes[:-1]
-    assert found.chosen[:19].tolist() == codes[1:]
-    outside = found.chosen == TABLE
-    assert outside.any()
-    assert (found.labels[outside, 0] == TABLE).all()
-    assert (found.probs.sum(1) <= 1.0001).all()
+def test_unrolled_it_computes_what_a_head_does_in_use(tmp_path: Path) -> None:
+    """One guess after the other, by a reference of the format, from the text alone."""
+    network, lesson = new_network(), Stairs().lesson(texts := conversations(2))
+    for values in network.weights.values():
+        if values.ndim == 1:
+            torch.nn.init.uniform_(values, 0.5, 1.5)
+    tensors = {name: values.detach().numpy() for name, values in network.weights.items()}
+    tensors["d2t"] = np.array(TOKENS) - np.arange(len(TOKENS))
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    reference = Reference(tmp_path, ROWS, ROWS)
+    with torch.no_grad():
+        found = list(network.guess(lesson.embeddings, lesson.states, GUESSES))
+        for row, item in enumerate(texts):
+            whole = [*item.prompt.tolist(), *item.tokens.tolist()]
+            states = [ROWS[whole]] * 3
+            for begun in (0, 3, 12):
+                for guess in range(GUESSES):
+                    known = begun + 2
+                    expected = reference.logits(whole[:known], whole[known : known + guess], states)
+                    logits = network.rows @ found[guess][row, begun + guess]
+                    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    random = torch.Generator().manual_seed(3)
+    rows = torch.randn((12, 8), generator=random)
+    states = torch.randn((700, 8), generator=random, requires_grad=True)  # two blocks
+    shares = torch.randn((700, 12), generator=random).softmax(-1)
+    mass = torch.rand(700, generator=random)
+    loss = DistillationLoss.apply(states, rows, (shares, mass), (0.3, 2.0))
+    (found,) = torch.autograd.grad(2 * loss, states)
+    logs = (states @ rows.T).log_softmax(-1)
+    variation = (logs.exp() - shares).abs().sum(-1) / 2
+    expected = (mass * (0.3 * -(shares * logs).sum(-1) + 2.0 * variation)).mean()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(found, torch.autograd.grad(2 * expected, states)[0])
 
 
 def test_it_learns_and_goes_on_where_it_stopped(
-    tmp_path: Path, examples: tuple[Examples, Examples], tokens: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, reported = torch.from_numpy(ROWS[tokens]), list[str]()
+    monkeypatch.setattr(training, "_WARM_UP", 10)
+    teacher, unseen, reported = Stairs(), conversations(40, seed=1), list[str]()
 
-    def training(seconds: float) -> tuple[HeadNetwork, Training]:
-        network = new_network(examples[0], rows)
-        file = tmp_path / "training.pt"
+    def trained(seconds: float) -> tuple[HeadNetwork, Training]:
+        network = new_network()
         return network, Training(
             network,
-            *examples,
+            teacher,
+            conversations(60),
+            unseen,
             seconds=seconds,
-            checkpoint=file,
+            checkpoint=tmp_path / "training.pt",
             tell=reported.append,
             clock=count().__next__,
         )
 
-    network, first = training(20)
-    before = acceptance(network, examples[1]).first
+    network, first = trained(20)
+    before = acceptance(rounds(network, teacher, unseen))
     first.run()
-    half = {name: value.clone() for name, value in network.state_dict().items()}
-    network, second = training(60)
+    half = {name: values.clone() for name, values in network.weights.items()}
+    network, second = trained(120)
     assert "continues" in reported[-1]
-    for name, value in network.state_dict().items():
-        torch.testing.assert_close(value, half[name])
+    assert (second.spent, second.seen) == (first.spent, first.seen)
+    for name, values in network.weights.items():
+        torch.testing.assert_close(values, half[name])
     second.run()
-    reached = acceptance(network, examples[1])
-    assert before < 0.2
-    assert reached.first > 0.5
-    assert "first guess right" in reported[-1]
-    _check_calibration(network, examples[1])
+    assert second.spent == 120
+    assert second.seen > 3 * first.seen
+    found = rounds(network, teacher, unseen)
+    reached = acceptance(found)
+    assert before[0] < 0.2
+    # Four fifths of the likeliest tokens can be guessed.
+    assert reached[0] > 0.45
+    assert min(reached[1:]) > 0.4  # behind right ones
+    assert "guesses right" in reported[-1]
+    (factor, summand), *more = calibrate([found])
+    assert len(more) == GUESSES - 1
+    sure, right = found[0]
+    promised = torch.sigmoid(factor * torch.logit(sure, 1e-4) + summand)
+    assert abs(float(promised.mean() - right.mean())) < 0.05
 
 
-def _check_calibration(network: HeadNetwork, unseen: Examples) -> None:
-    (factor, summand), _ = calibrate(network, unseen)
-    sure, right = guesses(network, unseen)
-    promised = torch.sigmoid(factor * torch.logit(sure[:, 0], 1e-4) + summand)
-    assert abs(float(promised.mean() - right[:, 0].float().mean())) < 0.05
-
-
-def test_the_written_graph_computes_what_the_network_does(tmp_path: Path) -> None:
-    rng, rows = np.random.default_rng(2), ROWS[:TABLE]
-    weights = random_weights(rows)
-    network = HeadNetwork(torch.from_numpy(rows), 1.0)
-    state = {name: torch.from_numpy(value) for name, value in weights.items() if name != "table"}
-    network.load_state_dict(
-        state | {"rows": torch.from_numpy(rows), "other": torch.from_numpy(weights["table"][-1:])}
-    )
-    write_head(HeadFolder(tmp_path, "m", VOCAB, SIZE, tuple(range(TABLE)), ((1, 0),)), weights)
-    prepack(tmp_path / "head.onnx", tmp_path / "laid-out.onnx")
-    session = open_session(tmp_path / "laid-out.onnx")
-    head = DraftHead(session, num_slots=4, hidden_size=SIZE, table_size=TABLE)
-    for some in (3, 1, 3):
-        head.codes[:] = rng.integers(0, TABLE + 1, 4)
-        head.states[:] = rng.normal(size=(4, SIZE))
-        best, sure = head.guess(some)
-        with torch.no_grad():
-            logits, states = network(
-                torch.from_numpy(head.codes[:some]), torch.from_numpy(head.states[:some])
-            )
-        shares = logits.softmax(-1).numpy()
-        likely = shares[:, :-1].max(1)
-        np.testing.assert_allclose(shares[np.arange(some), best], likely, atol=0.1)
-        np.testing.assert_allclose(sure, likely, atol=0.1)
-        np.testing.assert_allclose(head.next_states[:some], states.numpy(), atol=0.1)
+def test_what_is_written_is_a_checkpoint_in_8_bits(tmp_path: Path) -> None:
+    network = new_network()
+    write_head(tmp_path, CONFIG | {"calibration": [[1.0, 0.0]]}, network, TOKENS)
+    checkpoint = HeadCheckpoint(tmp_path)
+    assert checkpoint.tensors["fc.weight"].dtype == "I8"
+    shapes = {name: tuple(values.shape) for name, values in network.weights.items()}
+    checkpoint.expect(shapes, ("d2t", "t2d"))
+    for name, values in network.weights.items():
+        if values.ndim > 1:
+            (part,) = checkpoint.matrix(name).parts
+            read = torch.from_numpy(part)
+            largest = values.unflatten(1, (-1, 64)).abs().amax(-1, keepdim=True)
+            error = (read - values).unflatten(1, (-1, 64)).abs()
+            assert (error <= largest / 250).all()

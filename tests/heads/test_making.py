@@ -1,74 +1,67 @@
-"""A head is made from start to end, with one interruption, and then serves."""
+"""A head is made from start to end, with interruptions, and then serves; more time goes on."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from specops.cli.main import main
 from specops.config import Settings
+from specops.engine.engine import Engine
 from specops.heads.evaluation import Evaluation
-from specops.heads.storage import Conversation, ConversationStore
-from specops.models.folder import ModelError
+from specops.heads.storage import Conversation
+from specops.models.folder import ModelError, ModelFolder
+from tests.conftest import THREADS
+from tests.generating import generate
 
-pytest.importorskip("torch", reason="needs the extra `train`")
-from specops.heads import making
+torch = pytest.importorskip("torch", reason="needs the extra `train`")
 
-MINUTES = "0.5"
+from specops.heads import conversations, evaluation, making, on_gpu, training  # noqa: E402
+from specops.heads.convert import target_of  # noqa: E402
+from specops.heads.making import Progress, make_head  # noqa: E402
+from specops.heads.network import new_config  # noqa: E402
+from specops.heads.on_gpu import TorchTeacher, load_target  # noqa: E402
+from specops.heads.teacher import EngineTeacher, Lesson  # noqa: E402
+
+MINUTES = 2.0  # of a clock that goes on by some seconds with each step
 
 
-def command(out: Path) -> list[str]:
-    flags = ["--model", "demo", "--out", str(out), "--minutes", MINUTES, "--threads", "1"]
-    return [sys.executable, "-m", "specops", "draft", "make", *flags]
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts, few measurements, and a line of progress whenever there is one."""
+    for module, name, value in (
+        (conversations, "_ANSWER_TOKENS", 12),
+        (conversations, "_LEAST_DISTINCT", 0.0),
+        (making, "_HELD_OUT", 3),
+        (making, "_WRITING", 0.7),
+        (making, "_TRAINING", 0.1),
+        (making, "_REPORT_SECONDS", 0.0),
+        (training, "_REPORT_SECONDS", 0.0),
+        (training, "_REPORTED", 2),
+        (evaluation, "_PROMPTS", 1),
+        (evaluation, "_TOKENS", 8),
+    ):
+        monkeypatch.setattr(module, name, value)
 
 
-@pytest.mark.e2e
-def test_a_head_is_made_with_an_interruption_and_serves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, work = tmp_path / "head", tmp_path / "head.making"
-    environment = {**os.environ, "SPECOPS_CACHE_DIR": str(tmp_path / "cache")}
-    first = subprocess.Popen(
-        command(out), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert first.stderr is not None
-    for line in first.stderr:  # the first line of the training
-        if line.startswith("training"):
-            first.send_signal(signal.SIGINT)
-    first.communicate(timeout=60)
-    assert first.returncode == 130
-    assert not out.exists()
-    written = json.loads((work / "progress.json").read_text())
-    second = subprocess.run(
-        command(out), env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert second.returncode == 0, second.stderr
-    assert json.loads((work / "progress.json").read_text()) - written < 5  # seconds of writing
-    assert re.search(r"the head (pays|does not pay) here: \d", second.stdout)
-    reached = [float(share) for share in re.findall(r"first guess right ([\d.]+)%", second.stderr)]
-    assert reached
-    assert reached[-1] > 3  # by chance: a two-hundredth of that
-    card = (out / "README.md").read_text()
-    assert "held-out conversations" in card
-    assert {path.name for path in out.iterdir()} == {"README.md", "head.json", "head.onnx"}
-    arguments = ["generate", "def add(", "--model", "demo", "--max-new-tokens", "24"]
-    texts = []
-    for draft, drafter in ((str(out), "head"), (str(out), "cascade"), ("none", "none")):
-        assert main([*arguments, "--draft", draft, "--drafter", drafter, "--threads", "1"]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] == texts[2]
+def clock(seconds: int = 2) -> Callable[[], float]:
+    return count(step=seconds).__next__
+
+
+def stopping_at(word: str, said: list[str]) -> Callable[[str], None]:
+    def tell(text: str) -> None:
+        said.append(text)
+        if text.startswith(word):
+            raise KeyboardInterrupt
+
+    return tell
 
 
 @pytest.fixture
@@ -90,6 +83,115 @@ def make(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("small")
+def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) -> None:
+    settings = Settings(model="demo", threads=THREADS, cache_dir=tmp_path / "cache")
+    out, work, said = tmp_path / "head", tmp_path / "head.making", list[str]()
+    for stop in ("writing", "training"):
+        with pytest.raises(KeyboardInterrupt):
+            make_head(settings, out, MINUTES, stopping_at(stop, said), clock=clock())
+        assert not out.exists()
+    assert (work / "training.pt").exists()
+    texts = (work / "conversations.i32").read_bytes()
+    said.clear()
+    result = make_head(settings, out, MINUTES, said.append, clock=clock())
+    assert re.match(r"the head (pays|does not pay) here: \d", result.verdict)
+    assert said[0].startswith("training continues after")
+    assert (work / "conversations.i32").read_bytes() == texts  # its time was used up
+    assert {path.name for path in out.iterdir()} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    }
+    config = json.loads((out / "config.json").read_text())
+    assert len(config["calibration"]) == training.GUESSES
+    assert "held-out conversations" in (out / "README.md").read_text()
+
+    said.clear()
+    make_head(settings, out, MINUTES, said.append, more=True, clock=clock())
+    assert (work / "conversations.i32").read_bytes().startswith(texts)
+    assert len((work / "conversations.i32").read_bytes()) > len(texts)
+    assert any(text.startswith("training continues after") for text in said)
+    assert json.loads((work / "progress.json").read_text())["minutes"] == 2 * MINUTES
+
+    engine = Engine.load(replace(settings, draft=str(out), slots=1, context=128))
+    plain, drafted = (
+        [piece.token for piece in generate(engine, "def add(", 24, drafter=drafter)[0]]
+        for drafter in ("none", "head")
+    )
+    assert plain == drafted
+
+
+@pytest.mark.usefixtures("small")
+def test_on_another_device_a_target_in_torch_writes_and_teaches(
+    tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's processor stands for a GPU: all that it runs is torch's."""
+    monkeypatch.setattr(on_gpu, "_WAITING", 24)
+    settings, said = replace(tiny_settings, draft="none"), list[str]()
+    make_head(settings, tmp_path / "head", MINUTES, said.append, device="cpu:0", clock=clock(6))
+    assert any(text.startswith("writing") for text in said)
+    assert any(text.startswith("training") for text in said)
+    assert (tmp_path / "head" / "model.safetensors").exists()
+
+
+def test_a_target_in_torch_teaches_what_the_engine_does(tiny_pair: Path, tmp_path: Path) -> None:
+    folder = ModelFolder.read(tiny_pair / "target" / "onnx" / "fp32", "tiny")
+    tokens = list(range(0, 320, 2))
+    config = new_config(target_of(folder.graph, folder.context_length), len(tokens))
+    layers = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    rng = np.random.default_rng(0)
+    texts = [
+        Conversation(0, *(rng.integers(0, 320, count, np.int32) for count in (asked, length)))
+        for asked, length in ((3, 20), (1, 31), (12, 4))
+    ]
+    model = load_target(tiny_pair / "target", torch.device("cpu"))
+    lessons: list[Lesson] = [
+        teacher.lesson(texts)
+        for teacher in (
+            EngineTeacher(folder, layers, tokens, tmp_path),
+            TorchTeacher(model, layers, tokens),
+        )
+    ]
+    for ours, theirs, name in zip(*lessons, Lesson._fields, strict=True):
+        if name == "states":  # behind a text's end they are not read
+            padding = lessons[0].states.abs().sum(-1, keepdim=True) == 0
+            theirs = theirs.masked_fill(padding, 0)  # noqa: PLW2901
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_model_that_torch_cannot_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"transformers cannot load {tmp_path} for --device"):
+        load_target(tmp_path, torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_said_before_any_work(
+    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "head", capsys, "--device", "cuda") == (
+        "specops: torch sees no GPU here: leave --device out\n"
+    )
+    assert loads == []
+
+
+def test_evenings_add_up_and_a_repeated_call_does_not(tmp_path: Path) -> None:
+    def plan(minutes: float, *, more: bool, finished: bool = True) -> float:
+        progress = Progress(tmp_path / "progress.json")
+        whole = progress.plan(minutes, more=more)
+        progress.known["finished"] = finished
+        progress.save()
+        return whole
+
+    assert plan(60, more=False, finished=False) == 60
+    assert plan(60, more=False) == 60
+    assert plan(60, more=False) == 60
+    assert plan(120, more=True, finished=False) == 180
+    assert plan(120, more=True) == 180  # it was interrupted
+    assert plan(120, more=True) == 300
+    assert plan(30, more=False) == 30
+
+
 @pytest.mark.parametrize("out", ["notes", "notes/todo", "."])
 def test_nothing_but_a_head_is_replaced(
     out: str,
@@ -103,7 +205,9 @@ def test_nothing_but_a_head_is_replaced(
     (tmp_path / "notes" / "todo").write_text("keep")
     monkeypatch.chdir(tmp_path)
     said = make(Path(out), capsys)
-    assert re.fullmatch(rf"specops: {(tmp_path / out).resolve()}: .*(head\.json|current).*\n", said)
+    assert re.fullmatch(
+        rf"specops: {(tmp_path / out).resolve()}: .*(config\.json|current).*\n", said
+    )
     assert loads == []
     assert (tmp_path / "notes" / "todo").read_text() == "keep"
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
@@ -113,11 +217,20 @@ def test_an_earlier_head_and_a_new_folder_may_be_written(
     tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "head.json").touch()
+    (tmp_path / "old" / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
     for name in ("old", "new"):
         assert make(tmp_path / name, capsys) == "specops: no more is needed here\n"
     assert len(loads) == 2
-    assert [path.name for path in tmp_path.rglob("*")] == ["old", "head.json"]
+    assert (tmp_path / "old" / "config.json").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_is_no_earlier_head(
+    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert "is a model's folder: choose another --out" in make(tmp_path, capsys)
+    assert loads == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(
@@ -128,55 +241,32 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 
 def test_conversations_of_another_model_are_not_learnt_from(tmp_path: Path) -> None:
-    making._keep_to(tmp_path, "qwen", "sha256:1", 576)
-    making._keep_to(tmp_path, "the same, elsewhere", "sha256:1", 576)
+    Progress(tmp_path / "progress.json").keep_to("qwen", "sha256:1", 576)
+    Progress(tmp_path / "progress.json").keep_to("the same, elsewhere", "sha256:1", 576)
     for digest, size in (("sha256:2", 576), ("sha256:1", 64), ("", 576)):
         with pytest.raises(ModelError, match=r"another model, qwen, .* --out, or") as refused:
-            making._keep_to(tmp_path, "smollm", digest, size)
+            Progress(tmp_path / "progress.json").keep_to("smollm", digest, size)
         assert str(tmp_path) in str(refused.value)
 
 
+@pytest.mark.usefixtures("small")
 def test_an_hour_of_work_is_not_lost_to_a_short_context(
     tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head is measured in the context that its conversations were written in."""
     seen: list[Settings] = []
 
-    def evaluate(settings: Settings, conversations: object) -> Evaluation:
+    def evaluate(settings: Settings, conversations: object) -> list[Evaluation]:
         seen.append(settings)
         ways = {"suffix": 1.0, "head": 1.0, "cascade": 1.0}
-        return Evaluation(1, 7, ways, ways)
+        return [Evaluation(0.0, 1, 7, ways, ways)]
 
     monkeypatch.setattr(making, "evaluate", evaluate)
-    rng, store = np.random.default_rng(0), ConversationStore(tmp_path / "head.making/conversations")
-    for number in range(12):
-        tokens = rng.integers(0, 320, 30, np.int32)
-        store.add(Conversation(number, tokens, tokens, rng.random((30, 256)).astype(np.float16)))
     short = replace(tiny_settings, draft="none", context=16)
-    making.make_head(short, tmp_path / "head", 1e-3, lambda text: None)
-    assert [settings.context for settings in seen] == [making._CONTEXT]
+    make_head(short, tmp_path / "head", MINUTES, lambda text: None, clock=clock())
+    assert [settings.context for settings in seen] == [making.LENGTH]
     assert "on 7 threads" in (tmp_path / "head" / "README.md").read_text().replace("\n", " ")
-    known = json.loads((tmp_path / "head.making" / "target.json").read_text())
+    known = json.loads((tmp_path / "head.making" / "progress.json").read_text())["target"]
     assert known["name"] == "target"
     assert known["hidden_size"] == 256
     assert known["source_digest"].startswith("sha256:")
-
-
-def test_no_more_is_written_than_training_has_memory_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Endless:
-        def __init__(self, engine: Any) -> None: ...
-
-        def conversations(self, first: int) -> Iterator[Conversation]:
-            tokens, states = np.zeros(4, np.int64), np.zeros((4, 2), np.float16)
-            for number in count(first):
-                yield Conversation(number, tokens, tokens, states)
-
-    monkeypatch.setattr(making, "Writer", Endless)
-    monkeypatch.setattr(making, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(making, "page_cache_room", lambda: 50_000)
-    store, reported = ConversationStore(tmp_path), list[str]()
-    making._write(cast(Any, None), store, tmp_path / "progress.json", 60.0, reported.append)
-    assert 50_000 < making._TRAINING_BYTES * store.nbytes < 100_000
-    assert reported == ["writing ends here: training on more would not fit into memory"]

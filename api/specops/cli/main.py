@@ -117,7 +117,14 @@ def _parser() -> argparse.ArgumentParser:
     actions = draft.add_subparsers(required=True, metavar="WHAT")
     make = actions.add_parser("make", help="train a draft head for a model on its own words")
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    make.add_argument("--minutes", type=float, default=60.0, metavar="N", help="default: 60")
+    time = make.add_mutually_exclusive_group()
+    time.add_argument(
+        "--minutes", type=float, default=60.0, metavar="N", help="for all of it; default: 60"
+    )
+    time.add_argument("--more", type=float, metavar="HOURS", help="go on with an earlier head")
+    make.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s"
+    )
     add_settings(make, "model", "target", "quant", "threads")
     make.set_defaults(command=_make_head)
     return parser
@@ -301,8 +308,10 @@ def _bench_load(options: argparse.Namespace) -> int:
 
 
 def _make_head(options: argparse.Namespace) -> int:
-    if not 0 < options.minutes < math.inf:
-        raise ConfigError("--minutes takes a number above 0")
+    more = options.more is not None
+    minutes = 60 * options.more if more else options.minutes
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"--{'more' if more else 'minutes'} takes a number above 0")
     if find_spec("torch") is None:
         raise CommandError(
             "making a head needs torch, which serving does not: install it with "
@@ -315,7 +324,9 @@ def _make_head(options: argparse.Namespace) -> int:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        head = make_head(settings_of(options), options.out, options.minutes, report)
+        head = make_head(
+            settings_of(options), options.out, minutes, report, more=more, device=options.device
+        )
     except (RuntimeError, *PROMPT_ERRORS) as error:
         raise CommandError(error) from error
     print(f"{options.out}: {head.verdict}")

@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 from specops.heads.evaluation import Evaluation
-from specops.heads.training import Acceptance
-from specops.models.head_folder import HeadFolder
 from specops.runtime import kernels
 
 
-def card(head: HeadFolder, result: Evaluation, written: int, reached: Acceptance) -> str:
+class Making(NamedTuple):
+    """How a head was made.
+
+    Attributes:
+        target: name of its target.
+        written: number of answer tokens that the target has written, held-out ones included.
+        seen: number of tokens that it has learnt from; those that were read twice count twice.
+        minutes: for both.
+        rows: number of tokens that it can guess.
+        reached: shares of right guesses behind right ones, by kind of text.
+    """
+
+    target: str
+    written: int
+    seen: int
+    minutes: float
+    rows: int
+    reached: Mapping[str, Sequence[float]]
+
+
+def card(made: Making, results: Sequence[Evaluation]) -> str:
     """Return the card as Markdown.
 
     Args:
-        head: the head's folder.
-        result: the measured speeds.
-        written: number of tokens that the target has written, held-out ones included.
-        reached: how often the guesses are right.
+        made: how the head was made.
+        results: the measured speeds, by temperature.
     """
+    reached = "\n".join(
+        f"| {kind} | {' | '.join(f'{share:.0%}' for share in shares)} |"
+        for kind, shares in made.reached.items()
+    )
+    guesses = range(1, 1 + max(map(len, made.reached.values())))
     rows = "\n".join(
-        f"| `{name}` | {speed:.2f} | {result.tokens_per_jump[name]:.2f} |"
+        f"| `{name}` | {result.temperature} | {speed:.2f} | {result.tokens_per_jump[name]:.2f} |"
+        for result in results
         for name, speed in result.speedup.items()
     )
-    return f"""# Draft head for {head.target}
+    first = results[0]
+    return f"""# Draft head for {made.target}
 
-Guesses the next one or two tokens of {head.target} from its last hidden state and its last token.
-The target verifies every guess, so the output does not change; a guess can only save time. Made by
-`specops draft make`, used with `SPECOPS_DRAFT` set to this folder.
+An EAGLE-3.1 head: one decoder layer that guesses the next tokens of {made.target} from what three
+of its layers made of the last ones. The target verifies every guess, so the output does not change;
+a guess can only save time. Made by `specops draft make`, used with `SPECOPS_DRAFT` set to this
+folder. Weights are in 8 bits; output rows and embedding are the target's own.
 
 ## How it was made
 
-The target wrote {written:,} tokens of answers to messages that it wrote itself, in several
-languages, at temperatures from 0 to 1; no other text was used. For each of these tokens the head
-learned the target's distribution, over its {len(head.tokens):,} most frequent tokens. One
-conversation in ten was left out of the training, for the measurements below.
+The target wrote {made.written:,} tokens of answers to messages that it wrote itself, in several
+languages, at temperatures from 0 to 1; no other text was used. From {made.seen:,} tokens of these
+texts the head learned the target's distributions over its {made.rows:,} most frequent tokens; both
+took {made.minutes / 60:.1f} hours. One conversation in nineteen was left out, for what follows.
 
 ## What it reaches
 
-The first guess is the token that the target chose in {reached.first:.0%} of the places. Where it is
-right, the second guess is right in {reached.second:.0%}.
+Of guesses behind right ones, so many were what the target chose:
 
-| drafter | speed over plain decoding, median | tokens per pass |
-| --- | ---: | ---: |
+| answers | {" | ".join(map(str, guesses))} |
+| --- |{" ---: |" * len(guesses)}
+{reached}
+
+| drafter | temperature | speed over plain decoding, median | tokens per pass |
+| --- | ---: | ---: | ---: |
 {rows}
 
-{result.prompts} conversations, greedy, one at a time, on {result.threads} threads with
-{kernels.kernel()} kernels; `cascade` looks up suffixes first, and asks the head where they are less
-than half sure. On this machine {result.verdict}.
+{first.prompts} held-out conversations, one at a time, on {first.threads} threads with
+{kernels.kernel()} kernels. On this machine {first.verdict}.
 
 ## Limits
 

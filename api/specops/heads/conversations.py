@@ -12,10 +12,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specops.engine.engine import Engine
-from specops.engine.request_state import RequestState
 from specops.heads.starters import STARTERS
 from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
@@ -32,7 +30,7 @@ _LEAST_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats i
 
 
 @dataclass(slots=True)
-class _Text:
+class Text:
     """A text that is being written.
 
     Attributes:
@@ -41,7 +39,10 @@ class _Text:
         prompt: tokens of the prompt.
         starter: beginning of a user's message; None for an answer.
         tokens: tokens so far.
-        states: for each token, the hidden state that it was chosen from.
+
+    Attributes:
+        name: of its request.
+        most: most tokens.
     """
 
     number: int
@@ -49,26 +50,33 @@ class _Text:
     prompt: tuple[int, ...]
     starter: str | None = None
     tokens: list[int] = field(default_factory=list)
-    states: list[NDArray[np.float16]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Different for a message and the answer to it."""
+        return f"{self.number}/{'message' if self.starter else 'answer'}"
+
+    @property
+    def most(self) -> int:
+        """Most tokens."""
+        return _ANSWER_TOKENS if self.starter is None else _MESSAGE_TOKENS
 
 
 class Writer:
     """Lets an engine write conversations.
 
     Args:
-        engine: an engine without other requests; its target returns hidden states from now on.
+        engine: an engine without other requests.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.room = engine.info.slots  # for texts at the same time
         self._engine = engine
-        self._states = engine.scheduler.target.output_hidden_states()
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, Text] = {}
         self._asked: set[str] = set()
 
-    def conversations(self, first: int) -> Generator[Conversation | None]:
-        """Yield conversations without end, in the order in which they are finished.
-
-        Yields None for a text that is not kept.
+    def conversations(self, first: int) -> Generator[list[Conversation]]:
+        """Write conversations without end; yield those that each step finishes and that are kept.
 
         Args:
             first: number of the first conversation.
@@ -76,77 +84,81 @@ class Writer:
         scheduler, number = self._engine.scheduler, first
         try:
             while True:
-                while len(self._texts) < self._engine.info.slots:
+                while len(self._texts) < self.room:
                     self._begin(number)
                     number += 1
-                outputs = scheduler.step().outputs
-                for sequence in scheduler.running:
-                    self._note(sequence)
-                for output in outputs:
-                    text = self._texts[output.request_id]
-                    text.tokens += [piece.token for piece in output.pieces]
-                    if output.finish is None:
-                        continue
-                    del self._texts[output.request_id]
+                finished = self.step()
+                for text in finished:
+                    del self._texts[text.name]
                     if text.starter is not None:
                         self._ask(text)
-                        yield None
-                    else:
-                        yield _conversation(text) if _worth_keeping(text.tokens) else None
+                yield [
+                    _conversation(text)
+                    for text in finished
+                    if text.starter is None and _worth_keeping(text.tokens)
+                ]
         finally:
             scheduler.cancel_all()
             scheduler.step()
             self._texts.clear()
 
-    def _begin(self, number: int) -> None:
-        """Start a user's message, or the text of a model without a chat template."""
-        sampling = replace(_MESSAGE, seed=number)
-        template = self._engine.chat_template
-        if template is None or not self._engine.info.chat:
-            self._add(_Text(number, sampling, self._engine.encode("")), _ANSWER_TOKENS)
-            return
-        starter = STARTERS[number % len(STARTERS)]
-        prompt = self._engine.tokenizer.encode(template.opening + starter, special_tokens=False)
-        self._add(_Text(number, sampling, prompt, starter), _MESSAGE_TOKENS)
-
-    def _ask(self, message: _Text) -> None:
-        """Start the answer to a message, if the message is new and leaves room for an answer."""
-        said = self._engine.tokenizer.decode(message.tokens)
-        asked = f"{message.starter}{said}".strip()
-        if asked in self._asked:
-            return
-        self._asked.add(asked)
-        temperature = _TEMPERATURES[message.number % len(_TEMPERATURES)]
-        sampling = SamplingParams(temperature=temperature, seed=message.number)
-        messages = with_system(question(asked), self._engine.info.system)
-        prompt = self._engine.encode_chat(self._engine.render_chat(messages))
-        if len(prompt) + _SHORTEST > self._engine.info.context:
-            return
-        self._add(_Text(message.number, sampling, prompt), _ANSWER_TOKENS)
-
-    def _add(self, text: _Text, most: int) -> None:
-        kind = "answer" if text.starter is None else "message"
-        name = f"{text.number}/{kind}"
-        self._texts[name] = text
+    def add(self, text: Text) -> None:
+        """Begin to write a text."""
         self._engine.scheduler.add(
             self._engine.admit(
                 GenerationRequest(
-                    request_id=name,
+                    request_id=text.name,
                     prompt_tokens=text.prompt,
-                    max_new_tokens=most,
+                    max_new_tokens=text.most,
                     sampling=text.sampling,
                     stream=False,
                 )
             )
         )
 
-    def _note(self, sequence: RequestState) -> None:
-        """Keep the state from which an answer's latest token was chosen."""
-        text = self._texts[sequence.request.request_id]
-        latest = len(text.states) == sequence.generated - 1
-        here = self._states.has(sequence.slot, len(sequence.tokens) - 1)
-        if text.starter is None and latest and here:
-            text.states.append(self._states.rows[sequence.slot].astype(np.float16))
+    def step(self) -> list[Text]:
+        """Write a little more; return the texts that are finished."""
+        finished = []
+        for output in self._engine.scheduler.step().outputs:
+            text = self._texts[output.request_id]
+            text.tokens += [piece.token for piece in output.pieces]
+            if output.finish is not None:
+                finished.append(text)
+        return finished
+
+    def _begin(self, number: int) -> None:
+        """Start a user's message, or the text of a model without a chat template."""
+        sampling = replace(_MESSAGE, seed=number)
+        template = self._engine.chat_template
+        if template is None or not self._engine.info.chat:
+            self._add(Text(number, sampling, self._engine.encode("")))
+            return
+        starter = STARTERS[number % len(STARTERS)]
+        prompt = self._engine.tokenizer.encode(template.opening + starter, special_tokens=False)
+        self._add(Text(number, sampling, prompt, starter))
+
+    def _ask(self, message: Text) -> None:
+        """Start the answer to a message, if the message is new and leaves room for an answer."""
+        said = self._engine.tokenizer.decode(message.tokens)
+        asked = f"{message.starter}{said}".strip()
+        if asked in self._asked:
+            return
+        self._asked.add(asked)
+        sampling = SamplingParams(temperature(message.number), seed=message.number)
+        messages = with_system(question(asked), self._engine.info.system)
+        prompt = self._engine.encode_chat(self._engine.render_chat(messages))
+        if len(prompt) + _SHORTEST > self._engine.info.context:
+            return
+        self._add(Text(message.number, sampling, prompt))
+
+    def _add(self, text: Text) -> None:
+        self._texts[text.name] = text
+        self.add(text)
+
+
+def temperature(number: int) -> float:
+    """At which the answer of a conversation is written; by its number."""
+    return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 
 def _worth_keeping(tokens: list[int]) -> bool:
@@ -155,8 +167,6 @@ def _worth_keeping(tokens: list[int]) -> bool:
     return len(tokens) >= _SHORTEST and len(grams) >= _LEAST_DISTINCT * (len(tokens) - _GRAM + 1)
 
 
-def _conversation(text: _Text) -> Conversation:
-    """Return a finished answer without its last token, whose state was lost with the slot."""
-    tokens = np.array(text.tokens[: len(text.states)], np.int32)
-    prompt = np.array(text.prompt, np.int32)
-    return Conversation(text.number, prompt, tokens, np.array(text.states[: len(tokens)]))
+def _conversation(text: Text) -> Conversation:
+    prompt, tokens = (np.array(part, np.int32) for part in (text.prompt, text.tokens))
+    return Conversation(text.number, prompt, tokens)

@@ -54,10 +54,7 @@ def convert(
         ExportError, ModelError, ModelLoadError: the head cannot be run beside this target; the
             message says why.
     """
-    embedding = Embedding(graph)
-    nodes = onnx.load(graph, load_external_data=False).graph.node
-    layers = sum(node.op_type in _MIXERS for node in nodes)
-    target = Target(*embedding.shape, layers, context)
+    embedding, target = Embedding(graph), target_of(graph, context)
     checkpoint = HeadCheckpoint(source, weights)
     layer = EagleLayer(checkpoint, target)
     tables = {"embed_tokens.weight": Matrix("the target's embedding", (embedding,))}
@@ -81,6 +78,18 @@ def convert(
         made.write()
         write_checksums(folder)
     return made
+
+
+def target_of(graph: Path, context: int) -> Target:
+    """What a head must know of a target.
+
+    Args:
+        graph: its exported graph.
+        context: in tokens.
+    """
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    layers = sum(node.op_type in _MIXERS for node in nodes)
+    return Target(*Embedding(graph).shape, layers, context)
 
 
 def _store(folder: Path, graph: str) -> WeightStore:

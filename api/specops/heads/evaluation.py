@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.heads.storage import Conversation
-from specops.request import GenerationRequest, GenerationStats
+from specops.request import GenerationRequest, GenerationStats, SamplingParams
 
 _PROMPTS = 24  # most prompts that are measured
 _TOKENS = 128  # most tokens of an answer
+_TEMPERATURES = (0.0, 0.7)
 _PAYS = 1.02  # a smaller speedup may be chance
 _LOOKUP, _HEAD, _BOTH = "suffix", "head", "cascade"
 
@@ -30,12 +31,14 @@ class Evaluation:
     """Results of a measurement.
 
     Attributes:
+        temperature: at which the answers were sampled.
         prompts: number of prompts.
         threads: number of threads that computed.
         speedup: median speedup over plain decoding, by drafter.
         tokens_per_jump: tokens per forward pass, by drafter.
     """
 
+    temperature: float
     prompts: int
     threads: int
     speedup: dict[str, float]
@@ -57,8 +60,8 @@ class Evaluation:
         )
 
 
-def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evaluation:
-    """Measure the head of `settings.draft`.
+def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> list[Evaluation]:
+    """Measure the head of `settings.draft`, greedily and at temperature 0.7, with seeds.
 
     Args:
         settings: the settings.
@@ -67,20 +70,26 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
     Raises:
         OutputsDiffer: the output with some drafter differs.
     """
-    engine = Engine.load(replace(settings, slots=1))
+    engine, chosen = Engine.load(replace(settings, slots=1)), conversations[:_PROMPTS]
+    return [_evaluate(engine, settings, chosen, temperature) for temperature in _TEMPERATURES]
+
+
+def _evaluate(
+    engine: Engine, settings: Settings, chosen: Sequence[Conversation], temperature: float
+) -> Evaluation:
     ways = (NO_DRAFTER, _LOOKUP, _HEAD, _BOTH)
     figures: dict[str, list[GenerationStats]] = {name: [] for name in ways}
-    chosen = conversations[:_PROMPTS]
     for turn, conversation in enumerate(chosen):
         texts = set()
         for way in (*ways[turn % len(ways) :], *ways[: turn % len(ways)]):
-            tokens, stats = _answer(engine, settings, conversation, way)
+            tokens, stats = _answer(engine, settings, conversation, way, temperature)
             figures[way].append(stats)
             texts.add(tokens)
         if len(texts) > 1:
             raise OutputsDiffer(f"conversation {conversation.number} differs between drafters")
     plain = [stats.tokens_per_second for stats in figures[NO_DRAFTER]]
     return Evaluation(
+        temperature,
         len(chosen),
         engine.info.threads,
         {
@@ -99,13 +108,18 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
 
 
 def _answer(
-    engine: Engine, settings: Settings, conversation: Conversation, drafter: str
+    engine: Engine,
+    settings: Settings,
+    conversation: Conversation,
+    drafter: str,
+    temperature: float,
 ) -> tuple[tuple[int, ...], GenerationStats]:
-    """Return the greedy answer with a drafter, and its figures."""
+    """Return the answer with a drafter, and its figures."""
     request = GenerationRequest(
         request_id=f"{conversation.number}-{drafter}",
         prompt_tokens=tuple(conversation.prompt.tolist()),
         max_new_tokens=_TOKENS,
+        sampling=SamplingParams(temperature, seed=conversation.number),
         drafter=drafter,
         k_draft=settings.max_k_draft,
         adaptive=True,

@@ -1,57 +1,77 @@
-"""Makes a head for a model: conversations, training, calibration, the folder, and measurements.
+"""Makes a head for a model: conversations, training, calibration, the checkpoint, measurements.
 
 All intermediate files stay in a folder beside the new one. So a call can continue after an
-interruption, and a call with more minutes continues the work of an earlier one.
+interruption, and a later call with more time continues the work of earlier ones.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.card import card
-from specops.heads.conversations import Writer
+from specops.heads.card import Making, card
+from specops.heads.conversations import Writer, temperature
+from specops.heads.convert import target_of
 from specops.heads.evaluation import Evaluation, evaluate
-from specops.heads.examples import Examples, frequent_tokens, held_out
-from specops.heads.export import write_head
+from specops.heads.network import HeadNetwork, new_config
+from specops.heads.on_gpu import TorchTeacher, TorchWriter, load_target
 from specops.heads.storage import Conversation, ConversationStore
 from specops.heads.target_rows import output_rows
-from specops.heads.training import Training, acceptance, calibrate, new_network
+from specops.heads.teacher import LENGTH, EngineTeacher, Teacher
+from specops.heads.training import Training, acceptance, calibrate, rounds
 from specops.models.folder import ModelError
-from specops.models.head_folder import HEAD_MANIFEST, HeadFolder
-from specops.models.prepare import choose, prepare
+from specops.models.head_folder import is_head_checkpoint
+from specops.models.prepare import choose, located, prepare
 from specops.models.progress import every
 from specops.system.folders import file_at_once, folder_at_once
-from specops.system.memory import page_cache_room
 
-_TOKENS = 4096  # size of the table: 97 % of what a chat model of 49,152 tokens writes
-_WRITING, _TRAINING = 0.55, 0.4  # shares of the time; the rest is for measurements
-_SLOTS, _CONTEXT = 24, 512  # while conversations are written
-_UNSEEN = 400  # held-out texts: with 100,000 tokens a share of 0.4 is known within 0.003
+_TOKENS = 8192  # that a head can guess: 94 % of what a chat model of 49,152 tokens writes
+_WRITING, _TRAINING = 0.35, 0.6  # shares of the time; the rest is for measurements
+_SLOTS = 24  # while conversations are written
+_HELD_OUT = 19  # one conversation of so many is used for measuring only; of all temperatures
+_UNSEEN = 400  # of which so many: with 80,000 tokens a share of 0.4 is known within 0.004
+_GROUP = 64  # weights that share a scale
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
-# Bytes of memory that the training takes for each byte of conversations. For the demo pair's 5.9 GB
-# it took 12.6 GB before the first step, and the page cache needs room, too.
-_TRAINING_BYTES = 3
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 Tell = Callable[[str], None]
 
 
-def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Evaluation:
+def make_head(
+    settings: Settings,
+    out: Path,
+    minutes: float,
+    tell: Tell,
+    *,
+    more: bool = False,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.monotonic,
+) -> Evaluation:
     """Make a draft head.
 
     Args:
         settings: name the target; settings of drafts are ignored.
         out: the folder to write; `out` with the suffix `.making` keeps the intermediate files.
-        minutes: duration of the whole call.
+        minutes: duration of the whole work, over all calls.
         tell: called with progress lines.
+        more: add the minutes to what earlier calls were given.
+        device: where the target writes and the head learns. "cpu": on the engine, and beside it;
+            another one of torch's: there, the target's checkpoint by transformers.
+        clock: returns seconds.
 
     Raises:
         ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
@@ -59,116 +79,222 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
         OSError: a folder cannot be written, or `out` is something else than a head.
     """
     out = out.resolve()
-    with folder_at_once(out, HEAD_MANIFEST) as path:
-        return _make(settings, path, out.with_name(f"{out.name}.making"), minutes, tell)
+    if (out / CONFIG).exists() and not is_head_checkpoint(out):
+        raise ModelError(f"{out} is a model's folder: choose another --out")
+    with folder_at_once(out, CONFIG) as path:
+        work = out.with_name(f"{out.name}.making")
+        progress = Progress(work / "progress.json", clock)
+        return _make(settings, path, progress, device, tell, minutes=minutes, more=more)
 
 
-def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell) -> Evaluation:
-    """Make a head in the folder `path`; `work` keeps the intermediate files."""
-    alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
+def _make(
+    settings: Settings,
+    path: Path,
+    progress: Progress,
+    device: str,
+    tell: Tell,
+    *,
+    minutes: float,
+    more: bool,
+) -> Evaluation:
+    """Make a head in the folder `path`; intermediate files lie beside that of `progress`."""
+    alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=LENGTH)
     choice = choose(alone)
     folder = prepare(
         choice.target, choice.target_quant, name=choice.name, cache_dir=alone.cache_dir, report=tell
     )
-    engine = Engine.load(alone)
-    size = engine.scheduler.target.hidden_size
-    work.mkdir(parents=True, exist_ok=True)
-    _keep_to(work, choice.name, folder.source_digest, size)
-    store = ConversationStore(work / "conversations")
-    _write(engine, store, work / "progress.json", 60 * _WRITING * minutes, tell)
-    if store.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
-        tell(f"learning from {most / store.nbytes:.0%} of it: more would not fit into memory")
-    conversations = list(store.first(most))
-    learnt, kept = ([c for c in conversations if held_out(c) is unseen] for unseen in (False, True))
-    if not learnt or not kept:
+    progress.keep_to(choice.name, folder.source_digest, folder.hidden_size)
+    minutes = progress.plan(minutes, more=more)
+    source = located(choice.target, alone.cache_dir)
+    model = None if device == "cpu" else load_target(source, torch.device(device))
+
+    def open_writer() -> Writer:
+        engine = Engine.load(alone)
+        return Writer(engine) if model is None else TorchWriter(engine, model, folder.end_tokens)
+
+    conversations = _written(open_writer, progress, 60 * _WRITING * minutes, tell)
+    unseen = [item for item in conversations if item.number % _HELD_OUT == 0]
+    texts = [item for item in conversations if item.number % _HELD_OUT]
+    if not texts or not unseen:
         raise ModelError(
-            f"{engine.info.name} has written too little to learn from ({len(conversations)} "
-            "texts): the same command with more --minutes continues from here"
+            f"{choice.name} has written too little to learn from ({len(conversations)} texts): "
+            "the same command with more --minutes continues from here"
         )
-    written = sum(len(item.tokens) for item in conversations)
-    tell(f"preparing {len(conversations):,} texts, {written:,} tokens")
-    tokens = _tokens(learnt, work / "tokens.json")
-    rows = output_rows(folder.graph, tokens, size)
-    examples, unseen = (Examples.of(part, tokens, rows) for part in (learnt, kept[:_UNSEEN]))
-    network = new_network(examples, torch.from_numpy(rows))
+    tokens = progress.known.setdefault("tokens", _frequent(texts))
+    progress.save()
+    target = target_of(folder.graph, folder.context_length)
+    config = new_config(target, len(tokens))
+    rows = output_rows(folder.graph, tokens, target.hidden_size)
+    network = HeadNetwork(config, torch.from_numpy(rows).to(device))
+    layers = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    teacher: Teacher
+    if model is None:
+        teacher = EngineTeacher(folder, layers, tokens, alone.cache_dir)
+    else:
+        teacher = TorchTeacher(model, layers, tokens)
     training = Training(
         network,
-        examples,
+        teacher,
+        texts,
         unseen,
         seconds=60 * _TRAINING * minutes,
-        checkpoint=work / "training.pt",
+        checkpoint=progress.folder / "training.pt",
         tell=tell,
+        clock=progress.clock,
     )
     training.run()
-    state = network.state_dict()
-    weights = {name: state[name].numpy() for name in state if name.endswith(".weight")}
-    weights["table"] = network.table.detach().numpy()
-    head = HeadFolder(
-        path, choice.name, engine.info.vocab_size, size, tuple(tokens), calibrate(network, unseen)
-    )
-    write_head(head, weights)
+    parts: dict[str, list[Conversation]] = {"greedy": [], "sampled": []}
+    for item in unseen[:_UNSEEN]:
+        parts["sampled" if temperature(item.number) else "greedy"].append(item)
+    found = {kind: rounds(network, teacher, part) for kind, part in parts.items()}
+    config["calibration"] = calibrate(found.values())
+    write_head(path, config, network, tokens)
     tell("measuring it on conversations that it was not trained on")
     # In the context that they were written in: in a shorter one they might not fit.
-    measured = replace(settings, draft=str(path), drafter="", context=_CONTEXT)
-    evaluation = evaluate(measured, kept)
-    (path / "README.md").write_text(
-        card(head, evaluation, written, acceptance(network, unseen)), encoding="utf-8"
+    served = replace(settings, draft=str(path), drafter="", context=LENGTH)
+    evaluations = evaluate(served, unseen)
+    made = Making(
+        choice.name,
+        written=sum(len(item.tokens) for item in conversations),
+        seen=training.seen,
+        minutes=(progress.known["written"] + training.spent) / 60,
+        rows=len(tokens),
+        reached={kind: acceptance(item) for kind, item in found.items()},
     )
-    return evaluation
+    (path / "README.md").write_text(card(made, evaluations), encoding="utf-8")
+    progress.known["finished"] = True
+    progress.save()
+    return evaluations[0]
 
 
-def _keep_to(work: Path, name: str, source_digest: str, hidden_size: int) -> None:
-    """Note whose conversations a folder keeps. Another quantization of the model is the same one.
+class Progress:
+    """What is known of a head that is being made, in a file of its own.
 
-    Raises:
-        ModelError: it keeps those of another model.
+    Args:
+        file: the file; its folder is made if missing.
+        clock: returns seconds.
+
+    Attributes:
+        folder: keeps the file.
+        known: seconds of writing so far (`written`), and what the methods add.
     """
-    file = work / "target.json"
-    own = {"name": name, "source_digest": source_digest or name, "hidden_size": hidden_size}
-    if not file.exists():
-        with file_at_once(file) as partial:
-            partial.write_text(json.dumps(own) + "\n", encoding="utf-8")
-    known = json.loads(file.read_text(encoding="utf-8"))
-    if any(known[key] != own[key] for key in ("source_digest", "hidden_size")):
-        raise ModelError(
-            f"{work} keeps conversations of another model, {known['name']}, and a head for {name} "
-            "cannot learn from them: choose another --out, or remove that folder"
-        )
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self.folder, self.clock = file, file.parent, clock
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.known: dict[str, Any] = {"written": 0.0}
+        if file.exists():
+            self.known = json.loads(file.read_text(encoding="utf-8"))
+
+    def save(self) -> None:
+        """Write the file."""
+        with file_at_once(self._file) as partial:
+            partial.write_text(json.dumps(self.known) + "\n", encoding="utf-8")
+
+    def keep_to(self, name: str, source_digest: str, hidden_size: int) -> None:
+        """Note whose conversations these are. Another quantization of a model is the same one.
+
+        Raises:
+            ModelError: they are those of another model.
+        """
+        own = {"source_digest": source_digest or name, "hidden_size": hidden_size}
+        known = self.known.setdefault("target", {"name": name, **own})
+        if any(known[key] != own[key] for key in own):
+            raise ModelError(
+                f"{self.folder} keeps conversations of another model, {known['name']}, and a "
+                f"head for {name} cannot learn from them: choose another --out, or remove that "
+                "folder"
+            )
+        self.save()
+
+    def plan(self, minutes: float, *, more: bool) -> float:
+        """The minutes of the whole work. An unfinished call, repeated, has the same end."""
+        asked = {"minutes": minutes, "more": more}
+        if self.known.get("finished", True) or self.known["asked"] != asked:
+            before = self.known.get("minutes", 0.0) if more else 0.0
+            self.known |= {"minutes": before + minutes, "asked": asked, "finished": False}
+            self.save()
+        whole: float = self.known["minutes"]
+        return whole
 
 
-def _write(
-    engine: Engine, store: ConversationStore, file: Path, seconds: float, tell: Tell
-) -> None:
-    """Write conversations until they have taken `seconds`, over all calls."""
-    spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
-    tokens = 0
-    began = time.monotonic()
+def _written(
+    open_writer: Callable[[], Writer], progress: Progress, seconds: float, tell: Tell
+) -> list[Conversation]:
+    """All conversations; writes more of them until they have taken `seconds`, over all calls."""
+    store = ConversationStore(progress.folder / "conversations.i32")
+    found = store.read()
+    spent = progress.known["written"]
+    if spent >= seconds:
+        return found
+    first = 1 + max((item.number for item in found), default=-1)
+    tokens, begun = 0, progress.clock()
     tell_due, save_due = every(_REPORT_SECONDS), every(_SAVE_SECONDS)
-    with closing(Writer(engine).conversations(store.next_number)) as written:
+    with closing(open_writer().conversations(first)) as written:
         try:
-            while (now := time.monotonic()) - began + spent < seconds:
-                if (conversation := next(written)) is not None:
+            for finished in written:
+                took = progress.clock() - begun
+                progress.known["written"] = spent + took
+                for conversation in finished:
                     store.add(conversation)
                     tokens += len(conversation.tokens)
+                found += finished
                 if tell_due():
-                    left = (seconds - spent - now + began) / 60
-                    rate = tokens / (now - began)
+                    left = max(0.0, seconds - spent - took) / 60
                     tell(
-                        f"writing: {tokens:,} tokens, {rate:,.0f} tokens/s, "
+                        f"writing: {tokens:,} tokens, {tokens / took:,.0f} tokens/s, "
                         f"about {left:.0f} min left"
                     )
                 if save_due():
-                    file.write_text(json.dumps(spent + now - began), encoding="utf-8")
-                    if store.nbytes * _TRAINING_BYTES > page_cache_room():
-                        tell("writing ends here: training on more would not fit into memory")
-                        return
+                    progress.save()
+                if spent + took >= seconds:
+                    break
         finally:
-            file.write_text(json.dumps(spent + time.monotonic() - began), encoding="utf-8")
+            progress.save()
+    return found
 
 
-def _tokens(conversations: list[Conversation], file: Path) -> list[int]:
-    """Return the tokens of the table; a continued training keeps its first ones."""
-    if not file.exists():
-        file.write_text(json.dumps(frequent_tokens(conversations, _TOKENS)), encoding="utf-8")
-    chosen: list[int] = json.loads(file.read_text(encoding="utf-8"))
-    return chosen
+def _frequent(conversations: Iterable[Conversation]) -> list[int]:
+    """The most frequent tokens of answers, in ascending order."""
+    counts = Counter[int]()
+    for conversation in conversations:
+        counts.update(conversation.tokens.tolist())
+    return sorted(token for token, _ in counts.most_common(_TOKENS))
+
+
+def write_head(
+    path: Path, config: dict[str, Any], network: HeadNetwork, tokens: Sequence[int]
+) -> None:
+    """Write a checkpoint into a folder. Matrices are in 8 bits, in compressed-tensors' format.
+
+    Args:
+        path: the folder.
+        config: its settings.
+        network: the head.
+        tokens: the target's tokens that it can guess, in the order of its output rows.
+    """
+    tensors = dict[str, NDArray[Any]]()
+    for name, weights in network.weights.items():
+        values = weights.detach().cpu().numpy()
+        if values.ndim == 1:
+            tensors[name] = values.astype(np.float16)
+            continue
+        groups = values.reshape(len(values), -1, math.gcd(values.shape[1], _GROUP))
+        scales = (np.abs(groups).max(-1).clip(1e-5) / 127).astype(np.float16)
+        codes = np.rint(groups / scales[..., None].astype(np.float32)).clip(-127, 127)
+        tensors[name] = codes.astype(np.int8).reshape(values.shape)
+        tensors[f"{name}_scale"] = scales
+    tensors["d2t"] = np.array(tokens) - np.arange(len(tokens))
+    tensors["t2d"] = np.isin(np.arange(config["vocab_size"]), tokens)
+    save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
+    weights = {"num_bits": 8, "type": "int", "symmetric": True}
+    weights |= {"strategy": "group", "group_size": _GROUP}
+    own = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    text = json.dumps(config | {"quantization_config": own}, indent=1) + "\n"
+    (path / CONFIG).write_text(text, encoding="utf-8")
+    (path / WEIGHTS).chmod((path / CONFIG).stat().st_mode)  # the library makes it its owner's

@@ -102,6 +102,10 @@ class Embedding:
     def __getitem__(self, rows: slice) -> Floats:
         return self._rows(range(*rows.indices(len(self))))
 
+    def look_up(self, tokens: Sequence[int]) -> Floats:
+        """The rows [n, size] of tokens [n]."""
+        return self._rows(tokens)
+
 
 def _looked_up(
     product: onnx.NodeProto,

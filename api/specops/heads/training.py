@@ -1,210 +1,217 @@
 """Trains a head on texts of its target, and calibrates it. A stopped training can continue later.
 
-The loss is the cross entropy to the target's distribution. Towards the end of the training, the
-head also makes a second guess from its own state, as in use.
+The head is unrolled from the start: it guesses several tokens in a row from its own states, as in
+use, and later guesses count less. The loss is the cross entropy to the target's distribution at
+first, and then mostly the total variation.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specops.heads.examples import Examples
-from specops.heads.network import HeadNetwork
+from specops.heads.network import DistillationLoss, HeadNetwork
+from specops.heads.storage import Conversation
+from specops.heads.teacher import Lesson, Teacher
+from specops.models.progress import every
 from specops.system.folders import file_at_once
 
-_BATCH = 512
-_RATE, _WARM_UP = 1.5e-3, 0.03
-_DECAY = 0.05
-_UNROLL_FROM = 0.7  # share of the time after which second guesses are trained
-_SECOND = 0.3  # weight of the loss of second guesses
-_LEAST = 1e-4  # smallest share whose logarithm is taken
-_REPORTED = 2048  # held-out positions that a progress line measures
-_REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
-_EDGE = 1e-6  # same value as in speculation/drafters/head.py
+GUESSES = 3  # in a row
+_FADING = 0.8  # weight of each guess, relative to the one before
+_RATE, _LAST_RATE = 1e-3, 0.03  # and its share at the end
+_WARM_UP = 100  # steps
+_DECAY = 0.02
+_VARIATION = 3.0  # weight of the total variation beside the cross entropy
+_LEAST_MIX, _MIXED_AFTER = 0.1, 0.5  # share of the cross entropy, from so much of the time on
+_NEIGHBOURS = 64  # lessons whose texts are sorted by length
+_REPORTED = 16  # held-out texts that a progress line measures
+_REPORT_SECONDS, _SAVE_SECONDS = 60.0, 120.0
+_EDGE = 1e-6  # same value as in speculation/drafters/calibration.py
 _FIT_STEPS = 50
-_START = 0.3  # initial scale, relative to hidden states: the first guesses are uncertain
 
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Shares of correct first guesses, and of correct second guesses after a correct first one."""
-
-    first: float
-    second: float
-
-
-def new_network(examples: Examples, rows: Tensor) -> HeadNetwork:
-    """Make an untrained network."""
-    torch.manual_seed(0)
-    scale = float(examples.states[:4096].float().square().mean().sqrt())
-    return HeadNetwork(rows, _START * scale)
+# For each guess in a row [n] how sure it is, and [n] whether it is right, 0 or 1.
+Found = Sequence[tuple[Tensor, Tensor]]
 
 
 class Training:
     """A training of a given duration.
 
     Args:
-        network: the network; it is trained in place.
-        examples: the examples to learn from.
-        held_out: examples for progress lines.
+        network: the head; it is trained in place.
+        teacher: reads the texts.
+        texts: to learn from.
+        unseen: texts for progress lines.
         seconds: duration of the training, over all calls.
         checkpoint: file with the state of the training.
         tell: called with progress lines.
         clock: returns seconds.
+
+    Attributes:
+        spent: seconds so far, over all calls.
+        seen: number of tokens so far that it has learnt from.
     """
 
     def __init__(
         self,
         network: HeadNetwork,
-        examples: Examples,
-        held_out: Examples,
+        teacher: Teacher,
+        texts: Sequence[Conversation],
+        unseen: Sequence[Conversation],
         *,
         seconds: float,
         checkpoint: Path,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._network, self._examples, self._held_out = network, examples, held_out
-        self._seconds, self._file, self._tell = seconds, checkpoint, tell
+        self._network, self._teacher, self._texts = network, teacher, texts
+        self._unseen, self._seconds, self._file = unseen[:_REPORTED], seconds, checkpoint
+        self._tell, self._clock = tell, clock
+        self._parameters = list(network.weights.values())
         self._optimizer = torch.optim.AdamW(
-            network.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=_DECAY
+            self._parameters, lr=_RATE, betas=(0.9, 0.98), weight_decay=_DECAY
         )
-        self._clock = clock
-        self._spent, self._seen = 0.0, 0
+        self.spent, self._steps, self.seen, self._mix = 0.0, 0, 0, 1.0
         if checkpoint.exists():
             self._load()
 
     def run(self) -> None:
         """Train until the time is used up."""
-        reported = saved = self._clock()
+        tell_due, save_due = every(_REPORT_SECONDS), every(_SAVE_SECONDS)
         try:
-            while self._spent < self._seconds:
+            for texts in self._batches():
+                if self.spent >= self._seconds:
+                    break
                 begun = self._clock()
-                self._step(self._spent / self._seconds)
-                now = self._clock()
-                self._spent += now - begun
-                if now - reported > _REPORT_SECONDS:
+                self._step(texts, self.spent / self._seconds)
+                self.spent += self._clock() - begun
+                if tell_due():
                     self._report()
-                    reported = now
-                if now - saved > _SAVE_SECONDS:
+                if save_due():
                     self._save()
-                    saved = now
         finally:
             self._save()
         self._report()
 
-    def _step(self, progress: float) -> None:
-        rate = _RATE * min(1.0, progress / _WARM_UP + 0.01)
+    def _batches(self) -> Iterator[list[Conversation]]:
+        """The texts in random order, again and again; those of a lesson are about as long."""
+        chosen = random.Random(self._steps)
+        while True:
+            order = list(self._texts)
+            chosen.shuffle(order)
+            count = self._teacher.texts
+            for start in range(0, len(order), _NEIGHBOURS * count):
+                part = sorted(
+                    order[start : start + _NEIGHBOURS * count],
+                    key=lambda item: len(item.prompt) + len(item.tokens),
+                )
+                lessons = [part[at : at + count] for at in range(0, len(part), count)]
+                chosen.shuffle(lessons)
+                yield from lessons
+
+    def _step(self, texts: list[Conversation], progress: float) -> None:
+        self._steps += 1
+        falling = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * progress)) / 2
         for group in self._optimizer.param_groups:
-            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * progress))
-        batch = torch.randint(len(self._examples), (_BATCH,))
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = self._loss(batch, unroll=progress >= _UNROLL_FROM)
+            group["lr"] = _RATE * min(1.0, self._steps / _WARM_UP) * falling
+        mix = 1 - (1 - _LEAST_MIX) * progress / _MIXED_AFTER
+        self._mix = max(_LEAST_MIX, min(self._mix, mix))  # more time does not raise it again
+        loss = self._loss(self._teacher.lesson(texts))
         self._optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
-        self._seen += len(batch)
+        self.seen += sum(len(item.tokens) for item in texts)
 
-    def _loss(self, batch: Tensor, *, unroll: bool) -> Tensor:
-        data = self._examples
-        logits, states = self._network(data.codes[batch], data.states[batch].float())
-        loss = _cross_entropy(logits, data.labels[batch], data.probs[batch])
-        if unroll:
-            on = data.followed[batch]
-            after = batch[on] + 1
-            logits, _ = self._network(data.codes[after], states[on])
-            loss = loss + _SECOND * _cross_entropy(logits, data.labels[after], data.probs[after])
-        return loss
+    def _loss(self, lesson: Lesson) -> Tensor:
+        rows = self._network.rows
+        precise = torch.bfloat16 if rows.is_cuda else torch.float32
+        total = torch.zeros((), device=rows.device)
+        for guess, states in enumerate(guessed(self._network, lesson)):
+            here, at = lesson.places(guess)
+            target = lesson.shares[at] if guess else lesson.shares, lesson.mass[at]
+            factors = self._mix, (1 - self._mix) * _VARIATION
+            loss = DistillationLoss.apply(states[here].to(precise), rows, target, factors)
+            total = total + _FADING**guess * loss
+        return total
 
     def _report(self) -> None:
-        reached = acceptance(self._network, self._held_out, _REPORTED)
-        left = max(0.0, self._seconds - self._spent) / 60
+        reached = acceptance(rounds(self._network, self._teacher, self._unseen))
+        left = max(0.0, self._seconds - self.spent) / 60
         self._tell(
-            f"training: {self._seen / max(self._spent, 1e-9):,.0f} tokens/s, "
-            f"{self._seen / len(self._examples):.1f} epochs, first guess right "
-            f"{reached.first:.1%}, second {reached.second:.1%}, about {left:.0f} min left"
+            f"training: {self.seen:,} tokens, {self.seen / max(self.spent, 1e-9):,.0f} "
+            f"tokens/s, guesses right {', '.join(f'{share:.1%}' for share in reached)}, "
+            f"about {left:.0f} min left"
         )
 
     def _save(self) -> None:
         state = {
-            "network": self._network.state_dict(),
+            "weights": self._network.weights,
             "optimizer": self._optimizer.state_dict(),
-            "spent": self._spent,
-            "seen": self._seen,
+            "counts": (self.spent, self._steps, self.seen, self._mix),
         }
         with file_at_once(self._file) as partial:
             torch.save(state, partial)
 
     def _load(self) -> None:
         state = torch.load(self._file, weights_only=True)
-        self._network.load_state_dict(state["network"])
+        with torch.no_grad():
+            for name, value in self._network.weights.items():
+                value.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._spent, self._seen = state["spent"], state["seen"]
-        self._tell(f"training continues after {self._spent / 60:.1f} minutes")
+        self.spent, self._steps, self.seen, self._mix = state["counts"]
+        self._tell(f"training continues after {self.spent / 60:.1f} minutes")
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
-    """Return the mean over [n] rows; the rest of each distribution counts as one more token."""
-    logs = logits.float().log_softmax(-1).gather(1, labels)
-    rest = (1 - probs.sum(-1)).clamp_min(0)
-    rest_logs = (1 - logs.exp().sum(-1)).clamp_min(_LEAST).log()
-    return -((probs * logs).sum(-1) + rest * rest_logs).mean()
+def guessed(network: HeadNetwork, lesson: Lesson) -> Iterator[Tensor]:
+    """The states [B, T, hidden] of each guess in a lesson."""
+    kind = network.rows.device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        yield from network.guess(lesson.embeddings, lesson.states, GUESSES)
 
 
-def guesses(
-    network: HeadNetwork, examples: Examples, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Guess twice at each position whose next two tokens are known, or at the first `most`.
+def rounds(network: HeadNetwork, teacher: Teacher, texts: Sequence[Conversation]) -> Found:
+    """Guess tokens of texts as in use, beginning at each.
 
     Returns:
-        [m, 2] probabilities of the two guesses, the second one if the first is right, and [m, 2]
-        whether the guesses are right.
+        The guesses; of later ones in a row, those behind right ones.
     """
-    at = examples.followed.nonzero().squeeze(1)[:most]
-    sure, right = [], []
+    sure, hits = ([[torch.zeros(0)] for _ in range(GUESSES)] for _ in range(2))
     with torch.no_grad():
-        for part in at.split(_BATCH):
-            codes, states = examples.codes[part], examples.states[part].float()
-            for guessed in (part, part + 1):
-                logits, states = network(codes, states)
-                best = logits[:, :-1].float().softmax(-1).max(-1)
-                known = 1 - logits.float().softmax(-1)[:, -1]
-                codes = examples.chosen[guessed]
-                sure.append(best.values * known)
-                right.append(best.indices == codes)
-    pairs = [torch.cat(values) for values in (sure[::2], sure[1::2], right[::2], right[1::2])]
-    return torch.stack(pairs[:2], 1), torch.stack(pairs[2:], 1)
+        for start in range(0, len(texts), teacher.texts):
+            lesson = teacher.lesson(texts[start : start + teacher.texts])
+            right = lesson.taught
+            for guess, states in enumerate(guessed(network, lesson)):
+                here, rows = lesson.places(guess, right)
+                best = (states[here].float() @ network.rows.T).softmax(-1).max(-1)
+                right = torch.zeros_like(here)
+                right[here] = best.indices == lesson.chosen[rows]
+                sure[guess].append(best.values.cpu())
+                hits[guess].append(right[here].cpu().float())
+    return [(torch.cat(a), torch.cat(b)) for a, b in zip(sure, hits, strict=True)]
 
 
-def acceptance(network: HeadNetwork, examples: Examples, most: int | None = None) -> Acceptance:
-    """Measure how often the guesses are right."""
-    _, right = guesses(network, examples, most)
-    first, both = right[:, 0].float().mean(), right.all(1).float().mean()
-    return Acceptance(float(first), float(both / first.clamp_min(1e-9)))
+def acceptance(found: Found) -> list[float]:
+    """The shares of right guesses, by place."""
+    return [float(right.mean()) if len(right) else 0.0 for _, right in found]
 
 
-def calibrate(network: HeadNetwork, examples: Examples) -> tuple[tuple[float, float], ...]:
+def calibrate(found: Iterable[Found]) -> list[tuple[float, float]]:
     """Fit factor and summand of the logits of each guess, so that its probabilities are true.
 
-    The second guess is fitted where the first one is right. (Platt 1999, Probabilistic outputs for
-    support vector machines.)
+    (Platt 1999, Probabilistic outputs for support vector machines.)
 
     Args:
-        network: the trained network.
-        examples: examples that it was not trained on.
+        found: what `rounds` found in texts that the head was not trained on, several times.
     """
-    sure, right = guesses(network, examples)
-    first = right[:, 0]
-    return _fit(sure[:, 0], first), _fit(sure[first, 1], right[first, 1])
+    guesses = zip(*found, strict=True)
+    return [_fit(*(torch.cat(part) for part in zip(*each, strict=True))) for each in guesses]
 
 
 def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
@@ -217,9 +224,7 @@ def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
         def closure() -> Tensor:
             optimizer.zero_grad()
             # The small term bounds the fit if there are few examples, all of them right.
-            loss = functional.binary_cross_entropy_with_logits(
-                line[0] * logits + line[1], right.float()
-            )
+            loss = functional.binary_cross_entropy_with_logits(line[0] * logits + line[1], right)
             loss = loss + (line - torch.tensor([1.0, 0.0])).square().sum() / len(sure)
             loss.backward()
             return loss
