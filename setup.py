@@ -29,8 +29,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
-COMMON += ("gather_operator", "short_conv_operator", "matmul", "matmul_trial", "attention")
-COMMON += ("sampling", "suffixes", "quantize", "tiles")
+COMMON += ("gather_operator", "short_conv_operator", "states_operator", "matmul", "matmul_trial")
+COMMON += ("attention", "sampling", "suffixes", "quantize", "tiles")
 # For each variant of the kernel of products its source and its flags. The other kernels gain
 # nothing from instructions for bytes.
 MATMUL = {
@@ -83,7 +83,7 @@ def objects(kind: str) -> Objects:
     for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
         name = f"matmul_{variant}"
         table[name] = (f"matmul_{source}", (*flags, f"-DMATMUL={name.upper()}"))
-    for kernel in ("attention", "sampling", "quantize", "short_conv"):
+    for kernel in ("attention", "sampling", "quantize", "short_conv", "states"):
         for variant, flags in ({"plain": ()} | VECTORS.get(kind, {})).items():
             name = f"{kernel}_{variant}"
             table[name] = (f"{kernel}_kernel", (*flags, f"-D{kernel.upper()}={name.upper()}"))

@@ -302,8 +302,9 @@ typedef struct {
     OrtValue inputs[MOST_TENSORS];
     size_t count;
     int absent;   // outputs
-    char *cache;  // of attention, or what a convolution keeps; each kernel gets a copy
+    char *cache;  // of attention, or what other layers keep; each kernel gets a copy
     int64_t cache_bytes;
+    size_t address;  // the input whose first number is the address of `cache`
 } Case;
 
 static void put_attribute(Case *c, const char *name, int64_t whole, float real) {
@@ -549,7 +550,7 @@ static void attention(Case *c) {
     c->cache_bytes = blocks * block;
     c->cache = malloc((size_t)c->cache_bytes);
     memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
-    int64_t *cache = put_input(c, 5, 8, 1, (int64_t[]){4});
+    int64_t *cache = put_input(c, c->address = 5, 8, 1, (int64_t[]){4});
     memcpy(cache, (int64_t[]){0, blocks, block, type}, 4 * sizeof *cache);
     if (one_in(2)) {
         const int64_t turned = from_to(1, size / 2), known = one_in(2) ? most : from_to(1, most);
@@ -572,40 +573,114 @@ static void attention(Case *c) {
     }
 }
 
+// Spans of up to so many tokens of some of the slots, in input number `index`; returns all their tokens.
+static int64_t put_spans(Case *c, size_t index, int64_t slots, int64_t longest) {
+    int64_t spans[3 * 3], order[3] = {0, 1, 2}, tokens = 0, count = from_to(0, slots);
+    shuffle(order, slots);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t length = below(longest);
+        memcpy(spans + 3 * i, (int64_t[]){order[i], below(30), length}, 3 * sizeof *spans);
+        tokens += length;
+    }
+    memcpy(put_input(c, index, 8, 2, (int64_t[]){count, 3}), spans, (size_t)count * 3 * sizeof *spans);
+    return tokens;
+}
+
+// What the slots keep, of so many floats each, and the input that describes it.
+static int64_t *put_kept(Case *c, size_t index, int64_t odd, int64_t slots, int64_t ring, int64_t total,
+                         int64_t states) {
+    const int64_t floats = slots * (states + ring * total);
+    c->cache_bytes = floats * (int64_t)sizeof(float);
+    c->cache = malloc((size_t)c->cache_bytes);
+    if (one_in(4)) memset(c->cache, 0xFF, (size_t)c->cache_bytes);
+    else for (int64_t i = 0; i < floats; i++) ((float *)c->cache)[i] = some_float(odd) / 4;
+    int64_t *kept = put_input(c, c->address = index, 8, 1, (int64_t[]){5});
+    return memcpy(kept, (int64_t[]){0, slots, ring, total, states}, 5 * sizeof *kept);
+}
+
 static void short_conv(Case *c) {
-    static const int64_t SIZES[] = {4, 4, 8, 8};
+    static const int64_t SIZES[] = {4, 4, 4, 8, 8};
     const int64_t odd = oddness(), channels = 16 * from_to(1, one_in(32) ? 40 : 4);
+    const int64_t width = one_in(2) ? 3 * channels : channels;
     const int64_t taps = from_to(1, MOST_TAPS), ring = taps + below(6), slots = from_to(1, 3);
     const int64_t first = below(20), total = first + channels + below(20);
     c->operator = &SHORT_CONV_OPERATOR.op;
     put_attribute(c, "first", first, 0), put_attribute(c, "total", total, 0);
     put_floats(c, 1, odd, 2, (int64_t[]){taps, channels});
+    if (one_in(2)) put_floats(c, 2, odd, 1, &channels);
     if (one_in(8)) {  // whole sequences, without a memory
-        put_floats(c, 0, odd, 3, (int64_t[]){from_to(0, 3), from_to(0, 9), 3 * channels});
+        put_floats(c, 0, odd, 3, (int64_t[]){from_to(0, 3), from_to(0, 9), width});
         if (one_in(4)) make_wrong(c, SIZES);
         return;
     }
-    int64_t spans[3 * 3], order[3] = {0, 1, 2}, tokens = 0, count = from_to(0, slots);
-    shuffle(order, slots);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t length = below(one_in(32) ? 60 : 5);
-        memcpy(spans + 3 * i, (int64_t[]){order[i], below(30), length}, 3 * sizeof *spans);
-        tokens += length;
-    }
-    put_floats(c, 0, odd, 3, (int64_t[]){1, tokens, 3 * channels});
-    memcpy(put_input(c, 2, 8, 2, (int64_t[]){count, 3}), spans, (size_t)count * 3 * sizeof *spans);
-    c->cache_bytes = slots * ring * total * (int64_t)sizeof(float);
-    c->cache = malloc((size_t)c->cache_bytes);
-    memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
-    int64_t *kept = put_input(c, 3, 8, 1, (int64_t[]){4});
-    memcpy(kept, (int64_t[]){0, slots, ring, total}, 4 * sizeof *kept);
+    const int64_t tokens = put_spans(c, 3, slots, one_in(32) ? 60 : 5);
+    put_floats(c, 0, odd, 3, (int64_t[]){1, tokens, width});
+    int64_t *kept = put_kept(c, 4, odd, slots, ring, total, 16 * below(3));
     if (one_in(3)) return;
     if (one_in(2)) make_wrong(c, SIZES);
     else switch (below(4)) {
-        case 0: if (count) ((int64_t *)c->inputs[2].data)[below(count * 3)] = odd_number(); break;
+        case 0: if (c->inputs[3].dimensions[0]) *(int64_t *)c->inputs[3].data = odd_number(); break;
         case 1: kept[1] = below(slots); break;
         case 2: kept[2] = below(ring); break;
         default: kept[3] = odd_number();
+    }
+}
+
+// The inputs of a layer with a state that do not depend on memory: at first those of each token.
+static size_t put_state_layer(Case *c, int delta, int64_t odd, int64_t groups, int64_t heads, int64_t key,
+                              int64_t value, int64_t sequences, int64_t tokens) {
+    const int64_t sizes[] = {2 * groups * key + heads * value, heads * value, heads, heads};
+    size_t index = 0;
+    for (; index < (delta ? 4 : 3); index++)
+        put_floats(c, index, odd, 3, (int64_t[]){sequences, tokens, sizes[index]});
+    float *decay = put_input(c, index++, sizeof *decay, 1, &heads);
+    for (int64_t i = 0; i < heads; i++) decay[i] = -fabsf(some_float(odd)) * (one_in(4) ? 100 : 1);
+    put_floats(c, index++, odd, 1, &heads), put_floats(c, index++, odd, 1, delta ? &value : &heads);
+    return index;
+}
+
+static void recurrence(Case *c) {
+    static const int64_t DELTA_SIZES[] = {4, 4, 4, 4, 4, 4, 4, 8, 8, 8};
+    const int delta = one_in(2);
+    const int64_t *sizes = DELTA_SIZES + !delta, odd = oddness();
+    const int64_t groups = from_to(1, 2), heads = groups * from_to(1, 3);
+    const int64_t key = 16 * from_to(1, one_in(16) ? 16 : 3), value = 32 * from_to(1, 2);
+    const int64_t slots = from_to(1, 3), ring = from_to(1, 24);
+    const int64_t floats = groups * key + heads * value + (heads + 15) / 16 * 16;
+    const int64_t first = below(20), total = first + floats + below(20);
+    const int64_t state_first = below(20), states = state_first + heads * key * value + below(20);
+    c->operator = delta ? &GATED_DELTA_OPERATOR.op : &STATE_SPACE_OPERATOR.op;
+    put_attribute(c, delta ? "key_heads" : "state_size", delta ? groups : key, 0);
+    put_attribute(c, "first", first, 0), put_attribute(c, "total", total, 0);
+    put_attribute(c, "state_first", state_first, 0), put_attribute(c, "state_total", states, 0);
+    put_attribute(c, "tiled", one_in(2), 0), put_attribute(c, "epsilon", 0, 1e-6f);
+    put_attribute(c, "time_min", 0, one_in(2) ? 0 : 0.1f);
+    put_attribute(c, "time_max", 0, one_in(2) ? INFINITY : 2);
+    if (one_in(8)) {  // whole sequences, without a memory
+        put_state_layer(c, delta, odd, groups, heads, key, value, from_to(0, 3), from_to(0, 20));
+        if (one_in(4)) make_wrong(c, sizes);
+        return;
+    }
+    const size_t last = delta ? 7 : 6;
+    const int64_t tokens = put_spans(c, last, slots, one_in(16) ? 60 : 6);
+    put_state_layer(c, delta, odd, groups, heads, key, value, 1, tokens);
+    const int64_t count = c->inputs[last].dimensions[0];
+    const int64_t *span = c->inputs[last].data;
+    int64_t *progress = put_input(c, last + 1, 8, 2, (int64_t[]){count, 2});
+    for (int64_t i = 0; i < count; i++, span += 3) {
+        const int64_t end = span[1] + span[2], most = span[1] < ring ? span[1] : ring;
+        const int64_t applied = one_in(8) && span[1] <= ring ? 0 : span[1] - below(most + 1);
+        const int64_t least = end - ring > applied ? end - ring : applied;
+        progress[2 * i] = applied, progress[2 * i + 1] = one_in(3) ? end : from_to(least, end);
+    }
+    int64_t *kept = put_kept(c, last + 2, odd, slots, ring, total, states);
+    if (one_in(3)) return;
+    if (one_in(2)) make_wrong(c, sizes);
+    else switch (below(4)) {
+        case 0: if (count) ((int64_t *)c->inputs[last].data)[below(count * 3)] = odd_number(); break;
+        case 1: if (count) progress[below(count * 2)] += one_in(2) ? odd_number() : from_to(-2, 2); break;
+        case 2: kept[1] = below(slots); break;
+        default: kept[from_to(2, 4)] = one_in(2) ? odd_number() : below(ring);
     }
 }
 
@@ -627,7 +702,7 @@ static int run(Case *c, OrtKernelContext *context, char *cache) {
     if (c->operator->CreateKernelV2(c->operator, api, &c->info, &kernel)) return refusals++, 0;
     for (size_t i = 0; i < c->count; i++)
         context->inputs[i] = c->inputs[i].data || c->inputs[i].count ? c->inputs + i : NULL;
-    OrtValue *number = c->inputs + (c->operator == &ATTENTION_OPERATOR.op ? 5 : 3);
+    OrtValue *number = c->inputs + c->address;
     if (cache && number->data && number->count == 1 && number->dimensions[0] > 0)
         *(int64_t *)number->data = (int64_t)(intptr_t)cache;
     OrtStatus *status = c->operator->KernelComputeV2(kernel, context);
@@ -640,16 +715,18 @@ static void try_operator(void (*make)(Case *)) {
     make(&c);
     OrtKernelContext contexts[MOST_KERNELS] = {0};
     int computed[MOST_KERNELS] = {0};
+    char *caches[MOST_KERNELS] = {0};
+    const int of_floats = c.cache && c.operator != &ATTENTION_OPERATOR.op;
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
         contexts[k].fill = 0x11 * (k + 1);
         contexts[k].absent = c.absent;
         contexts[k].order = one_in(64) ? (int)from_to(2, 5) : one_in(2);
-        char *cache = c.cache ? malloc((size_t)c.cache_bytes) : NULL;
-        if (cache) memcpy(cache, c.cache, (size_t)c.cache_bytes);
-        computed[k] = run(&c, contexts + k, cache);
-        free(cache);
+        if (c.cache) caches[k] = malloc((size_t)c.cache_bytes);
+        if (c.cache) memcpy(caches[k], c.cache, (size_t)c.cache_bytes);
+        computed[k] = run(&c, contexts + k, caches[k]);
         check(computed[k] == computed[0], "one refuses");
+        if (of_floats) check(same((float *)caches[0], (float *)caches[k], c.cache_bytes / 4), "what is kept");
         for (int i = 0; computed[k] && i < OUTPUTS; i++) {
             const OrtValue *out = contexts[k].outputs + i, *expected = contexts[0].outputs + i;
             check(!out->data == !expected->data, "one has no output");
@@ -658,7 +735,8 @@ static void try_operator(void (*make)(Case *)) {
             check(same(out->data, expected->data, all), names[k]);
         }
     }
-    for (int k = 0; k < kernels; k++)
+    if (of_floats) digest_words(caches[0], c.cache_bytes / 4);
+    for (int k = 0; k < kernels; free(caches[k++]))
         for (int i = 0; i < OUTPUTS; i++) free(contexts[k].outputs[i].data);
     discard(&c);
 }
@@ -974,7 +1052,7 @@ int main(int count, char **arguments) {
 #endif
     do {
         state = seed;
-        const int64_t kind = below(13);
+        const int64_t kind = below(14);
         if (kind < 3) try_operator(product);
         else if (kind < 6) try_operator(attention);
         else if (kind < 7) try_operator(norm);
@@ -983,6 +1061,7 @@ int main(int count, char **arguments) {
         else if (kind < 11 && one_in(2)) try_operator(table);
         else if (kind < 11) one_in(2) ? try_rows() : try_codes();
         else if (kind < 12) try_operator(short_conv);
+        else if (kind < 13) try_operator(recurrence);
         else if (one_in(2)) try_blocks();
         else try_compensation();
         seed++;

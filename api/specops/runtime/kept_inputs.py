@@ -69,8 +69,8 @@ class KeptInputs:
         snapshot_bytes: bound of all snapshots together; None: `SNAPSHOTS_PER_SLOT` whole ones.
 
     Attributes:
-        descriptor: [4] int64, the operators' input `kept_inputs`: address, slots, positions of a
-            ring, floats of a position.
+        descriptor: [5] int64, the operators' input `kept_inputs`: address, slots, positions of a
+            ring, floats of a position, floats of a slot's states.
         snapshot_bytes: the bound.
         used_bytes: what the snapshots take.
         events: how many snapshots were taken, used and dropped; who reads it may clear it.
@@ -99,7 +99,7 @@ class KeptInputs:
         self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
         self.used_bytes = 0
         self.events: Counter[str] = Counter()
-        sizes = memory.ctypes.data, num_slots, self._ring, shape.kept_floats
+        sizes = memory.ctypes.data, num_slots, self._ring, shape.kept_floats, shape.state_floats
         self.descriptor: npt.NDArray[np.int64] = np.array(sizes, np.int64)
 
     @property

@@ -16,7 +16,7 @@ from tests.conftest import THREADS as USUAL_THREADS
 
 THREADS = int(os.environ.get("KERNEL_TEST_THREADS", USUAL_THREADS))  # one pool for a process
 # Inputs of int64; the others are float32.
-WHOLE = ("spans", "block_tables", "cache", "kept_inputs", "ids")
+WHOLE = ("spans", "progress", "block_tables", "cache", "kept_inputs", "ids")
 
 
 def operator(

@@ -1,9 +1,9 @@
 """All kernels of all processors compute the same bits; those of arm64 run in an emulator.
 
 The tests compile `tests/fuzz/kernels.c` for each kind of processor and run it. The program makes
-cases of products, attention, convolutions, norms, sampling, suffixes and quantization, right and
-wrong. It computes each with all kernels and prints a digest of the results. `make check` sets
-`KERNEL_CASES`: more cases, and groups of all numbers of rows.
+cases of products, attention, convolutions, recurrences, norms, sampling, suffixes and
+quantization, right and wrong. It computes each with all kernels and prints a digest of the results.
+`make check` sets `KERNEL_CASES`: more cases, and groups of all numbers of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specops.runtime import kernels
 from tests.fuzz import kernels as fuzz
 
 ROOT = Path(__file__).resolve().parents[3]
-# Three of thirteen are products, three attention, two sampling, one norms, one convolutions.
+# Three of fourteen are products, three attention, two sampling, one each of the others.
 CASES = int(os.environ.get("KERNEL_CASES", "500"))
 FEWER = 500  # of a processor without kernels of its own: another one runs them in all cases
 AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h

@@ -21,7 +21,9 @@ import pytest
 
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import WeightType
+from tests.runtime.kernels import states
 from tests.runtime.kernels.attention import Cache, Layer
+from tests.runtime.kernels.states import TRUE_SHAPES, random_tokens
 from tests.runtime.kernels.test_attention import DTYPES, FEW, LONG_SHAPES, SHAPES, made
 from tests.runtime.kernels.test_matmul import multiply, random_weights
 
@@ -118,7 +120,7 @@ def test_little_work_is_not_cut() -> None:
 
 @cache
 def digest() -> str:
-    """Of products and of attention, in one span and token by token."""
+    """Of products, of attention in one span and token by token, and of recurrences."""
     weights = random_weights(1000, 1024, WeightType.INT4_ZERO, 64, bias=True)
     x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
     found = hashlib.sha256(multiply(weights, x).tobytes())
@@ -129,6 +131,12 @@ def digest() -> str:
         for place in range(0, len(tokens.query), 29):
             out = attention.step(cache, (0, place, tokens.part(place, place + 1)))
             found.update(out.tobytes())
+    for shape in TRUE_SHAPES.values():
+        sequences = [random_tokens(shape, 40, slot) for slot in range(2)]
+        layer = states.Layer(shape)
+        found.update(layer.step(sequences, (0, 0, 24, 0, 20), (1, 0, 40, 0, 40)).tobytes())
+        found.update(layer.step(sequences, (0, 24, 16, 20, 28)).tobytes())
+        found.update(layer.state(0).tobytes())
     return found.hexdigest()
 
 

@@ -91,7 +91,7 @@ def declare(graph: onnx.GraphProto) -> None:
         LOGIT_ROWS: ["logit_rows"],
     }
     if KEPT_INPUTS in read:
-        shapes[KEPT_INPUTS] = [4]
+        shapes[KEPT_INPUTS] = [5]
     for rows in (STATE_ROWS, FINAL_ROWS):
         if rows in read:
             shapes[rows] = [rows]

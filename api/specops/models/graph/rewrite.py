@@ -8,7 +8,7 @@ that goes on after what is kept of a slot's last tokens.
 
 Inputs of the new graph: `input_ids` int64 [1, T]; `position_ids` int64 [1, T], if positions are
 learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` int64 [slots, blocks];
-`cache` int64 [4]; `logit_rows` int64 [L]; with short convolutions `kept_inputs` int64 [4]. Outputs:
+`cache` int64 [4]; `logit_rows` int64 [L]; with short convolutions `kept_inputs` int64 [5]. Outputs:
 `logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the last hidden state, which
 is the input of the product that gives the logits. An output that the caller does not ask for costs
 nothing. For a draft head there are also `state_rows` int64 [R] and `states` float32 [1, R, size of
@@ -223,7 +223,7 @@ def _replace_convolutions(graph: onnx.GraphProto) -> dict[str, LayerShape]:
     for node, first in zip(found, places, strict=False):
         made = helper.make_node(
             kernels.SHORT_CONV,
-            [*node.input, "spans", KEPT_INPUTS],
+            [*node.input, "", "spans", KEPT_INPUTS],
             [node.output[0]],
             name=node.name or node.output[0],
             domain=kernels.DOMAIN,

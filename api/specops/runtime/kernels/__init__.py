@@ -1,10 +1,10 @@
 """Kernels in C: ONNX Runtime's custom operators, and functions for Python.
 
-The operators are products, tables, norms, attention and short convolutions. Each computes a token's
-result independently of all else in the pass, and the same bits on every processor; the headers say
-how. This module loads the library. `specops.runtime.sampling` calls `sampling.h`,
-`specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize` `quantize.h`,
-`specops.runtime.kernels.packing` `tiles.c`.
+The operators are products, tables, norms, attention, short convolutions and two kinds of recurrent
+states. Each computes a token's result independently of all else in the pass, and the same bits on
+every processor; the headers say how. This module loads the library. `specops.runtime.sampling`
+calls `sampling.h`, `specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize`
+`quantize.h`, `specops.runtime.kernels.packing` `tiles.c`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 DOMAIN, MATMUL, GATHER = "specops", "QuantizedMatMul", "QuantizedGather"
 NORM, ATTENTION, SHORT_CONV = "Norm", "Attention", "ShortConv"
+GATED_DELTA, STATE_SPACE = "GatedDelta", "StateSpace"
 LIBRARY = Path(__file__).with_name("_native.so")
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""

@@ -1,5 +1,5 @@
 // Registers the operators of the domain "specops"; see matmul_operator.c, gather_operator.c,
-// norm_operator.c, attention_operator.c and short_conv_operator.c.
+// norm_operator.c, attention_operator.c, short_conv_operator.c and states_operator.c.
 
 #include "operators.h"
 
@@ -101,7 +101,7 @@ const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span 
     int64_t first = *count = 0;
     const int64_t *numbers = spans->data;
     for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += NUMBERS) {
-        const Span span = {numbers[0], numbers[1], numbers[2], first};
+        const Span span = {.slot = numbers[0], .start = numbers[1], .tokens = numbers[2], .first = first};
         if (!span.tokens) continue;
         if (span.tokens < 0 || span.tokens > tokens - first) return sum;
         if (span.slot < 0 || span.slot >= slots) return "there is no such slot";
@@ -112,6 +112,19 @@ const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span 
         first += span.tokens;
     }
     return first == tokens ? NULL : sum;
+}
+
+const char *read_kept(const Tensor *tensor, int64_t total, Kept *out) {
+    enum { NUMBERS = 5, MOST_RING = 1 << 16 };
+    if (!has_shape(tensor, 1, NUMBERS, NUMBERS)) return "kept_inputs has five numbers";
+    const int64_t *numbers = tensor->data;
+    if (!numbers[0] || numbers[0] % 4) return "the address of kept inputs is 0 or not aligned";
+    if (numbers[1] < 0 || numbers[1] > MOST_SLOTS) return "at most 1024 slots keep inputs";
+    if (numbers[2] < 1 || numbers[2] > MOST_RING) return "a slot keeps inputs of 1 to 65536 positions";
+    if (numbers[3] != total) return "a position has another number of kept floats than the model's";
+    if (numbers[4] < 0 || numbers[4] > MOST_STATES) return "a slot's states are too large or below 0";
+    *out = (Kept){(float *)(intptr_t)numbers[0], numbers[1], numbers[2], total, numbers[4]};
+    return NULL;
 }
 
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
@@ -162,13 +175,18 @@ const Operator GATHER_OPERATOR = {TABLE(create_gather, compute_gather), "Quantiz
 const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
 const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",
                                      "fFFiiiFFFFFFF", "f"};
-const Operator SHORT_CONV_OPERATOR = {TABLE(create_short_conv, compute_short_conv), "ShortConv", "ffII",
+const Operator SHORT_CONV_OPERATOR = {TABLE(create_short_conv, compute_short_conv), "ShortConv", "ffFII",
                                       "f"};
+const Operator GATED_DELTA_OPERATOR = {TABLE(create_gated_delta, compute_gated_delta), "GatedDelta",
+                                       "fffffffIII", "f"};
+const Operator STATE_SPACE_OPERATOR = {TABLE(create_state_space, compute_state_space), "StateSpace",
+                                       "ffffffIII", "f"};
 
 // ONNX Runtime calls it for each session's options. The domain lives as long as the process.
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
     static const Operator *const ALL[] = {&MATMUL_OPERATOR, &GATHER_OPERATOR, &NORM_OPERATOR,
-                                          &ATTENTION_OPERATOR, &SHORT_CONV_OPERATOR};
+                                          &ATTENTION_OPERATOR, &SHORT_CONV_OPERATOR,
+                                          &GATED_DELTA_OPERATOR, &STATE_SPACE_OPERATOR};
     static OrtDomain *domain;
     api = base->GetApi(ORT_VERSION);
     if (!api) return NULL;  // an older ONNX Runtime, which will not load graphs with the operators

@@ -62,6 +62,11 @@ const char *check_epsilon(float epsilon);
 static const int64_t MOST_POSITIONS = 1 << 30;
 const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span *out, int64_t *count);
 
+// What layers keep of each slot: int64 [5], address, slots, positions of a ring, floats of a position
+// (`total` of them) and of the states. Returns what is wrong; NULL: nothing.
+static const int64_t MOST_FLOATS = 1 << 24, MOST_STATES = (int64_t)1 << 34;  // of a position, a slot
+const char *read_kept(const Tensor *numbers, int64_t total, Kept *out);
+
 // ONNX Runtime's threads during a call; the struct keeps the first error.
 typedef struct {
     const OrtKernelContext *context;
@@ -78,12 +83,14 @@ typedef struct {
 } Operator;
 
 extern const Operator MATMUL_OPERATOR, GATHER_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR,
-    SHORT_CONV_OPERATOR;
+    SHORT_CONV_OPERATOR, GATED_DELTA_OPERATOR, STATE_SPACE_OPERATOR;
 
 // What each operator's file defines: making a kernel of a node, and running it.
 typedef OrtStatus *Create(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **out);
 typedef OrtStatus *Compute(void *kernel, OrtKernelContext *context);
-Create create_matmul, create_gather, create_norm, create_attention, create_short_conv;
-Compute compute_matmul, compute_gather, compute_norm, compute_attention, compute_short_conv;
+Create create_matmul, create_gather, create_norm, create_attention, create_short_conv,
+    create_gated_delta, create_state_space;
+Compute compute_matmul, compute_gather, compute_norm, compute_attention, compute_short_conv,
+    compute_gated_delta, compute_state_space;
 
 #endif

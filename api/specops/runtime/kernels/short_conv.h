@@ -1,12 +1,13 @@
-// The gated short convolution (LFM2), over the spans of a pass.
+// The short convolution, over the spans of a pass: a layer of its own, gated (LFM2), or in front of a layer
+// with a recurrent state (states.h).
 //
-// A token has three vectors, B, C and x. Each channel's inputs B * x of the last `taps` positions, times a
-// weight each, are added up from the oldest to the newest; the sum times C is the output. So a result
-// depends neither on other slots' tokens, nor on the chunks of a prompt, nor on threads.
+// Each channel's inputs of the last `taps` positions, times a weight each, are added to the bias from the
+// oldest to the newest. So a result depends neither on other slots' tokens, nor on the chunks of a prompt,
+// nor on threads. With gates a token has three vectors, B, C and x: the inputs are B * x, the output is the
+// sum times C. Without them the output is SiLU of the sum.
 //
-// The inputs of a slot's last `ring` positions stay in memory, by position, as the KV cache keeps keys:
-// those of rejected tokens are overwritten later. A span reads the ones before its first token. Nothing in
-// the memory needs to be initialized: position 0 reads none.
+// The inputs of a slot's last positions are kept (spans.h). A span reads the ones before its first token.
+// Nothing in the memory needs to be initialized: position 0 reads none.
 // Liquid AI, "LFM2 Technical Report" (arXiv 2511.23404).
 
 #ifndef SPECOPS_SHORT_CONV_H
@@ -19,13 +20,14 @@ enum { MOST_TAPS = 8 };
 
 typedef struct {
     int64_t channels, taps;  // channels are a multiple of 16
-    const float *x;          // [tokens][3 * channels]
-    const float *weight;     // [taps][channels]
-    float *out;              // [tokens][channels]
-    const Span *spans;       // NULL: sequences of `tokens` tokens from position 0 on
+    int gated;
+    const float *x;             // [tokens][3 * channels] with gates, else [tokens][channels]
+    const float *weight, *bias; // [taps][channels], [channels]; no bias: NULL
+    float *out;                 // [tokens][channels]
+    const Span *spans;          // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;
-    float *kept;  // [slots][ring][total], of which this layer's are from `first` on; NULL: nothing stays
-    int64_t ring, total, first;
+    Kept kept;
+    int64_t first;  // this layer's place in a row of kept inputs
 } ConvPass;
 
 // The kernel for one kind of processor: the channels `from` up to below `to` of a span.

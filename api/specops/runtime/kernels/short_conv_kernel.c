@@ -4,37 +4,43 @@
 #include "short_conv.h"
 #include "vectors.h"
 
-// The inputs of sixteen channels: B * x.
-INLINE Floats gated(const ConvPass *pass, int64_t row, int64_t channel) {
+// The inputs of sixteen channels.
+INLINE Floats input_of(const ConvPass *pass, const int gated, int64_t row, int64_t channel) {
+    if (!gated) return load(pass->x + row * pass->channels + channel);
     const float *b = pass->x + row * 3 * pass->channels + channel;
     return load(b) * load(b + 2 * pass->channels);
 }
 
 static inline float *kept_at(const ConvPass *pass, const Span *span, int64_t position) {
-    return pass->kept + (span->slot * pass->ring + position % pass->ring) * pass->total + pass->first;
+    return kept_inputs(&pass->kept, span->slot, position) + pass->first;
 }
 
-void SHORT_CONV(const ConvPass *pass, const Span *span, int64_t from, int64_t to) {
+INLINE void convolve(const ConvPass *pass, const int gated, const Span *span, int64_t from, int64_t to) {
     const int64_t before = pass->taps - 1, end = span->start + span->tokens;
     for (int64_t position = span->start; position < end; position++) {
         const int64_t row = span->first + position - span->start;
         const float *c = pass->x + (row * 3 + 1) * pass->channels;
         for (int64_t channel = from; channel < to; channel += LANES) {
-            Floats sum = {0};
+            Floats sum = pass->bias ? load(pass->bias + channel) : (Floats){0};
             for (int64_t tap = 0; tap < pass->taps; tap++) {
                 const int64_t at = position - before + tap;
                 if (at < 0) continue;
                 const Floats input = at < span->start ? load(kept_at(pass, span, at) + channel)
-                                                      : gated(pass, row - before + tap, channel);
+                                                      : input_of(pass, gated, row - before + tap, channel);
                 sum += load(pass->weight + tap * pass->channels + channel) * input;
             }
-            store(pass->out + row * pass->channels + channel, load(c + channel) * sum);
+            store(pass->out + row * pass->channels + channel, gated ? load(c + channel) * sum : silu(sum));
         }
     }
     // After the last read: a long span writes over what its first tokens read.
-    const int64_t stay = end - span->start < pass->ring ? span->start : end - pass->ring;
-    for (int64_t position = stay; pass->kept && position < end; position++)
+    const int64_t ring = pass->kept.ring, stay = span->tokens < ring ? span->start : end - ring;
+    for (int64_t position = stay; pass->kept.memory && position < end; position++)
         for (int64_t channel = from; channel < to; channel += LANES)
             store(kept_at(pass, span, position) + channel,
-                  gated(pass, span->first + position - span->start, channel));
+                  input_of(pass, gated, span->first + position - span->start, channel));
+}
+
+void SHORT_CONV(const ConvPass *pass, const Span *span, int64_t from, int64_t to) {
+    if (pass->gated) convolve(pass, 1, span, from, to);
+    else convolve(pass, 0, span, from, to);
 }

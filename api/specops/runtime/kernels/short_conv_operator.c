@@ -1,22 +1,24 @@
-// The operator of the gated short convolution, for ONNX Runtime's graphs. It checks all its inputs.
+// The operator of the short convolution, for ONNX Runtime's graphs. It checks all its inputs.
 //
-//   specops.ShortConv(x, weight, spans, kept_inputs) -> float32 [..., T, channels]
-//   x            float32 [..., T, 3 * channels]: B, C and x behind each other
+//   specops.ShortConv(x, weight, bias, spans, kept_inputs) -> float32 [..., T, channels]
+//   x            float32 [..., T, 3 * channels]: B, C and x behind each other; or [..., T, channels],
+//                without gates
 //   weight       float32 [taps, channels]
+//   bias         float32 [channels], optional
 //   spans        int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
-//   kept_inputs  int64 [4]: address, number of slots, positions of a slot, floats of a position
+//   kept_inputs  int64 [5]: address, number of slots, positions of a ring, floats of a position, floats
+//                of a slot's states
 //   attributes: first, total: this layer's place among the floats of a position; see short_conv.h
 //
-// Without spans and kept_inputs each [T, 3 * channels] is a whole sequence: that is the operator in an
-// export. The address must come from the engine: it refuses exports whose operators have these inputs.
+// Without spans and kept_inputs each [T, ...] is a whole sequence: that is the operator in an export. The
+// address must come from the engine: it refuses exports whose operators have these inputs.
 
 #include "operators.h"
 #include "processor.h"
 #include "short_conv.h"
 
-enum { X, WEIGHT, SPANS, KEPT, INPUTS };
-enum { KEPT_NUMBERS = 4, PARTS = 3, LANES = 16, CHUNK = 256 };
-static const int64_t MOST_FLOATS = 1 << 24, MOST_RING = 1 << 16;
+enum { X, WEIGHT, BIAS, SPANS, KEPT, INPUTS };
+enum { PARTS = 3, LANES = 16, CHUNK = 256 };
 static const int64_t LITTLE = 200000;  // multiplications that take about as long as waking a thread
 
 typedef struct {
@@ -43,35 +45,23 @@ OrtStatus *create_short_conv(const OrtCustomOp *op, const OrtApi *given, const O
 }
 
 static const char *read_sizes(const Tensor *inputs, ConvPass *pass) {
-    const Tensor *x = inputs + X, *weight = inputs + WEIGHT;
+    const Tensor *x = inputs + X, *weight = inputs + WEIGHT, *bias = inputs + BIAS;
     if (!x->data || x->count < 2 || !weight->data || weight->count != 2)
-        return "ShortConv: x is [..., T, 3 * channels] and weight [taps, channels]";
+        return "ShortConv: x is [..., T, channels or 3 * channels] and weight [taps, channels]";
     pass->taps = weight->dimensions[0], pass->channels = weight->dimensions[1];
     if (pass->taps < 1 || pass->taps > MOST_TAPS) return "ShortConv: 1 to 8 taps";
     if (pass->channels < LANES || pass->channels % LANES || pass->channels > MOST_FLOATS)
         return "ShortConv: channels are a multiple of 16";
-    if (x->dimensions[x->count - 1] != PARTS * pass->channels)
+    pass->gated = x->dimensions[x->count - 1] == PARTS * pass->channels;
+    if (!pass->gated && x->dimensions[x->count - 1] != pass->channels)
         return "ShortConv: x has another number of channels than the weight";
-    pass->x = x->data, pass->weight = weight->data;
+    if (bias->data && !has_shape(bias, 1, pass->channels, pass->channels))
+        return "ShortConv: the bias has another number of channels than the weight";
+    pass->x = x->data, pass->weight = weight->data, pass->bias = bias->data;
     return NULL;
 }
 
-static const char *read_kept(const Tensor *kept, ConvPass *pass, int64_t *slots) {
-    if (!has_shape(kept, 1, KEPT_NUMBERS, KEPT_NUMBERS))
-        return "ShortConv: kept_inputs has four numbers";
-    const int64_t *numbers = kept->data;
-    if (!numbers[0] || numbers[0] % 4) return "ShortConv: the address is 0 or not aligned";
-    if (numbers[1] < 0 || numbers[1] > MOST_SLOTS) return "ShortConv: at most 1024 slots";
-    if (numbers[2] < pass->taps || numbers[2] > MOST_RING)
-        return "ShortConv: a slot keeps at least as many positions as there are taps";
-    if (numbers[3] != pass->total || pass->channels > pass->total - pass->first)
-        return "ShortConv: a position has another number of floats than the model's";
-    pass->kept = (float *)(intptr_t)numbers[0];
-    *slots = numbers[1], pass->ring = numbers[2];
-    return NULL;
-}
-
-static const char *read_pass(const Tensor *inputs, ConvPass *pass, Span *spans) {
+static const char *read_pass(const Tensor *inputs, int64_t total, ConvPass *pass, Span *spans) {
     const Tensor *x = inputs + X;
     const char *wrong = read_sizes(inputs, pass);
     if (wrong) return wrong;
@@ -83,9 +73,12 @@ static const char *read_pass(const Tensor *inputs, ConvPass *pass, Span *spans) 
         pass->count = pass->tokens ? rows / pass->tokens : 0;
         return NULL;
     }
-    int64_t slots;
-    wrong = read_kept(inputs + KEPT, pass, &slots);
-    if (!wrong) wrong = read_spans(inputs + SPANS, slots, rows, spans, &pass->count);
+    wrong = read_kept(inputs + KEPT, total, &pass->kept);
+    if (!wrong && pass->kept.ring < pass->taps)
+        wrong = "ShortConv: a slot keeps at least as many positions as there are taps";
+    if (!wrong && pass->channels > total - pass->first)
+        wrong = "ShortConv: the channels are not among the floats of a position";
+    if (!wrong) wrong = read_spans(inputs + SPANS, pass->kept.slots, rows, spans, &pass->count);
     pass->spans = spans;
     return wrong;
 }
@@ -105,8 +98,8 @@ OrtStatus *compute_short_conv(void *kernel, OrtKernelContext *context) {
     Span spans[MOST_SLOTS];
     OrtStatus *status = read_inputs(context, INPUTS, inputs);
     if (status) return status;
-    ConvPass pass = {.first = self->first, .total = self->total};
-    const char *wrong = read_pass(inputs, &pass, spans);
+    ConvPass pass = {.first = self->first};
+    const char *wrong = read_pass(inputs, self->total, &pass, spans);
     if (wrong) return failure(wrong);
     status = output_of(context, 0, inputs + X, pass.channels, &pass.out);
     if (status || !pass.out) return status;

@@ -1,4 +1,5 @@
-// The spans of a pass: what operators that read other tokens of a slot know of its tokens.
+// The spans of a pass, and what layers keep of each slot: what operators that read other tokens of a slot
+// know of its tokens.
 
 #ifndef SPECOPS_SPANS_H
 #define SPECOPS_SPANS_H
@@ -10,7 +11,24 @@ enum { MOST_SLOTS = 1024 };
 // Tokens of a slot in consecutive positions.
 typedef struct {
     int64_t slot, start, tokens;
-    int64_t first;  // the first token's row in the pass
+    int64_t first;             // the first token's row in the pass
+    int64_t applied, settled;  // of layers with a recurrent state alone; see states.h
 } Span;
+
+// What layers keep of each slot beside keys and values: recurrent states, and behind them a ring with a row
+// of inputs for each of the last positions, by position, as the KV cache keeps keys: those of rejected
+// tokens are overwritten later. Each layer has its own part of the states and of a row.
+typedef struct {
+    float *memory;  // [slots][states + ring * total]; NULL: nothing stays
+    int64_t slots, ring, total, states;
+} Kept;
+
+static inline float *kept_states(const Kept *kept, int64_t slot) {
+    return kept->memory + slot * (kept->states + kept->ring * kept->total);
+}
+
+static inline float *kept_inputs(const Kept *kept, int64_t slot, int64_t position) {
+    return kept_states(kept, slot) + kept->states + position % kept->ring * kept->total;
+}
 
 #endif
