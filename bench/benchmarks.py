@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bench.agents import reuse
 from bench.editor import editor
 from bench.engine import scheduling
-from bench.memory import caps
+from bench.memory import caps, shapes
 from bench.models import CACHE, BenchModel, configured, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
@@ -97,6 +97,10 @@ BENCHMARKS = {
         scheduling.FULL, scheduling.QUICK, "what requests cost each other",
     ),
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
+    "shapes": Benchmark(
+        shapes.run, shapes.FULL, shapes.QUICK,
+        "published shapes, whole: conversion, service under 4 GB, one token (root)",
+    ),
     "peers": Benchmark(
         lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
         "single passes on GGUF files against llama.cpp and OpenVINO, which it installs first",
@@ -136,11 +140,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--templates", type=Path, action="append", default=[],
         help="agents: a folder of chat templates (*.jinja); may be given several times",
     )  # fmt: skip
-    parser.add_argument("--only", default="", help="caps: cases whose names contain this")
+    parser.add_argument("--only", default="", help="caps, shapes: those whose names contain this")
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, editor, peers, serving, quality: where what they make and install "
-        "is kept (default: %(default)s)",
+        help="scheduling, caps, shapes, editor, peers, serving, quality: where what they make and "
+        "install is kept (default: %(default)s)",
     )  # fmt: skip

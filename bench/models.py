@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
 TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
 _INT4 = "int4-128-rtn"  # plain rounding: calibration finds nothing in random weights
+_PEAK = "converter-peak"  # a file beside an export
 _CONTEXT = 512  # of the random model: enough for a benchmark, with a small KV cache
 
 
@@ -95,8 +97,9 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
         digest.update(path.read_bytes())
     home = cache / f"shapes-{digest.hexdigest()[:12]}"
     folder = home / f"{name.rpartition('/')[2]}-{quant}"
-    if folder.is_dir():
+    if (folder / _PEAK).is_file():
         return folder
+    shutil.rmtree(folder, ignore_errors=True)
     for outdated in set(cache.glob("shapes-*")) - {home}:
         shutil.rmtree(outdated)
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
@@ -108,12 +111,21 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
             REPOSITORIES[name].write(checkpoint, None)
         command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
         command += ["--quant", quant]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")
+        with tempfile.TemporaryFile("w+") as said:
+            child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+            _, status, usage = os.wait4(child.pid, 0)  # of this child alone
+            if status:
+                said.seek(0)
+                raise BuildError(f"{checkpoint} cannot be exported: {said.read().strip()}")
+        (folder / _PEAK).write_text(str(1024 * usage.ru_maxrss), encoding="ascii")
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
     return folder
+
+
+def converter_peak(folder: Path) -> int:
+    """Peak of the resident memory, in bytes, of the converter that made a folder of `shape`."""
+    return int((folder / _PEAK).read_text(encoding="ascii"))
 
 
 def weights_digest() -> str:

@@ -44,12 +44,13 @@ _REFUSED: dict[int, str] = {
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
 # Without calibration, which finds nothing in random weights.
-_WEIGHTS = {"int4": "int4-128-rtn", "int8": "int8-128"}
+WEIGHTS = {"int4": "int4-128-rtn", "int8": "int8-128"}
 
 PUBLISHED = {
     "phi3": "microsoft/Phi-3-mini-4k-instruct",
     "qwen3-4b": "Qwen/Qwen3-4B",
     "gemma-3-1b": "google/gemma-3-1b-it",
+    "lfm2.5-1.2b": "LiquidAI/LFM2.5-1.2B-Instruct",
 }
 
 
@@ -151,7 +152,7 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
 
 def prepared(case: Case, cache: Path) -> Settings:
     """The case's settings, after everything that is made once per machine was made."""
-    name, quant = PUBLISHED.get(case.model, case.model), _WEIGHTS[case.quant]
+    name, quant = PUBLISHED.get(case.model, case.model), WEIGHTS[case.quant]
     drafted = case.model == TINYLLAMA
     settings = Settings(
         target=str(shape(name, quant, cache)),

@@ -26,12 +26,14 @@ CAPS_GB = {
     ("phi3", "int4"): (4.0,),
     ("qwen3-4b", "int4"): (4.0,),
     ("gemma-3-1b", "int4"): (4.0,),
+    ("lfm2.5-1.2b", "int4"): (4.0,),
 }
 TITLES = {
     "tinyllama": "TinyLlama-1.1B shape, 160 M draft",
     "phi3": "Phi-3 Mini shape (3.8 B)",
     "qwen3-4b": "Qwen3 4B shape",
     "gemma-3-1b": "Gemma 3 1B shape",
+    "lfm2.5-1.2b": "LFM2.5 1.2B shape",
 }
 AT_ONCE = 4  # requests that are to run at the same time
 QUICK_SECONDS = 5.0

@@ -53,6 +53,10 @@ class Steps:
         drafters["wrong"] = type(known)((Wrong(),)) if isinstance(known, tuple) else Wrong()
         self._numbers = count(1)
 
+    def weight_bytes(self) -> int:
+        """Bytes of weights that every token reads."""
+        return self.engine.info.weight_bytes
+
     def steps(self, streams: int, draft_tokens: int, steps: int) -> list[float]:
         """Seconds of each step in which the streams decode, or verify so many draft tokens."""
         self._fill(streams, 4 * (steps + _WARM_STEPS) + 64, draft_tokens)

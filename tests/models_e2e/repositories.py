@@ -17,6 +17,7 @@ from typing import Any
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
     gpt2_shapes,
+    lfm2_shapes,
     llama_shapes,
     opt_shapes,
     phi3_shapes,
@@ -239,6 +240,22 @@ _STARCODER2: Config = {
     "use_bias": True,
 }
 
+_LFM2: Config = {
+    **_family("Lfm2ForCausalLM", 1, 7),
+    **_sizes(2048, 16, 32, 8, 12288, 65536, 128000),
+    "block_auto_adjust_ff_dim": True,
+    "block_ff_dim": 12288,  # two thirds of it count
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "norm_eps": 1e-05,
+    "pad_token_id": 0,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+
 
 def _opt(hidden: int, layers: int, heads: int, **changes: Any) -> Repository:
     """Weights of torch whose names lack the class's prefix; vocabulary and merges."""
@@ -370,6 +387,9 @@ REPOSITORIES = {
     ),
     "bigcode/starcoder2-3b": Repository(
         _STARCODER2, relative_shapes, tokenizers.written(tokenizers.starcoder2)
+    ),
+    "LiquidAI/LFM2.5-1.2B-Instruct": Repository(
+        _LFM2, lfm2_shapes, tokenizers.written(tokenizers.gpt2)
     ),
     "microsoft/Phi-3-mini-4k-instruct": Repository(
         _PHI3,

@@ -1,0 +1,143 @@
+"""Published shapes, whole: conversion, the service under 4 GB, and one token beside TinyLlama's.
+
+Weights are random, because none of the three depends on their values. A pass over one token waits
+for its weights, so its time is compared with what the same bytes take in TinyLlama's shape: both
+models are loaded at once and take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.memory.capped import GB, PUBLISHED, WEIGHTS, Case, Load, Record, measure
+from bench.models import TINYLLAMA, converter_peak, shape
+from bench.tools.quiet import Case as Timed
+from bench.tools.quiet import Turns
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
+from bench.tools.worker import Worker
+from specops.config import ConfigError
+from specops.engine.engine import NO_DRAFTER
+
+CAP_GB = 4.0
+_CONVERTER_BYTES = 2 * GB
+_MOST_TIME = 1.15  # of what as many bytes take in TinyLlama's shape
+_QUANT = "int4"
+_CONTEXT = 1024
+_COMMAND = (sys.executable, "-m", "bench.runtime.before_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: `rounds` of so many steps a side, and a load under the cap."""
+
+    rounds: int
+    steps: int
+    seconds: float  # of load
+
+
+FULL = Plan(rounds=15, steps=12, seconds=25.0)
+QUICK = Plan(rounds=1, steps=2, seconds=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured of one shape: bytes, and milliseconds a token round by round."""
+
+    converter: int  # peak of resident memory
+    served: Record
+    weights: int  # that a token reads
+    ms: list[float]
+    reference_weights: int  # of TinyLlama's shape
+    reference_ms: list[float]
+
+    @property
+    def time(self) -> Summary:
+        """Time of a byte, as a share of what it takes in TinyLlama's shape."""
+        shares = ratios(self.ms, self.reference_ms)
+        return Summary.of([share * self.reference_weights / self.weights for share in shares])
+
+
+def run(options: argparse.Namespace, plan: Plan) -> Outcome:
+    """Measure the shapes whose names contain `--only`, one after the other."""
+    names = [name for name in PUBLISHED if options.only in name]
+    if not names:
+        raise ConfigError(f"no shape has {options.only!r} in its name: {', '.join(PUBLISHED)}")
+    found = {}
+    for name in names:
+        case = Case(name, _QUANT, CAP_GB, swap=False)
+        record = measure(case, Load(plan.seconds), options.cache)
+        progress(f"{name}: {record.ending}, {record.tokens_per_second:.1f} tokens/s")
+        found[name] = _timed(case, record, options.cache, plan)
+    return outcome(found, plan)
+
+
+def _timed(case: Case, record: Record, cache: Path, plan: Plan) -> Found:
+    repositories = {case.model: PUBLISHED[case.model], TINYLLAMA: TINYLLAMA}
+    folders = {name: shape(each, WEIGHTS[_QUANT], cache) for name, each in repositories.items()}
+    turns, weights = Turns(), {}
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name, folder in folders.items():
+            workers[name] = stack.enter_context(Worker(name, _COMMAND))
+            asked = {"target": str(folder), "draft": NO_DRAFTER, "cache_dir": str(cache / "caps")}
+            workers[name].ask("load", settings={**asked, "slots": 1, "context": _CONTEXT})
+            weights[name] = workers[name].ask("weight_bytes")
+        step = Timed(
+            "1 token",
+            lambda worker: worker.ask("steps", streams=1, draft_tokens=0, steps=plan.steps),
+        )
+        turns.measure(workers, [step], plan.rounds)
+    ms, peak = turns.ms[step.title], converter_peak(folders[case.model])
+    ours, reference = ((weights[name], ms[name]) for name in folders)
+    return Found(peak, record, *ours, *reference)
+
+
+def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:
+    """A row and three targets for each shape."""
+    rows, targets = [], []
+    for name, one in found.items():
+        served = one.served
+        rows.append(
+            (
+                name,
+                f"{one.converter / 1e6:,.0f}",
+                served.ending[:60],
+                f"{served.peak_anonymous / 1e6:,.0f}",
+                f"{served.kv_tokens:,}",
+                f"{served.tokens_per_second:.1f}",
+                f"{one.weights / 1e6:,.0f}",
+                Summary.of(one.ms).spread(1),
+                one.time.spread(),
+            )
+        )
+        served_share = float(served.ending == "served")
+        targets += [
+            Target(f"{name}: converter's peak, bytes", _CONVERTER_BYTES, one.converter, True),
+            Target(f"{name}: served under {CAP_GB:g} GB", 1.0, served_share),
+            Target(f"{name}: time of a byte ÷ TinyLlama's", _MOST_TIME, one.time.median, True),
+        ]
+    columns = (
+        *("shape", "converter's peak MB", f"under {CAP_GB:g} GB", "peak anonymous MB"),
+        *(
+            "KV tokens",
+            "tokens/s",
+            "MB a token reads",
+            "ms a token",
+            "time of a byte ÷ TinyLlama's",
+        ),
+    )
+    notes = (
+        f"random weights in {_QUANT}; two clients for {plan.seconds:g} s under the cap; one token "
+        f"behind 200: {plan.rounds} rounds of {plan.steps} steps, in turns with TinyLlama's shape, "
+        "medians with quartiles, ratios round by round",
+        "converter's peak: resident memory, with the mapped checkpoint's pages",
+    )
+    result: dict[str, Any] = {name: asdict(one) for name, one in found.items()}
+    table = Table("Whole shapes with random weights", columns, rows, notes)
+    return Outcome({"shapes": result}, [table], targets=targets)
