@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specops.runtime import kernels
-from specops.runtime.block_pool import CacheShape
+from specops.runtime.block_pool import ROLLBACK, CacheShape
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
-from specops.runtime.layer_shapes import Attention
+from specops.runtime.layer_shapes import Attention, ShortConv, StateSpace
 from specops.system.memory import process_memory
 
 SHAPE = CacheShape((Attention(kv_heads=1, head_size=8),), "fp32")
+STATES = CacheShape.of((*SHAPE.attention, ShortConv(16, 3), StateSpace(1, 1, 32, 16)), "fp32")
 CONTEXT = 5 * BLOCK_TOKENS - 10  # the last block of a table is never full
 SYSTEM = tuple(range(1000, 1100))
 
@@ -52,6 +53,26 @@ def compute(cache: KvCache, slot: int, tokens: tuple[int, ...], end: int, client
         assert low <= position < high
         block = table[position // BLOCK_TOKENS]
         memory[block, position % BLOCK_TOKENS] = key(tokens[: position + 1], client)
+
+
+def recur(cache: KvCache, slot: int, tokens: tuple[int, ...], settled: int, client: str) -> None:
+    """Run layers with a state over the tokens from the slot's length on, as a pass does.
+
+    The state is one number that depends on all its tokens, and so are the inputs of each token.
+    """
+    kept, start, end = cache.kept_inputs, cache.length(slot), len(tokens)
+    assert kept is not None
+    applied, settled = kept.write(slot, start, end - start, settled)
+    memory = kept._memory[slot].view(np.int64)
+    state, inputs = np.split(memory, [STATES.state_floats // 2])
+    inputs = inputs.reshape(STATES.ring, -1)
+    if applied:
+        assert state[0] == key(tokens[:applied], client)
+    for position in range(max(0, min(applied, start - STATES.positions_before)), start):
+        assert inputs[position % STATES.ring, 0] == key(tokens[: position + 1], client)
+    for position in range(max(start, end - STATES.ring), end):
+        inputs[position % STATES.ring] = key(tokens[: position + 1], client)
+    state[:] = key(tokens[:settled], client)
 
 
 def check(cache: KvCache, slot: int, tokens: tuple[int, ...], client: str = "") -> None:
@@ -287,6 +308,8 @@ prompts = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map(
 class ComingAndGoing(RuleBasedStateMachine):
     """Requests begin, compute chunks, have draft tokens rejected and end in any order."""
 
+    most_drafted = CONTEXT
+
     @initialize(
         num_blocks=st.integers(2, 14),
         num_slots=st.integers(1, 4),
@@ -307,6 +330,12 @@ class ComingAndGoing(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.slots)))
         return slot, *self.slots[slot]
 
+    def end_of_piece(self, slot: int, end: int) -> int:
+        return end
+
+    def recur(self, slot: int, tokens: tuple[int, ...], end: int, client: str) -> None:
+        """What a pass over these tokens, final up to `end`, does beside keys and values."""
+
     @precondition(lambda self: len(self.slots) < self.cache.num_slots)
     @rule(tokens=prompts, client=st.sampled_from(["ann", "bob"]))
     def come(self, tokens: tuple[int, ...], client: str) -> None:
@@ -320,14 +349,19 @@ class ComingAndGoing(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 140), drafted=st.integers(0, 70))
     def compute(self, data: st.DataObject, count: int, drafted: int) -> None:
         """A chunk of final tokens, with rejected draft tokens behind it."""
-        slot, tokens, client = self.any_slot(data)
-        end = min(len(tokens), self.cache.length(slot) + count)
-        most = min(CONTEXT, end + drafted)
+        self.step(self.any_slot(data)[0], count, drafted)
+
+    def step(self, slot: int, count: int, drafted: int) -> None:
+        tokens, client = self.slots[slot]
+        end = self.end_of_piece(slot, min(len(tokens), self.cache.length(slot) + count))
+        most = min(CONTEXT, end + min(drafted, self.most_drafted))
         wanted = -(-most // BLOCK_TOKENS) - len(self.blocks(slot))
         if not self.cache.reserve(slot, most):
             assert max(wanted, 0) + 1 > self.cache.available_blocks
             return
-        compute(self.cache, slot, tokens[:end] + (-1,) * (most - end), most, client)
+        written = tokens[:end] + (-1,) * (most - end)
+        self.recur(slot, written, end, client)
+        compute(self.cache, slot, written, most, client)
         self.cache.commit(slot, tokens, end)
 
     @precondition(lambda self: self.slots)
@@ -348,7 +382,9 @@ class ComingAndGoing(RuleBasedStateMachine):
     @precondition(lambda self: self.slots)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        slot, *_ = self.any_slot(data)
+        self.leave_slot(self.any_slot(data)[0])
+
+    def leave_slot(self, slot: int) -> None:
         self.cache.release(slot)
         del self.slots[slot]
 
@@ -396,3 +432,65 @@ class ComingAndGoing(RuleBasedStateMachine):
 
 TestComingAndGoing = ComingAndGoing.TestCase
 TestComingAndGoing.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+class ComingAndGoingWithStates(ComingAndGoing):
+    """The same in a model whose layers keep states, some snapshots of which have room.
+
+    A pass checks that it finds the state and the inputs of the tokens before its own.
+    """
+
+    most_drafted = ROLLBACK
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        num_slots=st.integers(1, 4),
+        reuse=st.sampled_from(PrefixCache),
+        snapshots=st.integers(0, 8),
+    )
+    def start(  # type: ignore[override]
+        self, num_blocks: int, num_slots: int, reuse: PrefixCache, snapshots: int
+    ) -> None:
+        self.cache = KvCache(
+            STATES,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            context=CONTEXT,
+            reuse=reuse,
+            snapshot_bytes=snapshots * STATES.slot_bytes,
+            end_tokens={5, 7, 69},
+        )
+        self.slots = {}
+
+    def end_of_piece(self, slot: int, end: int) -> int:
+        border = self.cache.next_snapshot(slot)
+        return end if border is None else min(end, border)
+
+    def recur(self, slot: int, tokens: tuple[int, ...], end: int, client: str) -> None:
+        """Rejected tokens leave their inputs only; some of the final ones do, too."""
+        if len(tokens) > self.cache.length(slot):
+            settled = end - hash(tokens) % (end + ROLLBACK + 1 - len(tokens))
+            recur(self.cache, slot, tokens, settled, client)
+
+    @precondition(lambda self: len(self.slots) < self.cache.num_slots)
+    @rule(tokens=prompts, chunk=st.integers(20, 140), drafted=st.integers(0, ROLLBACK))
+    def serve(self, tokens: tuple[int, ...], chunk: int, drafted: int) -> None:
+        """A whole prompt, as far as there are blocks, with a snapshot at its end."""
+        slot = min(set(range(self.cache.num_slots)) - set(self.slots))
+        self.come(tokens, "ann")
+        for _ in range(-(-len(tokens) // chunk) + 3):  # and the ends of messages
+            self.step(slot, chunk, drafted)
+        self.cache.take_snapshot(slot)
+        self.leave_slot(slot)
+
+    @invariant()
+    def snapshots_are_bounded(self) -> None:
+        kept = self.cache.kept_inputs
+        assert kept is not None
+        assert kept.used_bytes <= kept.snapshot_bytes
+        taken, dropped = kept.events["taken"], kept.events["dropped"]
+        assert kept.snapshots == taken - dropped
+
+
+TestComingAndGoingWithStates = ComingAndGoingWithStates.TestCase
+TestComingAndGoingWithStates.settings = settings(TestComingAndGoing.settings, max_examples=50)
