@@ -186,6 +186,34 @@ def make_lfm2_checkpoint(path: Path, *, attention: Sequence[int] = (1,), **optio
     return _make_gated(path, "lfm2", "Lfm2ForCausalLM", lfm2_shapes, own, **options)
 
 
+def make_gemma4_checkpoint(path: Path, **options: Any) -> Path:
+    """Writes a Gemma 4 checkpoint: a window in all layers but those whose letter is F.
+
+    `config` may have `kinds`, a letter for each layer; by default the last three read the keys and
+    values of the first two, one of each kind.
+    """
+    config = {"kinds": "SFSSF", "num_kv_shared_layers": 3, **options.pop("config", {})}
+    kinds = config.pop("kinds")
+    own = {
+        "layer_types": [{"S": "sliding_attention", "F": "full_attention"}[kind] for kind in kinds],
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 40,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": options.get("vocab", _SIZES["vocab"]),
+        "final_logit_softcapping": 30.0,
+        "use_double_wide_mlp": False,
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+    }
+    options = {"layers": len(kinds), "config": config, **options}
+    return _make_gated(path, "gemma4_text", "Gemma4ForCausalLM", gemma4_shapes, own, **options)
+
+
 def make_opt_checkpoint(
     path: Path,
     *,
@@ -398,6 +426,58 @@ _RENAMED = {
         "model.norm": "model.final_layernorm",
     },
 }
+
+
+def gemma4_shapes(settings: Config) -> Shapes:
+    """Layers of two kinds; the last ones have no keys and values of their own."""
+    hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
+    width, own = settings["hidden_size_per_layer_input"], layers - settings["num_kv_shared_layers"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if width:
+        shapes |= {
+            "model.embed_tokens_per_layer.weight": (
+                settings["vocab_size_per_layer_input"],
+                layers * width,
+            ),
+            "model.per_layer_model_projection.weight": (layers * width, hidden),
+            "model.per_layer_projection_norm.weight": (width,),
+        }
+    for index, kind in enumerate(settings["layer_types"]):
+        full = kind == "full_attention"
+        head = settings["global_head_dim" if full else "head_dim"]
+        same = settings["attention_k_eq_v"] and full
+        keys = head * settings["num_global_key_value_heads" if same else "num_key_value_heads"]
+        queries = head * settings["num_attention_heads"]
+        wide = settings["intermediate_size"]
+        if settings["use_double_wide_mlp"] and index >= own:
+            wide *= 2
+        layer: Shapes = {
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.q_norm": (head,),
+            "self_attn.o_proj": (hidden, queries),
+            "mlp.gate_proj": (wide, hidden),
+            "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "pre_feedforward_layernorm": (hidden,),
+            "post_feedforward_layernorm": (hidden,),
+        }
+        if index < own:
+            layer |= {"self_attn.k_proj": (keys, hidden), "self_attn.k_norm": (head,)}
+            layer |= {} if same else {"self_attn.v_proj": (keys, hidden)}
+        if width:
+            layer |= {
+                "per_layer_input_gate": (width, hidden),
+                "per_layer_projection": (hidden, width),
+                "post_per_layer_input_norm": (hidden,),
+            }
+        shapes |= {f"model.layers.{index}.{part}.weight": shape for part, shape in layer.items()}
+        shapes[f"model.layers.{index}.layer_scalar"] = (1,)
+    return shapes
 
 
 def lfm2_shapes(settings: Config) -> Shapes:

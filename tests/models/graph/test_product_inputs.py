@@ -91,11 +91,15 @@ def test_layer_norms_and_gelus_go_into_products(
 
 
 def written(
-    nodes: Sequence[onnx.NodeProto], folder: Path, outputs: Sequence[str], **floats: int
+    nodes: Sequence[onnx.NodeProto], folder: Path, outputs: Sequence[str], **more: int | list[int]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes after `write_tiles`; `floats` are names and sizes of more weights."""
+    """Return the nodes after `write_tiles`; `more` are the sizes or values of more weights."""
     tensors = [
-        numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in floats.items()
+        numpy_helper.from_array(
+            np.array(given, np.int64) if isinstance(given, list) else np.ones(given, np.float32),
+            name,
+        )
+        for name, given in more.items()
     ]
     for node in nodes:
         if node.op_type == "MatMulNBits":
@@ -146,7 +150,28 @@ def test_gate_and_up_may_have_different_types(tmp_path: Path) -> None:
     assert attributes_of(second)["input"] == Made.SILU_GATE
 
 
-@pytest.mark.parametrize("output", ["gate", "up", "opened", "gated"])
+@pytest.mark.parametrize("output", ["gate", "up"])
+def test_products_that_cannot_become_one_are_put_behind_each_other(
+    tmp_path: Path, output: str
+) -> None:
+    *_, both, last = written(gated(), tmp_path, ["down", output])
+    assert (both.op_type, list(both.input)) == ("Concat", ["gate", "up"])
+    assert attributes_of(last)["input"] == Made.SILU_GATE
+    assert last.input[0] == both.output[0]
+
+
+def test_a_part_of_a_vector_may_be_gated(tmp_path: Path) -> None:
+    """As by Gemma 4's inputs of each layer."""
+    nodes = [
+        helper.make_node("Slice", ["y", "start", "stop", "axis"], ["up"], name="up"),
+        *(node for node in gated() if node.name != "up"),
+    ]
+    *_, both, last = written(nodes, tmp_path, ["down"], start=[32], stop=[96], axis=[-1])
+    assert (both.op_type, list(both.input)) == ("Concat", ["gate", "up"])
+    assert attributes_of(last)["input"] == Made.SILU_GATE
+
+
+@pytest.mark.parametrize("output", ["opened", "gated"])
 def test_a_gate_with_another_reader_stays(tmp_path: Path, output: str) -> None:
     found = written(gated(), tmp_path, ["down", output])
     assert [node.op_type for node in found].count("Mul") == 1

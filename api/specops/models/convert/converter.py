@@ -173,7 +173,7 @@ def _activations(
             lambda done, total: counter.reach(1 + _WRITING * done / total),
         )
         earlier = onnx.load(eight.graph_file, load_external_data=False)
-    return Activations(tokens, eight.shape, earlier)
+    return Activations(tokens, earlier)
 
 
 def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:

@@ -14,6 +14,7 @@ of a GGUF: its weights are blocks as they are in the file, rows uint8 [N, bytes 
 operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias)` multiplies with
 all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
 and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
+A checkpoint's table that is meant to stay on disk has such rows, too, in 8 bits.
 `ShortConv` of that domain, in graphs with short convolutions, computes whole sequences.
 
 The engine rewrites graphs (`specops.models.graph.rewrite`).
@@ -32,6 +33,7 @@ from onnx import TensorProto, helper
 from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, INT8_ACTIVATIONS, MICROSOFT
 from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import Matrix
+from specops.models.convert.gguf.block_types import Q8_0
 from specops.models.convert.model_config import ModelShape
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
@@ -131,6 +133,12 @@ class DecoderGraph:
         self._node("Split", [x, self._integers(f"{name}.widths", *sizes)], *parts, axis=-1)
         return parts
 
+    def part(self, name: str, x: str, start: int, stop: int) -> str:
+        """Numbers [start, stop) of vectors."""
+        places = (("start", start), ("stop", stop), ("axis", -1))
+        operands = [self._integers(f"{name}.{key}", place) for key, place in places]
+        return self._node("Slice", [x, *operands], name)
+
     def scaled(self, name: str, x: str, factor: float) -> str:
         """x times a number."""
         if factor == 1:
@@ -169,14 +177,28 @@ class DecoderGraph:
         table = self._weights.constant(f"{name}.table", factors.reshape(-1, 1))
         return self._node("Gather", [table, "position_ids"], name, axis=0)
 
-    def linear(self, name: str, x: str, matrix: Matrix, bias: Float | None = None) -> str:
+    def rows_on_disk(self, name: str, matrix: Matrix) -> str:
+        """The rows of `matrix` at `input_ids`; no pass reads the others, so they stay on disk."""
+        return self._plain_rows(name, matrix, "input_ids", blocks=self.quantization.bits != 32)
+
+    def linear(
+        self,
+        name: str,
+        x: str,
+        matrix: Matrix,
+        bias: Float | None = None,
+        value_size: int | None = None,
+    ) -> str:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N].
 
-        `name` ends with `.qkv` for queries, keys and values together, with `.v` for values.
+        `name` ends with `.qkv` for queries, keys and values together, with `.v` for values. The
+        last `value_size` rows of the former are those of values, by default as the model's shape.
         """
         own, values = self.quantization.bits, self.quantization.value_bits
-        if name.endswith(".qkv") and values != own:
-            before = matrix.shape[0] - self.shape.num_kv_heads * self.shape.head_dim
+        if value_size is None:
+            value_size = self.shape.num_kv_heads * self.shape.head_dim
+        if name.endswith(".qkv") and values != own and value_size:
+            before = matrix.shape[0] - value_size
             biases = (None, None) if bias is None else (bias[:before], bias[before:])
             (qk, v), stem = matrix.divided(before), name.removesuffix("qkv")
             both = [
@@ -187,10 +209,20 @@ class DecoderGraph:
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
         return self._linear(name, x, matrix, values if name.endswith(".v") else own, added)
 
-    def head(self, x: str, matrix: Matrix, bias: Float | None = None) -> None:
-        """The graph's output `logits`: x times the transposed `matrix` [vocab, hidden], + bias."""
+    def head(
+        self, x: str, matrix: Matrix, bias: Float | None = None, softcap: float | None = None
+    ) -> None:
+        """The graph's output `logits`: x times the transposed `matrix` [vocab, hidden], + bias.
+
+        With a `softcap` they become softcap * tanh(logits / softcap).
+        """
         added = None if bias is None else self._weights.vector("logits.bias", bias)
-        self._linear("logits", x, matrix, self.quantization.head_bits, added)
+        name = "logits" if softcap is None else "logits.product"
+        self._linear(name, x, matrix, self.quantization.head_bits, added)
+        if softcap is not None:
+            shrunk = self.scaled("logits.shrunk", name, 1 / softcap)
+            self._node("Tanh", [shrunk], "logits.tanh")
+            self.scaled("logits", "logits.tanh", softcap)
 
     # -- norms --------------------------------------------------------------------------------
 
@@ -200,6 +232,22 @@ class DecoderGraph:
         return self._node(
             "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
         )
+
+    def head_norm(self, name: str, x: str, width: int, weight: Float, epsilon: float) -> str:
+        """The RMS norm of each head, as long as `weight`, of vectors of a `width`."""
+        heads = self._integers(f"{name}.heads", 0, -1, len(weight))
+        together = self._integers(f"{name}.together", 0, -1, width)
+        apart = self._node("Reshape", [x, heads], f"{name}.apart")
+        normed = self.rms_norm(f"{name}.norm", apart, weight, epsilon)
+        return self._node("Reshape", [normed, together], f"{name}.normed")
+
+    def part_norm(self, name: str, x: str, parts: int, weight: Float, epsilon: float) -> str:
+        """The RMS norm of each of so many parts of a token's vector."""
+        apart = self._integers(f"{name}.parts", 0, 0, parts, len(weight))
+        together = self._integers(f"{name}.together", 0, 0, parts * len(weight))
+        x = self._node("Reshape", [x, apart], f"{name}.apart")
+        x = self.rms_norm(f"{name}.norm", x, weight, epsilon)
+        return self._node("Reshape", [x, together], name)
 
     def layer_norm(self, name: str, x: str, weight: Float, bias: Float, epsilon: float) -> str:
         """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
@@ -255,6 +303,8 @@ class DecoderGraph:
         window: int | None = None,
         scale: float | None = None,
         head_norms: HeadNorms | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
     ) -> str:
         """Causal grouped-query attention over the past and the new tokens.
 
@@ -264,16 +314,20 @@ class DecoderGraph:
             layer: its index.
             query: [batch, sequence, heads * head]; or queries, keys and values behind each other,
                 without `key` and `value`. With `head_norms` only the second form is possible.
-            key: [batch, sequence, kv_heads * head].
+            key: [batch, sequence, kv_heads * head]. Layers with the same tensors of keys and values
+                share them: the engine keeps those once.
             value: as `key`.
             rotary: cos and sin, which rotate the halves of the values of a head that they cover.
             window: a position sees itself and the `window - 1` positions before it; None: all.
             scale: factor of scores; by default 1 / sqrt(head).
             head_norms: norms of queries and keys before the rotation.
+            kv_heads: number of heads of keys and values; by default as the model's shape.
+            head_dim: size of a head; by default likewise.
         """
+        kv_heads, head_dim = kv_heads or self.shape.num_kv_heads, head_dim or self.shape.head_dim
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
-        cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
+        cache: list[str | int] = ["batch", kv_heads, "capacity", head_dim]
         self._inputs += [_value(name, TensorProto.FLOAT, cache) for name in past]
         self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
         lengths = ["past_and_new_minus_one", "total_length"]
@@ -287,7 +341,7 @@ class DecoderGraph:
             *(f"layers.{layer}.attention", *present),
             domain=MICROSOFT,
             num_heads=self.shape.num_heads,
-            kv_num_heads=self.shape.num_kv_heads,
+            kv_num_heads=kv_heads,
             do_rotary=int(rotary is not None),
             rotary_interleaved=0,
             local_window_size=window or -1,
@@ -327,11 +381,7 @@ class DecoderGraph:
         self._node("Split", [packed, split], *found, axis=-1)
         for place, weight in enumerate(norms.weights):
             called = found[place]
-            heads = self._integers(f"{called}.heads", 0, -1, size)
-            together = self._integers(f"{called}.together", 0, -1, widths[place])
-            apart = self._node("Reshape", [called, heads], f"{called}.apart")
-            normed = self.rms_norm(f"{called}.norm", apart, weight, norms.epsilon)
-            found[place] = self._node("Reshape", [normed, together], f"{called}.normed")
+            found[place] = self.head_norm(called, called, widths[place], weight, norms.epsilon)
         return found
 
     def _table_by_length(self, name: str, most: int) -> tuple[str, str]:
@@ -365,14 +415,15 @@ class DecoderGraph:
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
 
-    def _plain_rows(self, name: str, matrix: Matrix, ids: str) -> str:
-        """The rows of a table at `ids`: of float32, or of a GGUF's blocks."""
+    def _plain_rows(self, name: str, matrix: Matrix, ids: str, *, blocks: bool = False) -> str:
+        """The rows of a table at `ids`: of float32, or of a GGUF's `blocks`."""
         (first, *_), (_, width) = matrix.parts, matrix.shape
-        if not (matrix.is_gguf and first.has_blocks):
+        if not (blocks or (matrix.is_gguf and first.has_blocks)):
             table = self._weights.dense_table(f"{name}.weight", matrix)
             return self._node("Gather", [table, ids], name, axis=0)
         (rows,) = self._weights.file_rows(name, matrix)
-        return self._node(GGUF_GATHER, [rows, ids], name, domain=DOMAIN, type=first.kind, K=width)
+        kind = first.kind if matrix.is_gguf else Q8_0.number
+        return self._node(GGUF_GATHER, [rows, ids], name, domain=DOMAIN, type=kind, K=width)
 
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:

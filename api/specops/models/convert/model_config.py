@@ -125,6 +125,10 @@ class ModelConfig(Entries):
         """A positive number; None where the key is absent or 0."""
         return self.number(key) if self._values.get(key) not in (None, 0) else None
 
+    def count(self, key: str, default: int = 0) -> int:
+        """An integer from 0."""
+        return self.integer(key, default) if self._values.get(key, default) else 0
+
     def layers(self, key: str) -> int:
         """The number of layers; the limit keeps a hostile config from a list without end."""
         value = self.integer(key)

@@ -12,12 +12,13 @@ from specops.models.convert.model_config import ModelConfig
 
 Float = NDArray[np.float32]
 
-HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 256  # the limits of `specops.Attention`
+HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 512  # the limits of `specops.Attention`
 _BLOCK = 64  # positions of a KV block
 _MOST_POSITIONS = 1 << 20  # their tables take 0.5 GB for heads of 128 values
 # With "mrope" an image has positions on three axes; a token of a text has the same on all of them.
 _PLAIN = ("default", "mrope")
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
+_PROPORTIONAL = "proportional"
 
 
 class Table(NamedTuple):
@@ -54,8 +55,9 @@ def rotary(
 
     Reads `scaling` or, without it, transformers 5's `rope_parameters` or the older `rope_theta` and
     `rope_scaling`. A `partial` family may rotate `partial_rotary_factor` of each head. Raises
-    ExportError for a scaling other than default, linear, llama3, yarn and longrope, for head sizes
-    that the operator cannot rotate, for too many positions, and for angles that are not finite.
+    ExportError for a scaling other than default, linear, llama3, yarn, longrope and proportional,
+    for head sizes that the operator cannot rotate, for too many positions, and for angles that are
+    not finite.
     """
     if positions > _MOST_POSITIONS:
         raise config.error(
@@ -86,6 +88,8 @@ def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, pa
     key = "partial_rotary_factor"
     factor = config.number(key, 1.0)
     if scaling is not None:
+        if _kind(scaling) == _PROPORTIONAL:
+            return head_dim
         factor = scaling.number(key, factor)
     if factor != 1 and not partial:
         raise (scaling or config).error(key, "must be 1 to be exported")
@@ -115,12 +119,11 @@ def _table(rotation: Rotation, frequencies: Float | None = None, factor: float =
 
 
 def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    kind = _kind(scaling)
     if kind in _PLAIN:
         return Rotary(_table(rotation))
-    if kind == "linear":
-        factor = np.float32(scaling.number("factor"))
-        return Rotary(_table(rotation, _frequencies(rotation) / factor))
+    if kind in ("linear", _PROPORTIONAL):
+        return Rotary(_table(rotation, _linear(rotation, scaling, kind)))
     if kind == "llama3":
         return Rotary(_table(rotation, _llama3(_frequencies(rotation), scaling)))
     if kind == "factors":  # of a GGUF: one divisor for each frequency
@@ -131,8 +134,22 @@ def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Ro
         return _long_rope(rotation, scaling, config)
     raise scaling.error(
         "rope_type",
-        f"is {kind!r}; only default, linear, llama3, yarn and longrope scaling can be exported",
+        f"is {kind!r}; only default, linear, llama3, yarn, longrope and proportional scaling can "
+        "be exported",
     )
+
+
+def _kind(scaling: ModelConfig) -> str:
+    return scaling.text("rope_type", scaling.text("type", "default"))
+
+
+def _linear(rotation: Rotation, scaling: ModelConfig, kind: str) -> Float:
+    """All frequencies divided by one number. Proportional: the slower ones of a head are 0."""
+    frequencies, factor = _frequencies(rotation), None
+    if kind == _PROPORTIONAL:
+        turning = scaling.number("partial_rotary_factor", 1.0) * rotation.rotated // 2
+        frequencies[int(turning) :], factor = 0, 1.0
+    return frequencies / np.float32(scaling.number("factor", factor))
 
 
 def _divisors(rotation: Rotation, scaling: ModelConfig, key: str) -> Float:

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from specops.models.convert.calibration import Feedback
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
+from specops.models.convert.gguf.rows import GgufRows, in_q8_0
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
 from specops.system.cpus import available_threads
@@ -112,14 +113,17 @@ class WeightStore:
         return self._refer(name, TensorProto.FLOAT, (inputs, features), *self._written[key])
 
     def file_rows(self, name: str, matrix: Matrix) -> list[str]:
-        """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once."""
+        """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once.
+
+        Other weights become Q8_0.
+        """
         if matrix.name not in self._rows:
             found = self._rows[matrix.name] = []
             for number, part in enumerate(matrix.parts):
                 key = (matrix.name, number, False)
                 if key not in self._written:
                     alone = replace(matrix, parts=(part,))
-                    blocks = self._mapped(alone, _SLAB_WEIGHTS, lambda slab: slab.blocks())
+                    blocks = self._mapped(alone, _SLAB_WEIGHTS, _blocks)
                     self._written[key] = (self._write(blocks),)
                 (extent,) = self._written[key]
                 shape = (len(part), extent[1] // len(part))
@@ -238,6 +242,13 @@ class WeightStore:
             tensor.external_data.add(key=key, value=str(value))
         self.initializers.append(tensor)
         return name
+
+
+def _blocks(slab: Any) -> NDArray[np.uint8]:
+    """Rows of a GGUF as they are; an array's rows in Q8_0."""
+    if isinstance(slab, GgufRows):
+        return slab.blocks()
+    return in_q8_0(np.asarray(slab, np.float32))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.contract import GGUF_MATMUL, NEXT_STATES, STATES
-from specops.models.graph.nodes import RefusedGraphError, attributes_of, set_nodes
+from specops.models.graph.nodes import RefusedGraphError, Wiring, attributes_of, set_nodes
 from specops.runtime import kernels
 
 LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
@@ -50,6 +50,11 @@ def gather_logit_rows(graph: onnx.GraphProto, taken: str = LOGIT_ROWS) -> None:
     constants = {tensor.name for tensor in graph.initializer}
     last = [node for node in graph.node if node.op_type in MIXERS][-1]
     behind = _descendants(graph, last)
+    wiring = Wiring(graph)
+    for node in reversed(graph.node):  # of a vector's parts the vector: its rows are taken once
+        readers = wiring.readers.get(node.output[0], [])
+        if node.op_type == "Slice" and all(behind.intersection(item.output) for item in readers):
+            behind.update(node.output)
     gathered: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

@@ -64,16 +64,19 @@ def pair_gates(
     graph: onnx.GraphProto,
     computable: Computable,
     alike: Callable[[onnx.NodeProto, onnx.NodeProto], bool],
+    width: Callable[[onnx.NodeProto], int],
 ) -> dict[str, onnx.NodeProto]:
     """Find two products where one gates the other, and let the product that follows apply the gate.
 
     The nodes in between and the second of the two products go. The product that follows reads the
-    first one's output and gets the attribute `input`.
+    first one's output and gets the attribute `input`. Where the two cannot become one, a Concat
+    puts their outputs behind each other; so it does with a part of a vector in the place of one.
 
     Args:
         graph: its products are still MatMulNBits.
         computable: tells whether a node is a product that our kernels compute.
         alike: tells whether two products may become one, with the columns of both.
+        width: numbers that a node gives for each token; 0: they are not known.
 
     Returns:
         Output of the product that stays → the product whose columns go behind its own.
@@ -91,17 +94,21 @@ def pair_gates(
                 continue
             kind, gate, between = found
             between = [*between, mul]
-            hidden = (gate.output[0], other, *(node.output[0] for node in between[:-1]))
-            if (
-                computable(gate)
-                and computable(up)
-                and alike(gate, up)
-                and all(wiring.only_read_by(name, between) for name in hidden)
-            ):
+            if not all(wiring.only_read_by(node.output[0], between) for node in between[:-1]):
+                continue
+            alone = all(wiring.only_read_by(name, between) for name in (gate.output[0], other))
+            if alone and computable(gate) and computable(up) and alike(gate, up):
                 _give_input(reader, gate.output[0], kind)
                 pairs[gate.output[0]] = up
                 gone.update(node.output[0] for node in (*between, up))
-                break
+            elif width(gate) == width(up) == attributes_of(reader)["K"]:
+                both = [gate.output[0], other]
+                mul.CopyFrom(helper.make_node("Concat", both, mul.output, mul.name, axis=-1))
+                _give_input(reader, mul.output[0], kind)
+                gone.update(node.output[0] for node in between[:-1])
+            else:
+                continue
+            break
     set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
     return pairs
 

@@ -112,7 +112,9 @@ def write_tiles(
     def whole(node: onnx.NodeProto) -> bool:
         return computable(node) and node.output[0] not in behind
 
-    pairs = pair_gates(graph, whole, partial(_alike, tensors=tensors))
+    pairs = pair_gates(
+        graph, whole, partial(_alike, tensors=tensors), partial(_width, tensors=tensors)
+    )
     behind |= {name: [node] for name, node in pairs.items()}
     for node in filter(computable, graph.node):
         nodes = [node, *behind.get(node.output[0], ())]
@@ -268,10 +270,20 @@ def _alike(one: onnx.NodeProto, other: onnx.NodeProto, tensors: Tensors) -> bool
     """Return whether two products have the same input, outputs of the same size and no bias."""
 
     def shape(node: onnx.NodeProto) -> tuple[Any, ...]:
-        columns = attributes_of(node).get("N") or sum(tensors[n].dims[0] for n in node.input[1:])
-        return *_input_and_block(node), columns
+        return *_input_and_block(node), _width(node, tensors)
 
     return not _bias(one) and not _bias(other) and shape(one) == shape(other)
+
+
+def _width(node: onnx.NodeProto, tensors: Tensors) -> int:
+    """Return how many numbers a product or a Slice of vectors gives; 0 for other nodes."""
+    if node.op_type == "Slice" and {*node.input[1:]} <= tensors.keys():
+        start, stop, *_ = (numpy_helper.to_array(tensors[name]) for name in node.input[1:])
+        return int((stop - start)[-1])
+    if node.op_type == GGUF_MATMUL:
+        matrices = zip(node.input[1:], attributes_of(node)["types"], strict=False)
+        return sum(tensors[name].dims[0] for name, _ in matrices)
+    return int(attributes_of(node)["N"]) if node.op_type == "MatMulNBits" else 0
 
 
 def _bias(node: onnx.NodeProto) -> str:

@@ -19,7 +19,6 @@ from onnx import helper
 
 from specops.models.convert.calibration.error_feedback import Feedback
 from specops.models.convert.errors import ExportError
-from specops.models.convert.model_config import ModelShape
 from specops.models.convert.opset import model_of
 from specops.runtime.session import Session, load, plain_options
 
@@ -34,17 +33,14 @@ class Activations:
 
     Args:
         tokens: [samples, length].
-        shape: of the model.
         earlier: the finished graph of the same model with any quantization.
     """
 
-    def __init__(
-        self, tokens: NDArray[np.int64], shape: ModelShape, earlier: onnx.ModelProto
-    ) -> None:
+    def __init__(self, tokens: NDArray[np.int64], earlier: onnx.ModelProto) -> None:
         self._readers = Counter(name for node in earlier.graph.node for name in _read(node))
         samples = max(1, _CHUNK_TOKENS // tokens.shape[1])
         self._values = [
-            _inputs(tokens[start : start + samples], shape, earlier)
+            _inputs(tokens[start : start + samples], earlier)
             for start in range(0, len(tokens), samples)
         ]
         self._done = 0  # number of nodes that have run
@@ -121,17 +117,18 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
             yield from inner.input
 
 
-def _inputs(
-    tokens: NDArray[np.int64], shape: ModelShape, earlier: onnx.ModelProto
-) -> dict[str, NDArray[Any]]:
+def _inputs(tokens: NDArray[np.int64], earlier: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     """The graph inputs for whole texts without a past."""
-    past = np.zeros((len(tokens), shape.num_kv_heads, 0, shape.head_dim), np.float32)
-    known = {
+    found: dict[str, NDArray[Any]] = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
         "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
     }
-    return {item.name: known.get(item.name, past) for item in earlier.graph.input}
+    for item in earlier.graph.input:
+        if item.name not in found:  # past keys or values: [batch, heads, capacity, head]
+            _, heads, _, size = (dim.dim_value for dim in item.type.tensor_type.shape.dim)
+            found[item.name] = np.zeros((len(tokens), heads, 0, size), np.float32)
+    return found
 
 
 def _computed(

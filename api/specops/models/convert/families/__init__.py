@@ -6,6 +6,7 @@ Every module with families is imported here, which registers them.
 from __future__ import annotations
 
 from specops.models.convert.families import (  # noqa: F401 - registers their families
+    gemma4,
     hybrids,
     layer_norm_decoder,
     relatives,

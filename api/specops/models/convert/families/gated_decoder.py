@@ -119,6 +119,7 @@ class GatedDecoder(Family):
         )
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
+        self.logit_softcap: float | None = None
         self.query_factors: Float | None = None  # one for each position
         self.rotaries = self.rotary_tables(config)
         self.layers = [LayerAttention()] * shape.num_layers
@@ -215,15 +216,28 @@ class GatedDecoder(Family):
             x = self._normalized("layers.0.input_norm", residual, first)
         if self.query_factors is not None:
             self._factors = graph.position_factors("query_factors", self.query_factors)
+        self.read_embeddings(residual)
         for index, layer in enumerate(self.layers):
             rotary = None if layer.rotary is None else tables[layer.rotary]
             x, residual = self._layer(index, x, residual, rotary, layer.window)
+            name, norm = "final_norm", self._final_norm
             if index + 1 < self.shape.num_layers:
+                name = f"layers.{index + 1}.input_norm"
                 norm = self._stored(index + 1, self.attention_norms.before)
-                x, residual = self._add(f"layers.{index + 1}.input_norm", x, residual, norm)
-        x, _ = self._add("final_norm", x, residual, self._final_norm)
+            x, residual = self.end_layer(index, name, x, residual, norm)
         bias = checkpoint.vector(HEAD_BIAS) if self.head_bias else None
-        graph.head(x, self._head(), bias)
+        graph.head(x, self._head(), bias, self.logit_softcap)
+
+    def read_embeddings(self, x: str) -> None:
+        """Called with the tokens' scaled embeddings, before the first layer."""
+
+    def end_layer(self, index: int, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
+        """The next layer's input, under its `name` and with its `norm`, and the next residual.
+
+        `x` is what the feed-forward of layer `index` gave.
+        """
+        del index  # all layers end in the same way
+        return self._add(name, x, residual, norm)
 
     def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """The state is the one after the target's final norm; the next guess's is the block's own.

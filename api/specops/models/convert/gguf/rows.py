@@ -72,18 +72,27 @@ class GgufRows:
             raw = self._raw()
             self._type.check_scales(raw)
             return raw
-        weight = quantize_blockwise(np.asarray(self, np.float32), 8, Q8_0.weights)
-        with np.errstate(over="ignore"):
-            scales = weight.scales.astype("<f2")[..., None]
-        check_finite(scales)
-        codes = weight.packed ^ np.uint8(128)  # Q8_0 has signed codes
-        return np.concatenate([scales.view(np.uint8), codes], axis=-1).reshape(len(self), -1)
+        return in_q8_0(np.asarray(self, np.float32))
 
     def _raw(self) -> Bytes:
         """The rows' bytes [N, bytes of a row]."""
         rows = slice(self._rows.start, self._rows.stop)
         found: Bytes = self._mapped[rows if self._order is None else self._order[rows]]
         return found
+
+
+def in_q8_0(weights: NDArray[np.float32]) -> Bytes:
+    """Rows [N, K] as Q8_0's blocks, [N, bytes of a row].
+
+    Raises:
+        ValueError: a number is NaN or infinite, or larger than the type can hold.
+    """
+    found = quantize_blockwise(weights, 8, Q8_0.weights)
+    with np.errstate(over="ignore"):
+        scales = found.scales.astype("<f2")[..., None]
+    check_finite(scales)
+    codes = found.packed ^ np.uint8(128)  # Q8_0 has signed codes
+    return np.concatenate([scales.view(np.uint8), codes], axis=-1).reshape(len(weights), -1)
 
 
 def interleaved_halves(heads: int, rows: int) -> NDArray[np.int64]:

@@ -1,0 +1,243 @@
+"""Gemma 4 without experts: two kinds of attention, shared keys and values, embeddings per layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from specops.models.convert.families.family import Shapes
+from specops.models.convert.families.gated_decoder import (
+    FULL,
+    SLIDING,
+    GatedDecoder,
+    Norms,
+    text_config,
+)
+from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
+
+_LOCAL = "local_"  # the table of layers with a window
+_ROPE = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+_SHARED = ("k_proj", "v_proj", "k_norm")  # published files have them in layers that read others'
+_TABLE, _PROJECTION = "embed_tokens_per_layer", "per_layer_model_projection"
+_TABLE_NORM = "per_layer_projection_norm"
+_GATE, _UP = "per_layer_input_gate", "per_layer_projection"
+_NORM_AFTER = "post_per_layer_input_norm"
+
+
+class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma4_text"):
+    """Gemma 4 E2B, E4B and 31B.
+
+    Layers without a window have larger heads. The last layers read the keys and values of the last
+    earlier layer of their kind. Each layer adds a part of the token's row in a table of its own.
+    """
+
+    name = "gemma4"
+    defaults: ClassVar = {
+        "vocab_size": 262_144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 512,
+        "tie_word_embeddings": True,
+        "rope_parameters": _ROPE,
+        "hidden_size_per_layer_input": 256,
+    }
+    optional_biases = ()
+    activation = ("hidden_activation", "gelu_pytorch_tanh")
+    attention_norms = Norms("input_layernorm", "post_attention_layernorm")
+    feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    head_norms = True
+    must_be_false = ("enable_moe_block",)
+    full_layer_every = 6
+    local_table = _LOCAL
+
+    def __init__(self, config: ModelConfig) -> None:
+        config = config.with_defaults(self.defaults)
+        if config.text("use_bidirectional_attention", "vision") != "vision":  # of images alone
+            raise config.error("use_bidirectional_attention", "must be 'vision' or absent")
+        self._full_size = config.integer("global_head_dim")
+        if self._full_size % HEAD_DIM_MULTIPLE or self._full_size > LARGEST_HEAD_DIM:
+            raise config.error(
+                "global_head_dim",
+                f"is {self._full_size}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to "
+                f"{LARGEST_HEAD_DIM}",
+            )
+        super().__init__(config)
+        shape, layers = self.shape, self.shape.num_layers
+        self.embedding_scale = shape.hidden_size**0.5
+        self.attention_scale = 1.0
+        self.logit_softcap = config.factor("final_logit_softcapping")
+        self._per_layer = config.count("hidden_size_per_layer_input")
+        self._table_rows = config.integer("vocab_size_per_layer_input", shape.vocab_size)
+        if self._table_rows < shape.vocab_size:
+            raise config.error("vocab_size_per_layer_input", f"is below {shape.vocab_size}")
+        self._keys_are_values = config.flag("attention_k_eq_v", False)
+        self._full_kv_heads = shape.num_kv_heads
+        if self._keys_are_values:
+            self._full_kv_heads = config.integer("num_global_key_value_heads", shape.num_kv_heads)
+        self._wide = config.flag("use_double_wide_mlp", False)
+        kinds = [layer.window is None for layer in self.layers]
+        if not kinds[-1]:
+            raise config.error("layer_types", f"must end with {FULL}")
+        self._own = layers - config.count("num_kv_shared_layers")  # layers with keys of their own
+        if not {*kinds[self._own :]} <= {*kinds[: max(self._own, 0)]}:
+            raise config.error(
+                "num_kv_shared_layers",
+                f"is {layers - self._own} of {layers}: their kinds need layers with keys before",
+            )
+        self._sources = [*range(self._own)]  # the layers whose keys and values each one reads
+        for kind in kinds[self._own :]:
+            self._sources.append(self._own - 1 - kinds[: self._own][::-1].index(kind))
+        self._written: dict[int, tuple[str, str]] = {}  # keys and values by layer, in the graph
+        self._inputs = ""  # of all layers, in the graph
+        self.ignored_tensors += tuple(
+            f"*layers.{index}.self_attn.{part}.weight"
+            for index in range(self._own, layers)
+            for part in _SHARED
+        )
+
+    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
+        """One table for each kind of layer."""
+        positions, given = self.shape.context_length, config.section("rope_parameters")
+        if given is None:
+            raise config.error("rope_parameters", "is missing")
+        given = given.with_defaults(_ROPE)
+        sizes = {FULL: ("", self._full_size), SLIDING: (_LOCAL, self.shape.head_dim)}
+        return {
+            name: rotary(config, size, positions, scaling=given.section(kind))
+            for kind, (name, size) in sizes.items()
+        }
+
+    def _heads(self, index: int) -> tuple[int, int]:
+        """Number of a layer's heads of keys and values, and the size of all its heads."""
+        if self.layers[index].window is None:
+            return self._full_kv_heads, self._full_size
+        return self.shape.num_kv_heads, self.shape.head_dim
+
+    def _parts(self, index: int) -> str:
+        """Which of q, k and v a layer has projections for."""
+        if index >= self._own:
+            return "q"
+        return "qk" if self._keys_are_values and self.layers[index].window is None else "qkv"
+
+    def tensors(self) -> Shapes:
+        """The table of the layers' own rows, too."""
+        shapes, hidden, width = super().tensors(), self.shape.hidden_size, self._per_layer
+        if width:
+            together = width * self.shape.num_layers
+            shapes |= {
+                f"{self.stem}.{_TABLE}.weight": (self._table_rows, together),
+                f"{self.stem}.{_PROJECTION}.weight": (together, hidden),
+                f"{self.stem}.{_TABLE_NORM}.weight": (width,),
+            }
+        return shapes
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """Heads by the kind of layer; layers without keys of their own may be twice as wide."""
+        hidden, (kv_heads, size) = self.shape.hidden_size, self._heads(index)
+        wide = self.feed_forward_size * (2 if self._wide and index >= self._own else 1)
+        rows = {"q": self.shape.num_heads * size, "k": kv_heads * size, "v": kv_heads * size}
+        parts = self._parts(index)
+        shapes: Shapes = {f"self_attn.{part}_proj.weight": (rows[part], hidden) for part in parts}
+        shapes |= {f"self_attn.{part}_norm.weight": (size,) for part in parts if part != "v"}
+        shapes |= {f"{part}.weight": (wide, hidden) for part in self.up}
+        shapes |= {
+            f"{self.output}.weight": (hidden, rows["q"]),
+            f"{self.down}.weight": (hidden, wide),
+        }
+        norms = [*self.attention_norms, *self.feed_forward_norms]
+        if self._per_layer:
+            norms.append(_NORM_AFTER)
+            shapes[f"{_GATE}.weight"] = (self._per_layer, hidden)
+            shapes[f"{_UP}.weight"] = (hidden, self._per_layer)
+        return shapes | {f"{norm}.weight": (hidden,) for norm in norms} | {"layer_scalar": (1,)}
+
+    # -- the graph ----------------------------------------------------------------------------
+
+    def read_embeddings(self, x: str) -> None:
+        """The rows of the layers' own table, and a projection of `x`, which is normalized."""
+        width, layers, graph = self._per_layer, self.shape.num_layers, self.graph
+        if not width:
+            return
+        half = np.float32(2**-0.5)  # both are added and multiplied by it
+        rows = graph.rows_on_disk(
+            "per_layer.rows", self.checkpoint.matrix(f"{self.stem}.{_TABLE}.weight")
+        )
+        rows = graph.scaled("per_layer.scaled", rows, width**0.5 * half)
+        projection = self.checkpoint.matrix(f"{self.stem}.{_PROJECTION}.weight")
+        projected = graph.linear("per_layer.projection", x, projection)
+        # transformers divides by the hidden size's root first: the norm undoes all but epsilon.
+        epsilon = self._epsilon * self.shape.hidden_size
+        weight = self.norm(f"{self.stem}.{_TABLE_NORM}") * half
+        projected = graph.part_norm("per_layer.normed", projected, layers, weight, epsilon)
+        self._inputs = graph.add("per_layer.inputs", projected, rows)
+
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention with norms of queries, keys and values; those of values have no weight."""
+        graph, name, stored = self.graph, f"layers.{index}", f"{self.layer(index)}.self_attn"
+        (kv_heads, size), parts = self._heads(index), self._parts(index)
+        widths = [size * self.shape.num_heads, size * kv_heads, size * kv_heads][: len(parts)]
+        weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in parts))
+        values = size * kv_heads if "v" in parts else 0
+        found = [graph.linear(f"{name}.qkv", x, weight, value_size=values)]
+        if parts != "q":
+            found = graph.split(f"{name}.projections", found[0], widths)
+            norms = {"keys": self.norm(f"{stored}.k_norm"), "values": np.ones(size, np.float32)}
+            keys, normed_values = (
+                graph.head_norm(f"{name}.{kind}", item, widths[1], norms[kind], self._epsilon)
+                for kind, item in (("keys", found[1]), ("values", found[-1]))
+            )
+            self._written[index] = keys, normed_values
+        norm = self.norm(f"{stored}.q_norm")
+        queries = graph.head_norm(f"{name}.queries", found[0], widths[0], norm, self._epsilon)
+        x = graph.attention(
+            index,
+            queries,
+            *self._written[self._sources[index]],
+            rotary=rotary,
+            window=window,
+            scale=self.attention_scale,
+            kv_heads=kv_heads,
+            head_dim=size,
+        )
+        x = self.linear(index, self.output, x)
+        return self._part_output(f"{name}.attention", x, index, self.attention_norms)
+
+    def end_layer(self, index: int, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
+        """Adds what the layer's own input gives, and multiplies the sum of all by a number."""
+        graph, layer, stored = self.graph, f"layers.{index}", self.layer(index)
+        total = graph.add(f"{layer}.fed", x, residual)
+        if self._inputs:
+            gate, up = (self.checkpoint.matrix(f"{stored}.{part}.weight") for part in (_GATE, _UP))
+            x = graph.linear(f"{layer}.own.gate", total, gate)
+            x = graph.activation("gelu_tanh", f"{layer}.own.gated.gelu", x)
+            start, stop = index * self._per_layer, (index + 1) * self._per_layer
+            given = graph.part(f"{layer}.own", self._inputs, start, stop)
+            x = graph.multiply(f"{layer}.own.gated", x, given)
+            x = graph.linear(f"{layer}.own.up", x, up)
+            after = self.norm(f"{stored}.{_NORM_AFTER}")
+            x = graph.rms_norm(f"{layer}.own.after", x, after, self._epsilon)
+            total = graph.add(f"{layer}.own.added", total, x)
+        (scalar,) = self.checkpoint.vector(f"{stored}.layer_scalar")
+        total = graph.scaled(f"{layer}.multiplied", total, float(scalar))
+        return self._normalized(name, total, norm), total
+
+
+class Gemma4Multimodal(Gemma4, architectures="Gemma4ForConditionalGeneration"):
+    """The language model of Gemma4ForConditionalGeneration."""
+
+    name = "gemma4"
+    stem = "model.language_model"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(text_config(config))
+        self.ignored_tensors += tuple(
+            f"*{part}.*" for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+        )
