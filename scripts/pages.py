@@ -246,6 +246,7 @@ NAMED = {
     "qwen3vl": "Qwen3-VL: text only",
     "starcoder2": "StarCoder2",
     "gemma3": "Gemma 3",
+    "gemma4": "Gemma 4 without experts: text only",
     "olmo2": "OLMo 2, OLMo 3",
     "exaone4": "EXAONE 4",
     "glm4": "GLM-4",

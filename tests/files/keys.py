@@ -39,6 +39,7 @@ from tests.models.convert.gguf.files import SIZES, write_gguf
 NOT_READ = "not read: "
 _REFUSED = "refused unless "
 _TAKEN = "taken"
+_GEMMA4 = f"{_TAKEN} for `gemma4`; else {_REFUSED}"
 _NEEDED = "the file is refused"
 _NAMES = "names alone"
 _FILL_IN = f"{NOT_READ}fill-in tokens are found by their texts"
@@ -68,7 +69,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.context_length": (_NEEDED, _TAKEN),
     "{arch}.embedding_length": (_NEEDED, _TAKEN),
     "{arch}.block_count": (_NEEDED, _TAKEN),
-    "{arch}.feed_forward_length": ("0", f"{_TAKEN}; needed"),
+    "{arch}.feed_forward_length": ("0", f"{_TAKEN}; needed; of `gemma4` a list, too"),
     "{arch}.attention.head_count": ("0", f"{_TAKEN}; needed"),
     "{arch}.attention.head_count_kv": ("`head_count`", _TAKEN),
     "{arch}.attention.key_length": ("`embedding_length` / `head_count`", _TAKEN),
@@ -82,24 +83,24 @@ KEYS: dict[str, tuple[str, str]] = {
         "taken for `granite` and `cohere2`; else refused unless 1"),
     "{arch}.residual_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.embedding_scale": ("1", "taken for `granite`; else refused unless 1"),
-    "{arch}.final_logit_softcapping": ("none", f"{_REFUSED}0"),
+    "{arch}.final_logit_softcapping": ("none", f"{_GEMMA4}0"),
     "{arch}.pooling_type": ("none", f"{_REFUSED}none"),
     "{arch}.expert_count": ("0", f"{_REFUSED}0"),
     "{arch}.nextn_predict_layers": ("0", f"{_REFUSED}0"),
     "{arch}.embedding_length_out": ("`embedding_length`", f"{_REFUSED}the same"),
-    "{arch}.attention.key_length_swa": ("`key_length`", f"{_REFUSED}the same"),
-    "{arch}.attention.value_length_swa": ("`value_length`", f"{_REFUSED}the same"),
-    "{arch}.rope.dimension_count_swa": ("`dimension_count`", f"{_REFUSED}the same"),
+    "{arch}.attention.key_length_swa": ("`key_length`", f"{_GEMMA4}the same"),
+    "{arch}.attention.value_length_swa": ("`value_length`", f"{_GEMMA4}the same"),
+    "{arch}.rope.dimension_count_swa": ("`dimension_count`", f"{_GEMMA4}the same"),
     "{arch}.attention.sliding_window": (
         "no window",
-        "taken for `gemma3`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as Mistral's, for `llama` "
-        "and `starcoder2`, where llama.cpp has none; else refused",
+        "taken for `gemma3`, `gemma4`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as Mistral's, "
+        "for `llama` and `starcoder2`, where llama.cpp has none; else refused",
     ),
     "{arch}.attention.sliding_window_pattern": ("6 (`gemma3`), 4 (others)",
         f"{_TAKEN}, a list of layers too"),
     "{arch}.rope.freq_base": ("10,000", _TAKEN),
-    "{arch}.rope.freq_base_swa": ("10,000 (`gemma3`), `freq_base` (others)",
-        "taken for `gemma3`; else refused unless the same"),
+    "{arch}.rope.freq_base_swa": ("10,000 (`gemma3`, `gemma4`), `freq_base` (others)",
+        "taken for `gemma3` and `gemma4`; else refused unless the same"),
     "{arch}.rope.dimension_count": ("`key_length`",
         "taken for `phi2`, `phi3` and `glm4`; else refused unless that"),
     "{arch}.rope.dimension_sections": ("none",

@@ -13,6 +13,7 @@ from specops.models.convert.families import family_of
 from specops.models.convert.model_config import ModelConfig
 from tests.checkpoints import (
     RELATIVES,
+    make_gemma4_checkpoint,
     make_gpt2_checkpoint,
     make_lfm2_checkpoint,
     make_llama_checkpoint,
@@ -30,8 +31,9 @@ MAKERS = {
     "opt": make_opt_checkpoint,
     "gpt2": make_gpt2_checkpoint,
     "lfm2": make_lfm2_checkpoint,
+    "gemma4_text": make_gemma4_checkpoint,
 }  # the others are `RELATIVES`
-PROPORTIONAL = {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 BAD_YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "much"}}
 SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}
 CHUNKED = {"layer_types": ["full_attention", "chunked"]}
@@ -52,7 +54,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"attention_bias": True}, r"model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
     ("llama", {"mlp_bias": True}, r"tensor model\.layers\.0\.mlp\.gate_proj\.bias is missing"),
     ("llama", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
-    ("llama", PROPORTIONAL, "'rope_scaling.rope_type' is 'proportional'"),
+    ("llama", DYNAMIC, "'rope_scaling.rope_type' is 'dynamic'"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type' is 'dynamic'"),
     ("llama", {"rope_theta": 1.0, **BAD_YARN}, "'rope_theta' is 1; YaRN needs another"),
     ("llama", BAD_YARN, "'rope_scaling.beta_fast' must be a positive number"),
@@ -71,12 +73,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"use_sliding_window": True}, "'use_sliding_window' must be false"),
     ("qwen2", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
     ("qwen2", {"num_hidden_layers": 2**31}, "more than 1000 cannot be exported"),
-    ("qwen2", PROPORTIONAL, "'rope_scaling.rope_type' is"),
+    ("qwen2", DYNAMIC, "'rope_scaling.rope_type' is"),
     ("qwen2", {"architectures": ["LlamaForCausalLM"]}, r"self_attn\.\w_proj\.bias is not part"),
     ("qwen2", {"mlp_bias": True}, "'mlp_bias' is true"),
     ("phi3", SHORT, "'rope_scaling.short_factor' must be 8 positive numbers"),
     ("phi3", {"rope_scaling": {"type": "su"}}, "'rope_scaling.short_factor' is m"),
-    ("phi3", PROPORTIONAL, "only default, .* and longrope"),
+    ("phi3", DYNAMIC, "only default, .* and proportional"),
     ("phi3", {"sliding_window": 0}, "'sliding_window' must be a positive integer"),
     ("phi3", {"partial_rotary_factor": 0.4}, "'partial_rotary_factor' is 0.4"),
     ("phi3", {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5"),
@@ -94,6 +96,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "gemma3_text",
         {"use_bidirectional_attention": True},
         "bidirectional_attention' must be false",
+    ),
+    ("gemma4_text", {"enable_moe_block": True}, "'enable_moe_block' must be false"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "must be 'vision' or absent"),
+    (
+        "gemma4_text",
+        {"global_head_dim": 520},
+        "'global_head_dim' is 520; attention needs a multiple",
+    ),
+    ("gemma4_text", {"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is 4 of 5"),
+    ("gemma4_text", {"num_kv_shared_layers": 9}, "'num_kv_shared_layers' is 9 of 5"),
+    ("gemma4_text", {"layer_types": ["sliding_attention"] * 5}, "must end with full_attention"),
+    (
+        "gemma4_text",
+        {"vocab_size_per_layer_input": 100},
+        "'vocab_size_per_layer_input' is below 320",
     ),
     ("gemma3_text", CHUNKED, "'layer_types' is chunked"),
     ("gemma3_text", WITH_PICTURES, "'text_config' is missing"),

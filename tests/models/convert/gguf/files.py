@@ -37,6 +37,7 @@ _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
     **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
+_ARCHITECTURES["gemma4_text"] = "gemma4"
 _MTP = {  # of an MTP block, which is one more layer
     "mtp.fc.": "eh_proj",
     "mtp.pre_fc_norm_embedding.": "enorm",
@@ -141,6 +142,8 @@ def write_gguf(
                 called = f"blk.{layers}.nextn.{part}.weight"
         if called is None or name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
+        if name.endswith("layer_scalar"):
+            called += ".weight"
         stored, heads = values, heads_of(config, name)
         turned = config["model_type"] == "gpt2" and ".h." in f".{name}" and values.ndim == 2
         if turned:
@@ -188,7 +191,8 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"] + blocks)
     if blocks:
         writer.add_nextn_predict_layers(blocks)
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if not config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     kv_heads = config["num_key_value_heads"]
     if config["model_type"] == "lfm2":
@@ -200,6 +204,9 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_rms_eps(epsilon)
     else:
         writer.add_layer_norm_eps(config.get("norm_epsilon") or config["layer_norm_eps"])
+    if config["model_type"] == "gemma4_text":
+        _write_gemma4(writer, config)
+        return
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     writer.add_rope_freq_base(scaling.get("rope_theta") or config["rope_theta"])
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -224,6 +231,31 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         for kind in ("long", "short"):
             factors = np.array(scaling[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def _write_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    size, local = config["global_head_dim"], config["head_dim"]
+    shared, layers = config["num_kv_shared_layers"], config["num_hidden_layers"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind[0] == "s" for kind in config["layer_types"]])
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_key_length_swa(local)
+    writer.add_value_length_swa(local)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count_swa(local)
+    writer.add_rope_freq_base(1e6)
+    writer.add_rope_freq_base_swa(1e4)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["use_double_wide_mlp"]:
+        wide = config["intermediate_size"]
+        widths = [wide * (1 + (index >= layers - shared)) for index in range(layers)]
+        writer.add_feed_forward_length(widths)
+    turning = size // 8
+    factors = [1.0] * turning + [1e30] * (size // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
 
 
 def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:

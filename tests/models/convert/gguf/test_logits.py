@@ -25,6 +25,7 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
 from tests.checkpoints import (
     RELATIVES,
+    make_gemma4_checkpoint,
     make_gpt2_checkpoint,
     make_lfm2_checkpoint,
     make_llama_checkpoint,
@@ -59,6 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "phi": {"kv_heads": 4},
 }
+WIDE_HEADS = {"head_dim": 64, "global_head_dim": 128}
 # The language models of models that see images, which have architectures of their own in files.
 MROPE_2 = {"gguf": "qwen2vl", "mrope_section": [16, 24, 24]}
 MROPE_3 = {"gguf": "qwen3vl", "mrope_section": [24, 20, 20], "head_dim": 64}
@@ -155,6 +157,19 @@ def test_parts_of_a_product_keep_their_types(tmp_path: Path) -> None:
         (partial(make_qwen2_checkpoint, config=MROPE_2), by_part({}, Kind.Q8_0)),
         (partial(make_relative_checkpoint, kind="qwen3", config=MROPE_3), by_part({}, Kind.Q8_0)),
         (make_lfm2_checkpoint, by_part({"conv.in_proj": Kind.Q4_K}, Kind.Q8_0)),
+        (
+            partial(make_gemma4_checkpoint, layers=5, config=WIDE_HEADS),
+            by_part({"per_layer": Kind.Q5_1, "v_proj": Kind.Q6_K}, Kind.Q8_0),
+        ),
+        (
+            partial(
+                make_gemma4_checkpoint,
+                layers=5,
+                kv_heads=1,
+                config={**WIDE_HEADS, "use_double_wide_mlp": True},
+            ),
+            by_part({"embed_tokens": Kind.F16}, Kind.Q8_0),
+        ),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
         (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],

@@ -59,6 +59,17 @@ _GRANITE = {
 }
 
 
+# Of layers with a window, which have smaller heads; and the soft cap of logits.
+_GEMMA4 = (
+    "{arch}.attention.key_length_swa",
+    "{arch}.attention.value_length_swa",
+    "{arch}.rope.dimension_count_swa",
+    "{arch}.final_logit_softcapping",
+)
+_SCALAR = ".layer_scalar"  # in transformers a name without `.weight`
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
 def _without(*parts: str) -> dict[str, str]:
     return {part: name for part, name in _LLAMA.items() if part not in parts}
 
@@ -117,6 +128,20 @@ _ARCHITECTURES = {
         "Gemma3ForCausalLM",
         {**_LLAMA, **_HEAD_NORMS, **_NORMS_AFTER, "ffn_norm": ".pre_feedforward_layernorm"},
         windows="pattern",
+    ),
+    "gemma4": _Architecture(
+        "Gemma4ForCausalLM",
+        {
+            **{**_LLAMA, **_HEAD_NORMS, **_NORMS_AFTER, "ffn_norm": ".pre_feedforward_layernorm"},
+            "layer_output_scale": _SCALAR,
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+            "inp_gate": ".per_layer_input_gate",
+            "proj": ".per_layer_projection",
+            "post_norm": ".post_per_layer_input_norm",
+        },
+        supported=_GEMMA4,
     ),
     "olmo2": _Architecture(
         "Olmo2ForCausalLM",
@@ -224,6 +249,7 @@ _REPEATED = {
     "{arch}.rope.dimension_count_swa": "{arch}.rope.dimension_count",
 }
 _SECTIONS = "{arch}.rope.dimension_sections"
+_NOTHING_TURNS = 1e29  # a divisor of frequencies
 _GEMMA3_27B = 62  # layers of the one model with another scale of scores
 _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
@@ -253,7 +279,9 @@ def check_architecture(metadata: Metadata) -> None:
             _neutral(metadata, key, allowed)
     _neutral(metadata, _MTP_LAYERS, (0, 1) if architecture.mtp else (0,))
     for key, other in _REPEATED.items():
-        if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
+        if key in architecture.supported or key not in metadata:
+            continue
+        if other not in metadata or metadata.raw(key) != metadata.raw(other):
             raise metadata.error(key, f"must be the same as {other}, or absent")
     sections = _SECTIONS in metadata and any(metadata.listed(_SECTIONS, int))
     if sections and architecture.interleaved:  # those of GLM-4V are not
@@ -281,7 +309,8 @@ def transformers_name(metadata: Metadata, name: str) -> str | None:
     if part is None or part.startswith(".") != (layer is not None):
         return None
     layers = f"{MTP}layers.0" if in_block else f"{row.layers}.{layer}"
-    return f"{'' if layer is None else layers}{part}.{found['kind']}"
+    kind = "" if part == _SCALAR else f".{found['kind']}"
+    return f"{'' if layer is None else layers}{part}{kind}"
 
 
 def num_layers(metadata: Metadata) -> int:
@@ -361,6 +390,7 @@ def _gated(
         raise metadata.error(
             "{arch}.attention.value_length", f"must equal the key length, {head_dim}"
         )
+    gemma4 = metadata.architecture == "gemma4"
     config: dict[str, Any] = {
         "hidden_size": hidden,
         "num_hidden_layers": num_layers(metadata),
@@ -368,10 +398,10 @@ def _gated(
         "num_key_value_heads": _kv_heads(metadata, heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
+        "intermediate_size": _per_layer(metadata, "{arch}.feed_forward_length")[0],
         **_epsilon(metadata),
         "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
-        "rope_scaling": _scaling(metadata, factors),
+        "rope_scaling": None if gemma4 else _scaling(metadata, factors),
     }
     for key, part in architecture.biases.items():
         config[key] = f"blk.0.{part}.bias" in tensors
@@ -385,6 +415,8 @@ def _gated(
         config["logit_scale"] = metadata.number("{arch}.logit_scale")
     if metadata.architecture == "lfm2":
         config |= _lfm2(metadata, config)
+    if gemma4:
+        config |= _gemma4(metadata, config, tensors, factors)
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim or architecture.partial_rotary:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
@@ -394,12 +426,94 @@ def _gated(
 def _kv_heads(metadata: Metadata, heads: int) -> int:
     """Heads of keys and values; of LFM2 a list, in which layers without attention have 0."""
     key = "{arch}.attention.head_count_kv"
+    if metadata.architecture == "gemma4":
+        return _per_layer(metadata, key)[0]
     if metadata.architecture != "lfm2":
         return metadata.integer(key, heads)
     found = set(metadata.listed(key, int)) - {0}
     if len(found) != 1:
         raise metadata.error(key, "must have the same number in all layers with attention")
     return found.pop()
+
+
+def _per_layer(metadata: Metadata, key: str) -> list[int]:
+    """An integer of each layer; only Gemma 4's layers may have different ones."""
+    layers = metadata.integer("{arch}.block_count")
+    if metadata.architecture != "gemma4" or not isinstance(metadata.raw(key), list):
+        return [metadata.integer(key)] * max(layers, 1)
+    if len(found := metadata.listed(key, int)) != layers or not layers or min(found) < 1:
+        raise metadata.error(key, f"must be {layers} integers from 1")
+    return found
+
+
+def _gemma4(
+    metadata: Metadata,
+    config: dict[str, Any],
+    tensors: Mapping[str, GgufTensor],
+    factors: Factors,
+) -> dict[str, Any]:
+    """The two kinds of layers, what the last layers share, and the rotation of full layers."""
+    attention, layers = "{arch}.attention", config["num_hidden_layers"]
+    found = _pattern(metadata, 6)
+    kinds = found.get("layer_types")
+    if kinds is None or len(kinds) != layers or {*kinds} != {_FULL, _SLIDING}:
+        raise metadata.error(
+            f"{attention}.sliding_window_pattern", f"must be {layers} layers of both kinds"
+        )
+    full, local = kinds.index(_FULL), kinds.index(_SLIDING)
+    size, local_size = config["head_dim"], metadata.integer(f"{attention}.key_length_swa")
+    for key, expected in {
+        f"{attention}.value_length_swa": local_size,
+        "{arch}.rope.dimension_count_swa": local_size,
+        "{arch}.rope.dimension_count": size,
+    }.items():
+        if metadata.integer(key, expected) != expected:
+            raise metadata.error(key, f"must be {expected}, the size of a head")
+    kv_heads = _per_layer(metadata, f"{attention}.head_count_kv")
+    shared = metadata.integer(f"{attention}.shared_kv_layers", 0)
+    widths, wide = _per_layer(metadata, "{arch}.feed_forward_length"), config["intermediate_size"]
+    doubled = widths[-1] == 2 * wide
+    if widths != [wide * (2 if doubled and at >= layers - shared else 1) for at in range(layers)]:
+        raise metadata.error("{arch}.feed_forward_length", "differs between other layers")
+    if kv_heads != [kv_heads[full if kind == _FULL else local] for kind in kinds]:
+        raise metadata.error(f"{attention}.head_count_kv", "differs between layers of a kind")
+    same = f"blk.{full}.attn_v.weight" not in tensors
+    if kv_heads[full] != kv_heads[local] and not same:
+        raise metadata.error(f"{attention}.head_count_kv", "needs values that are the keys")
+    # Frequencies are divided by 1, or else by so much that nothing turns.
+    divisors = factors.get("factors", [1.0] * (size // 2))
+    turning = sum(divisor == 1 for divisor in divisors)
+    still = [divisor for divisor in divisors[turning:] if divisor >= _NOTHING_TURNS]
+    if turning + len(still) != size // 2:
+        raise metadata.error("{arch}.rope.freq_base", "has other factors than Gemma 4's")
+    table = tensors.get("per_layer_token_embd.weight")
+    bases = {
+        _FULL: metadata.number("{arch}.rope.freq_base", 1e6),
+        _SLIDING: metadata.number("{arch}.rope.freq_base_swa", 1e4),
+    }
+    return found | {
+        "head_dim": local_size,
+        "global_head_dim": size,
+        "num_key_value_heads": kv_heads[local],
+        "num_global_key_value_heads": kv_heads[full],
+        "attention_k_eq_v": same,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": doubled,
+        "sliding_window": metadata.integer(f"{attention}.sliding_window"),
+        "hidden_size_per_layer_input": metadata.integer(
+            "{arch}.embedding_length_per_layer_input", 0
+        ),
+        "vocab_size_per_layer_input": table.shape[0] if table else None,
+        "final_logit_softcapping": _given(metadata, "{arch}.final_logit_softcapping"),
+        "rope_parameters": {
+            _FULL: {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 2 * turning / size,
+                "rope_theta": bases[_FULL],
+            },
+            _SLIDING: {"rope_type": "default", "rope_theta": bases[_SLIDING]},
+        },
+    }
 
 
 def _lfm2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -418,6 +532,8 @@ def _windows(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     key, architecture = "{arch}.attention.sliding_window", _ARCHITECTURES[metadata.architecture]
     if metadata.architecture == "gemma3":
         return _gemma3(metadata, config)
+    if metadata.architecture == "gemma4":  # `_gemma4` has them
+        return {}
     window = metadata.optional_integer(key)
     if not window:
         return {}
@@ -454,7 +570,7 @@ def _pattern(metadata: Metadata, usual: int) -> dict[str, Any]:
     """Which layers have the window; if the file does not say it, all but each `usual`th."""
     pattern = "{arch}.attention.sliding_window_pattern"
     if pattern in metadata and isinstance(metadata.raw(pattern), list):
-        kinds = {True: "sliding_attention", False: "full_attention"}
+        kinds = {True: _SLIDING, False: _FULL}
         return {"layer_types": [kinds[local] for local in metadata.listed(pattern, bool)]}
     return {"sliding_window_pattern": metadata.integer(pattern, usual)}
 

@@ -82,10 +82,9 @@ class GgufCheckpoint(Checkpoint):
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the tensors against `shapes`, in both directions, before any work.
 
-        No tensor is ignored. Transformers stores GPT-2's weights transposed, and a file does not;
-        a file leaves out the axis of length 1 of a convolution that mixes no channels.
+        Transformers stores GPT-2's weights transposed, and a file does not; a file leaves out the
+        axis of length 1 of a convolution that mixes no channels.
         """
-        del ignored
         expected = {
             name: shape[::-1] if len(shape) == 2 and name.startswith(_TRANSPOSED) else shape
             for name, shape in shapes.items()
@@ -94,7 +93,8 @@ class GgufCheckpoint(Checkpoint):
             {
                 name: (shape[0], *shape[2:]) if len(shape) > 2 else shape
                 for name, shape in expected.items()
-            }
+            },
+            ignored,
         )
 
     def vector(self, name: str) -> Float:
