@@ -191,8 +191,7 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"] + blocks)
     if blocks:
         writer.add_nextn_predict_layers(blocks)
-    if not config.get("use_double_wide_mlp"):
-        writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(_widths(config))
     writer.add_head_count(config["num_attention_heads"])
     kv_heads = config["num_key_value_heads"]
     if config["model_type"] == "lfm2":
@@ -233,10 +232,18 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
+def _widths(config: dict[str, Any]) -> int | list[int]:
+    """Of the feed-forward; of Gemma 4 E2B a list."""
+    wide, layers = config["intermediate_size"], config["num_hidden_layers"]
+    if not config.get("use_double_wide_mlp"):
+        return wide
+    own = layers - config["num_kv_shared_layers"]
+    return [wide * (1 + (index >= own)) for index in range(layers)]
+
+
 def _write_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
     size, local = config["global_head_dim"], config["head_dim"]
-    shared, layers = config["num_kv_shared_layers"], config["num_hidden_layers"]
-    writer.add_shared_kv_layers(shared)
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
     writer.add_sliding_window(config["sliding_window"])
     writer.add_sliding_window_pattern([kind[0] == "s" for kind in config["layer_types"]])
@@ -249,10 +256,6 @@ def _write_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(1e6)
     writer.add_rope_freq_base_swa(1e4)
     writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config["use_double_wide_mlp"]:
-        wide = config["intermediate_size"]
-        widths = [wide * (1 + (index >= layers - shared)) for index in range(layers)]
-        writer.add_feed_forward_length(widths)
     turning = size // 8
     factors = [1.0] * turning + [1e30] * (size // 2 - turning)
     writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
