@@ -12,7 +12,7 @@ from bench.agents import reuse
 from bench.editor import editor
 from bench.engine import scheduling
 from bench.memory import caps, shapes
-from bench.models import CACHE, BenchModel, configured, tinyllama
+from bench.models import CACHE, LAYER_KINDS, BenchModel, configured, layer_kind, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
@@ -46,6 +46,15 @@ def _sized(options: argparse.Namespace) -> BenchModel:
     return configured() if options.skip_tinyllama else tinyllama()
 
 
+def _kinds(options: argparse.Namespace) -> list[BenchModel]:
+    """The configured model and one of each other kind of layer, if their names have `--only`."""
+    model = configured()
+    kinds = [layer_kind(name, options.cache) for name in LAYER_KINDS if options.only in name]
+    if not (chosen := [model, *kinds] if options.only in model.key else kinds):
+        raise ConfigError(f"{options.only!r} is in no name: {', '.join((model.key, *LAYER_KINDS))}")
+    return chosen
+
+
 ALL = ("compare", "concurrency")  # what `all` runs: minutes, no network, no other files
 BENCHMARKS = {
     "compare": Benchmark(
@@ -71,7 +80,7 @@ BENCHMARKS = {
         "speculation at TinyLlama's size, at set levels of acceptance",
     ),
     "equality": Benchmark(
-        lambda o, plan: equality.run(configured(), o.prompts or code(plan.prompts), plan),
+        lambda o, plan: equality.run(_kinds(o), o.prompts or code(plan.prompts), plan),
         equality.FULL, equality.QUICK, "whether output is always that of plain decoding alone",
     ),
     "structured": Benchmark(
@@ -140,11 +149,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--templates", type=Path, action="append", default=[],
         help="agents: a folder of chat templates (*.jinja); may be given several times",
     )  # fmt: skip
-    parser.add_argument("--only", default="", help="caps, shapes: those whose names contain this")
+    parser.add_argument(
+        "--only", default="", help="caps, equality, shapes: those whose names contain this"
+    )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, shapes, editor, peers, serving, quality: where what they make and "
-        "install is kept (default: %(default)s)",
+        help="scheduling, caps, equality, shapes, editor, peers, serving, quality: where what they "
+        "make and install is kept (default: %(default)s)",
     )  # fmt: skip

@@ -12,8 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tokenizers import ByteLevelBPETokenizer
 
@@ -25,7 +28,7 @@ from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
 from tests import checkpoints, random_weights
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
 from tests.models_e2e.repositories import REPOSITORIES
 from training.corpus import load_corpus
 
@@ -153,7 +156,20 @@ def _llama_160m_checkpoint(path: Path) -> None:
     _write_tokenizer(path)
 
 
-_WRITERS = {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
+# Small models of kinds of layers that Llama does not have: the function that writes a checkpoint.
+LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
+    "short-convolution": partial(make_lfm2_checkpoint, layers=4, attention=(1,), context=2048),
+}
+
+
+def layer_kind(name: str, cache: Path = CACHE) -> BenchModel:
+    """A small random model, one of LAYER_KINDS; its draft model is itself in 4 bits."""
+    target, draft = (shape(name, quant, cache) for quant in ("int8-32", "int4-32-rtn"))
+    settings = replace(plain(target, target.parent), draft=str(draft), context=2048)
+    return BenchModel(name, f"small random model, {name.replace('-', ' ')}", settings)
+
+
+_WRITERS = LAYER_KINDS | {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
 
 
 def _write_tokenizer(checkpoint: Path) -> None:

@@ -4,18 +4,19 @@ Each prompt is decoded once plainly and alone, in this process. Then every draft
 length answers it in other processes, together with other requests: they arrive and leave at random,
 with passes of random width, with and without the prefix cache, with a KV cache so small that
 requests give up their blocks, with one thread and with two, with every kernel that this processor
-runs. All tokens must be equal, and all log-probabilities to the bit.
+runs. All tokens must be equal, and all log-probabilities to the bit. Fewer prompts go to small
+random models of other kinds of layers, each with itself in 4 bits as its draft model.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.models import BenchModel
+from bench.models import LAYER_KINDS, BenchModel
 from bench.prompts import Prompt
 from bench.speculation.equality_worker import run as run_together
 from bench.speculation.ways import PLAIN, Config, Runner
@@ -32,6 +33,8 @@ _CLIENTS = ("", "one", "other")
 _LEAVES = 0.1  # share of requests whose client leaves before the end
 _TIGHT_REQUESTS = 2  # a KV cache for so many of the longest requests forces preemption
 _SLOW_WAYS = 4  # the slowest kernels take every fourth way
+_TITLE = "Equality with plain decoding alone"
+_COLUMNS = ("compared", "tokens", "other tokens", "other log-probabilities")
 _PATIENCE = 3600.0  # seconds that a process's answer may take
 
 
@@ -40,15 +43,20 @@ class Plan:
     """How much is compared."""
 
     prompts: int  # each is answered in every way
+    kind_prompts: int  # of them, those that models of other kinds of layers answer
     new_tokens: int
     chunk: int = 10  # prompts per process
     slow_every: int = 10  # the slowest kernels answer every tenth chunk, too
     slow_prompts: int = 2  # but only so many of its prompts
     loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for every group
 
+    def prompts_of(self, model: BenchModel) -> int:
+        """Number of prompts that a model answers."""
+        return self.kind_prompts if model.key in LAYER_KINDS else self.prompts
 
-FULL = Plan(prompts=500, new_tokens=128)
-QUICK = Plan(prompts=2, new_tokens=16, chunk=2, slow_prompts=1)
+
+FULL = Plan(prompts=500, kind_prompts=50, new_tokens=128)
+QUICK = Plan(prompts=2, kind_prompts=1, new_tokens=16, chunk=2, slow_prompts=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +104,24 @@ Fields = dict[str, Any]  # of a request or of an answer
 Counts = dict[str, dict[str, Count]]  # by circumstance and by its value
 
 
-def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
-    """Compare all processes' answers."""
+def run(models: Sequence[BenchModel], prompts: Sequence[Prompt], plan: Plan) -> Outcome:
+    """Compare all processes' answers, model by model."""
+    found: dict[BenchModel, Counts] = {}
+    for model in models:
+        found[model] = _compared(model, prompts[: plan.prompts_of(model)], plan).counts
+    return outcome(found, plan)
+
+
+def _compared(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Comparison:
     settings = replace(model.settings, slots=max(plan.loads))
     runner = Runner.load(replace(model, settings=settings))
-    comparison = Comparison(runner, settings, prompts[: plan.prompts], plan)
-    cases = list(circumstances(len(comparison.prompts), plan, runner.engine.info.threads))
+    comparison = Comparison(runner, settings, prompts, plan)
+    cases = list(circumstances(len(prompts), plan, runner.engine.info.threads))
     for number, case in enumerate(cases, 1):
         comparison.compare(case)
-        progress(f"{number} of {len(cases)} processes, {case.kernel}, {case.threads} threads")
-    return outcome(model, comparison.counts, plan, len(comparison.prompts))
+        done = f"{number} of {len(cases)} processes"
+        progress(f"{model.title}: {done}, {case.kernel}, {case.threads} threads")
+    return comparison
 
 
 def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
@@ -214,30 +230,51 @@ class Comparison:
         return asdict(own)
 
 
-def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outcome:
-    """The table; everything must be equal."""
-    sound = not any(count.differing for found in counts.values() for count in found.values())
-    rows = []
-    for kind, found in counts.items():
-        numbers_first = sorted(found.items(), key=lambda item: (item[0].zfill(9), item[0]))
-        for value, count in numbers_first:
-            compared = (f"{count.requests:,}", f"{count.tokens:,}")
-            other = (str(len(count.first_differences)), str(count.logprobs_differ))
-            rows.append((f"{kind}: {value}" if value else kind, *compared, *other))
-    table = Table(
-        f"Equality with plain decoding alone: {model.title}",
-        ("requests", "compared", "tokens", "other tokens", "other log-probabilities"),
-        rows,
-        (
-            f"{prompts} held-out prompts, {plan.new_tokens} new tokens each, greedy; each "
-            "answer compared token by token, with its log-probabilities to the bit, with that of "
-            "plain decoding alone; an answer is counted under each of its circumstances",
-            "groups of requests arrive at random steps; clients leave after a random token, and "
-            f"what came until then is compared; {_SLOWEST} answers a part of the prompts and ways",
-            f"output always that of plain decoding alone: {yes(sound)}",
-        ),
+def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan: Plan) -> Outcome:
+    """A table of the first model's circumstances, and a row for each other one.
+
+    Args:
+        found: counts of each model by circumstance and by its value.
+        plan: how much was compared.
+    """
+    sound = not any(
+        count.differing
+        for counts in found.values()
+        for values in counts.values()
+        for count in values.values()
     )
-    by_kind = {kind: {value: asdict(count) for value, count in found.items()}
-            for kind, found in counts.items()}  # fmt: skip
-    result = {"model": model.key, "prompts": prompts, "new_tokens": plan.new_tokens}
-    return Outcome(result | {"lossless": sound, "counts": by_kind}, [table], sound=sound)
+    (first, counts), *others = found.items()
+    rows = [
+        (f"{kind}: {value}" if value else kind, *_cells(count))
+        for kind, values in counts.items()
+        for value, count in sorted(values.items(), key=lambda item: (item[0].zfill(9), item[0]))
+    ]
+    notes = (
+        f"{plan.prompts_of(first)} held-out prompts, {plan.new_tokens} new tokens each, greedy; "
+        "each answer compared token by token, with its log-probabilities to the bit, with that of "
+        "plain decoding alone; an answer is counted under each of its circumstances",
+        "groups of requests arrive at random steps; clients leave after a random token, and "
+        f"what came until then is compared; {_SLOWEST} answers a part of the prompts and ways",
+        f"output always that of plain decoding alone: {yes(sound)}",
+    )
+    tables = [Table(f"{_TITLE}: {first.title}", ("requests", *_COLUMNS), rows, notes)]
+    if others:
+        kinds = [(model.title, *_cells(counts["all"][""])) for model, counts in others]
+        note = f"the same ways and circumstances, {plan.kind_prompts} prompts"
+        tables.append(
+            Table(f"{_TITLE}: other kinds of layers", ("model", *_COLUMNS), kinds, (note,))
+        )
+    result = {
+        model.key: {
+            kind: {value: asdict(count) for value, count in values.items()}
+            for kind, values in counts.items()
+        }
+        for model, counts in found.items()
+    }
+    about = {"plan": asdict(plan), "lossless": sound}
+    return Outcome({**about, "counts": result}, tables, sound=sound)
+
+
+def _cells(count: Count) -> tuple[str, ...]:
+    compared = (f"{count.requests:,}", f"{count.tokens:,}")
+    return (*compared, str(len(count.first_differences)), str(count.logprobs_differ))

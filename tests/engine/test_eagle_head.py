@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
 from specops.speculation.drafters.eagle import EagleDrafter
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import LAYERS, Reference, write_head
 from tests.generating import run
 
@@ -59,11 +60,14 @@ _ids = count()
 SAMPLED = SamplingParams(1.0, top_k=5, seed=3)
 
 
+MAKERS = {"llama": make_llama_checkpoint, "lfm2": partial(make_lfm2_checkpoint, attention=(2, 5))}
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama_checkpoint(
-        tmp_path_factory.mktemp("eagle") / "target", layers=LAYERS, vocab=320, context=256, seed=2
-    )
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama's layers, or what the test's parameter names."""
+    make, folder = MAKERS[getattr(request, "param", "llama")], tmp_path_factory.mktemp("eagle")
+    return make(folder / "target", layers=LAYERS, vocab=320, context=256, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +156,9 @@ def everything(engine: Engine, **fields: Any) -> list[list[int]]:
     return found + more
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    ("target", "kind"), [*product(["llama"], HEADS), ("lfm2", "plain")], indirect=["target"]
+)
 def test_guesses_are_the_reference_s(
     kind: str, target: Path, settings: Settings, tmp_path: Path, guesses: list[Guess]
 ) -> None:
@@ -173,6 +179,7 @@ def test_guesses_are_the_reference_s(
         np.testing.assert_allclose(guess.logits, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", MAKERS, indirect=True)
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
 def test_output_is_that_of_plain_decoding(
     sampling: SamplingParams, target: Path, settings: Settings, tmp_path: Path

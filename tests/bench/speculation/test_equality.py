@@ -16,7 +16,9 @@ from specops.engine.engine import Engine
 from tests.bench.speculation.runs import MODEL
 
 PROMPTS = [Prompt(CODE, f"def f{number}(a):\n") for number in range(4)]
-PLAN = Plan(prompts=4, new_tokens=12, chunk=2, slow_every=2, slow_prompts=1, loads=(1, 4))
+PLAN = Plan(
+    prompts=4, kind_prompts=1, new_tokens=12, chunk=2, slow_every=2, slow_prompts=1, loads=(1, 4)
+)
 ALONE = [[7, -1.0, [[7, -1.0]]], [8, -2.0, [[8, -2.0]]], [9, -3.0, [[9, -3.0]]]]
 
 
@@ -60,12 +62,17 @@ def test_the_last_bit_of_a_log_probability_counts() -> None:
 
 def test_one_differing_answer_anywhere_is_not_sound() -> None:
     fine, bad = Count(10, 110), Count(10, 110, 0, [4])
-    done = equality.outcome(MODEL, {"way": {"a": fine, "b": fine}}, PLAN, 4)
+    good = {"all": {"": fine}, "way": {"a": fine, "b": fine}}
+    done = equality.outcome({MODEL: good}, PLAN)
     assert done.sound
     assert done.result["lossless"]
-    other = equality.outcome(MODEL, {"way": {"a": fine, "b": bad}}, PLAN, 4)
+    other = equality.outcome({MODEL: good | {"way": {"a": fine, "b": bad}}}, PLAN)
     assert not other.sound
-    assert other.tables[0].rows[1] == ("way: b", "10", "110", "1", "0")
+    assert other.tables[0].rows[2] == ("way: b", "10", "110", "1", "0")
+    kind = replace(MODEL, key="short-convolution", title="Convolutions")
+    both = equality.outcome({MODEL: good, kind: {"all": {"": bad}}}, PLAN)
+    assert not both.sound
+    assert both.tables[1].rows == [("Convolutions", "10", "110", "1", "0")]
 
 
 def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engine: Engine) -> None:
@@ -81,9 +88,9 @@ def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engin
 
 @pytest.mark.e2e
 def test_every_way_is_compared_in_all_circumstances(tiny: BenchModel) -> None:
-    done = equality.run(tiny, PROMPTS, PLAN)
+    done = equality.run([tiny], PROMPTS, PLAN)
     assert done.sound
-    counts = done.result["counts"]
+    counts = done.result["counts"][tiny.key]
     ways = counts["way"]
     lengths = {f"{name}, k={k}" for name in ("draft", "suffix", "cascade") for k in range(1, 9)}
     assert {"plain", "suffix, adaptive"} | lengths <= set(ways)
