@@ -489,14 +489,16 @@ static void product(Case *c) {
     put_list(c, "N", columns, count), put_list(c, "types", types, count);
     put_attribute(c, "K", first.depth, 0), put_attribute(c, "block_size", first.block, 0);
     put_attribute(c, "bias", bias, 0);
-    const int made = one_in(2) ? AS_IT_IS : (int)below(GELU_GATE + 1);
+    const int made = one_in(2) ? AS_IT_IS : (int)below(OUTPUT_GATE + 1);
     put_attribute(c, "input", made, 0), put_attribute(c, "epsilon", 0, 1e-5f);
     c->absent = 2 * (int)below(4);
     const int64_t rows = one_in(4) ? from_to(0, 70) : from_to(1, 6);
-    const int64_t x[] = {1, rows, made >= SILU_GATE ? 2 * first.depth : first.depth};
+    const int gated = made == SILU_GATE || made == GELU_GATE;
+    const int64_t x[] = {1, rows, gated ? 2 * first.depth : first.depth};
     const size_t rank = one_in(2) ? 2 : 3;
     put_floats(c, 0, odd, rank, x + 3 - rank);
     if (made == NORM || made == LAYER_NORM) put_norm(c, made, 3, odd, rank, x + 3 - rank);
+    if (made == OUTPUT_GATE) put_floats(c, 4, odd, rank, x + 3 - rank);
     uint8_t *tiles = put_input(c, 1, 1, 1, &weights.bytes);
     fill(tiles, weights.bytes);
     tame_scales(&weights, tiles, odd ? 10 * odd : 0);

@@ -20,7 +20,7 @@ from tests.runtime.kernels.operators import covering, operator
 from tests.runtime.kernels.test_packing import FILES, OWN, gather, random_rows
 
 ROWS = 35  # more than one group of any kernel, and a rest
-AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE = range(6)  # the attribute `input`
+AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE = range(7)  # `input`
 NORMS, GATES = (NORM, LAYER_NORM), (SILU_GATE, GELU_GATE)
 EPSILON = 1e-5
 f = np.float32
@@ -235,6 +235,7 @@ INPUTS = [  # kind, residual, shift
     *((kind, residual, False) for kind in NORMS for residual in (False, True)),
     *((LAYER_NORM, residual, True) for residual in (False, True)),
     *((kind, False, False) for kind in (GELU, *GATES)),
+    (OUTPUT_GATE, True, False),
 ]
 
 
@@ -242,8 +243,9 @@ def inputs_of(kind: int, depth: int, *, residual: bool, shift: bool) -> dict[str
     """A norm's inputs are far from 0: a layer norm subtracts their mean."""
     random = np.random.default_rng(depth)
     if kind not in NORMS:
-        width = 2 * depth if kind in GATES else depth
-        return {"x": random.normal(0, 4, (1, ROWS, width)).astype(f)}
+        shape = 1, ROWS, 2 * depth if kind in GATES else depth
+        names = ("x", "residual") if kind == OUTPUT_GATE else ("x",)
+        return {name: random.normal(0, 4, shape).astype(f) for name in names}
     inputs = {
         name: random.normal(2, 1, (1, ROWS, depth)).astype(f)
         for name in (("x", "residual") if residual else ("x",))
@@ -259,6 +261,8 @@ def first_rows(inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndar
 
 def exactly(kind: int, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """What is multiplied, in float64."""
+    if kind == OUTPUT_GATE:
+        return inputs["x"] / (1 + np.exp(-inputs["residual"].astype(np.float64)))
     x = inputs["x"].astype(np.float64) + inputs.get("residual", 0)
     if kind in NORMS:
         if kind == LAYER_NORM:
@@ -324,7 +328,7 @@ def test_a_gate_is_right_at_every_number(kind: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "odd", "place"),
-    covering(kernels.NAMES, range(6), [np.nan, np.inf, -np.inf], [0, 31, 32, 99]),
+    covering(kernels.NAMES, range(7), [np.nan, np.inf, -np.inf], [0, 31, 32, 99]),
 )
 def test_infinite_numbers_make_their_row_nan_and_no_other(
     any_kernel: None, name: str, kind: int, odd: float, place: int
@@ -454,6 +458,14 @@ def test_inputs_of_wrong_shapes_are_refused(
     compute = norm(LAYER_NORM, names) if by_itself else product(weights, names, input=LAYER_NORM)
     with pytest.raises(Exception, match=message):
         compute(**given)
+
+
+@pytest.mark.parametrize("shape", [None, (1, 2, 63), (1, 3, 64)])
+def test_gates_of_wrong_shapes_are_refused(shape: tuple[int, ...] | None) -> None:
+    given = {"x": np.zeros((1, 2, 64), f)}
+    given |= {} if shape is None else {"residual": np.zeros(shape, f)}
+    with pytest.raises(Exception, match="the gate has another shape"):
+        product(random_weights(32, 64), tuple(given), input=OUTPUT_GATE)(**given)
 
 
 @pytest.mark.parametrize("shape", [(16, 2, 64), (16, 3, 32), (48, 2, 32), (16, 2, 16)])

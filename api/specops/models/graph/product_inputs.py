@@ -1,9 +1,10 @@
 """Moves what stands before a product into the product: a gate, an activation, a norm.
 
 `specops.QuantizedMatMul` computes its own input: from a residual and a summand it makes the norm of
-their sum; from the two halves of a feed-forward's first product it makes the gated product. A layer
-is then five nodes instead of ten. A norm that no product reads becomes `specops.Norm`, our own
-node, so that it has the same bits on every processor.
+their sum; from the two halves of a feed-forward's first product it makes the gated product; from
+attention and a gate it makes the gated output. A layer is then five nodes instead of ten. A norm
+that no product reads becomes `specops.Norm`, our own node, so that it has the same bits on every
+processor.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Made(IntEnum):
     GELU = 3
     SILU_GATE = 4
     GELU_GATE = 5
+    OUTPUT_GATE = 6
 
 
 class _Operator(NamedTuple):
@@ -128,6 +130,63 @@ def take_gelus_in(graph: onnx.GraphProto, computable: Computable) -> None:
             _give_input(reader, gelu.input[0], Made.GELU)
             gone.add(gelu.output[0])
     set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
+
+
+def take_output_gates_in(graph: onnx.GraphProto) -> None:
+    """Let a product multiply attention by the sigmoid of a gate, which another product gives.
+
+    Args:
+        graph: its products are `specops.QuantizedMatMul`.
+    """
+    wiring = Wiring(graph)
+    gone: set[str] = set()
+    for mul in [node for node in graph.node if node.op_type == "Mul"]:
+        opened = [name for name in mul.input if _made_by(name, "Sigmoid", wiring)]
+        attended = [name for name in mul.input if _made_by(name, kernels.ATTENTION, wiring)]
+        readers = wiring.readers.get(mul.output[0], [])
+        if not opened or not attended or len(readers) != 1:
+            continue
+        (product,), sigmoid = readers, _made_by(opened[0], "Sigmoid", wiring)
+        gate = sigmoid.input[0] if sigmoid is not None else ""
+        given, maker = attributes_of(product), _made_by(gate, kernels.MATMUL, wiring)
+        rows = wiring.makers[opened[0]]  # the sigmoid, or the choice of rows with logits behind it
+        if (
+            sigmoid is not None
+            and maker is not None
+            and (product.domain, product.op_type) == (kernels.DOMAIN, kernels.MATMUL)
+            and given["input"] == Made.AS_IT_IS
+            and sum(attributes_of(maker)["N"]) == given["K"]
+            and wiring.only_read_by(sigmoid.output[0], [rows, mul])
+            and wiring.only_read_by(opened[0], [mul])
+            and wiring.only_read_by(mul.output[0], [product])
+        ):
+            if rows.op_type == "Gather":
+                rows.input[0], gate = gate, opened[0]
+            _give_gate(product, attended[0], gate)
+            gone |= {sigmoid.output[0], mul.output[0]}
+    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
+
+
+def _made_by(name: str, operator: str, wiring: Wiring) -> onnx.NodeProto | None:
+    """Return the node of this operator that makes a tensor, or of which it has some rows."""
+    node = wiring.makers.get(name)
+    if node is not None and node.op_type == "Gather":
+        node = wiring.makers.get(node.input[0])
+    return node if node is not None and node.op_type == operator else None
+
+
+def _give_gate(product: onnx.NodeProto, x: str, gate: str) -> None:
+    given = attributes_of(product) | {"input": int(Made.OUTPUT_GATE)}
+    tiles, bias = product.input[1], input_of(product, _BIAS)
+    made = helper.make_node(
+        kernels.MATMUL,
+        [x, tiles, bias, "", gate],
+        list(product.output),
+        name=product.name,
+        domain=kernels.DOMAIN,
+        **given,
+    )
+    product.CopyFrom(made)
 
 
 def _only_reader(name: str, wiring: Wiring, computable: Computable) -> onnx.NodeProto | None:

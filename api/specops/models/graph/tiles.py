@@ -26,6 +26,7 @@ from specops.models.graph.product_inputs import (
     pair_gates,
     take_gelus_in,
     take_norms_in,
+    take_output_gates_in,
 )
 from specops.models.graph.tensors import append, values_of
 from specops.runtime import kernels
@@ -130,6 +131,7 @@ def write_tiles(
         node.CopyFrom(_product(node, name, segments))
     lookups = [node for node in graph.node if node.op_type in (GGUF_GATHER, _BLOCK_GATHER)]
     tables = [look_up(node, tensors, folder, tied) for node in lookups]
+    take_output_gates_in(graph)
     if most_logits is not None:
         found += _fewer_logits(graph, most_logits, found)
     take_norms_in(graph)

@@ -21,7 +21,7 @@
 enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
 // How much of K a sum of products may have: weights with a scale for each 16, blocks of 32, larger ones.
 enum { SUMS_OF_16, SUMS_OF_32, SUMS_OF_64, SUM_SIZES };
-enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // kinds of inputs
+enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE };  // kinds of inputs
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
 
 // What kernels need of the sums of activations' codes, by the weights' form; a number a block, or two,
@@ -71,6 +71,7 @@ const char *describe_weights(Weights *weights, int64_t depth, int64_t block, int
 //   GELU       GELU of x, by its approximation with tanh
 //   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
 //   GELU_GATE  likewise, with GELU by its approximation with tanh
+//   OUTPUT_GATE  x * sigmoid(residual), both [rows, K]
 // `activated` gets the numbers to multiply, except for AS_IT_IS.
 typedef struct {
     int kind;

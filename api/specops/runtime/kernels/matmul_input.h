@@ -73,6 +73,8 @@ INLINE Floats activated_of(const int kind, const Input *input, int64_t row, int6
         return input->shift ? y + some(input->shift + k, count) : y;
     }
     if (kind == GELU) return gelu(some(input->x + row * depth + k, count));
+    if (kind == OUTPUT_GATE)
+        return some(input->x + row * depth + k, count) * sigmoid(some(input->residual + row * depth + k, count));
     const float *gate = input->x + 2 * row * depth + k;
     const Floats x = some(gate, count);
     return (kind == SILU_GATE ? silu(x) : gelu(x)) * some(gate + depth, count);
@@ -95,6 +97,7 @@ static void activate(const Input *input, int64_t row, int64_t depth, int64_t sta
         case NORM: activate_of(NORM, input, row, depth, start, size, by, activated); break;
         case LAYER_NORM: activate_of(LAYER_NORM, input, row, depth, start, size, by, activated); break;
         case GELU: activate_of(GELU, input, row, depth, start, size, by, activated); break;
+        case OUTPUT_GATE: activate_of(OUTPUT_GATE, input, row, depth, start, size, by, activated); break;
         case SILU_GATE: activate_of(SILU_GATE, input, row, depth, start, size, by, activated); break;
         default: activate_of(GELU_GATE, input, row, depth, start, size, by, activated);
     }

@@ -4,10 +4,11 @@
 //   x         float32 [..., K], or [..., 2 K] for a gate
 //   tiles     uint8 [bytes], the tiles of all segments one behind the other
 //   bias      float32 [sum of N], optional
-//   norm, residual, shift  inputs of a norm: float32 [K], as x, [K]; the last two are optional
+//   norm, residual, shift  inputs of a norm: float32 [K], as x, [K]; the last two are optional. The
+//             residual is also the gate of an output, as x
 //   y         float32 [..., sum of N], the segments' columns one behind the other
 //   sum, activated  float32 [..., K], optional: the sum of x and residual; what is multiplied
-//   attributes: N and types, a number for each segment; K, block_size, bias (0 or 1), input (0 to 5),
+//   attributes: N and types, a number for each segment; K, block_size, bias (0 or 1), input (0 to 6),
 //   epsilon; see matmul.h and, for types, tiles.h
 
 #include "matmul.h"
@@ -26,8 +27,8 @@ typedef struct {
 
 static const char *check_input(const Kernel *self) {
     if (self->bias >> 1) return "QuantizedMatMul: bias is 0 or 1";
-    if (self->input < AS_IT_IS || self->input > GELU_GATE)
-        return "QuantizedMatMul: input is 0 to 5";
+    if (self->input < AS_IT_IS || self->input > OUTPUT_GATE)
+        return "QuantizedMatMul: input is 0 to 6";
     return check_epsilon(self->epsilon);
 }
 
@@ -55,13 +56,17 @@ static const char *check_inputs(const Kernel *self, const Tensor *inputs) {
     const Weights *weights = &self->weights;
     const int64_t depth = weights->depth;
     const Tensor *x = inputs + X;
-    const int64_t width = self->input >= SILU_GATE ? 2 * depth : depth;
+    const int64_t width = self->input == SILU_GATE || self->input == GELU_GATE ? 2 * depth : depth;
     if (!x->data || x->dimensions[x->count - 1] != width)
         return "QuantizedMatMul: the last dimension of the input is not K, or 2 K of a gate";
     if (self->input == NORM || self->input == LAYER_NORM) {
         const char *wrong = check_norm(x, inputs + WEIGHT_OF_NORM, inputs + RESIDUAL, inputs + SHIFT);
         if (wrong) return wrong;
     }
+    const Tensor *gate = inputs + RESIDUAL;
+    if (self->input == OUTPUT_GATE && (!gate->data || rows_of_tensor(gate) != rows_of_tensor(x) ||
+                                       gate->dimensions[gate->count - 1] != depth))
+        return "QuantizedMatMul: the gate has another shape than its input";
     if (!has_shape(inputs + TILES, 1, weights->bytes, weights->bytes))
         return "QuantizedMatMul: the tiles have another size than N, K and types say";
     if (self->bias && !has_shape(inputs + BIAS, 1, weights->columns, weights->columns))
@@ -82,6 +87,7 @@ OrtStatus *compute_matmul(void *kernel, OrtKernelContext *context) {
     Input input = {.kind = (int)self->input, .x = x->data, .epsilon = self->epsilon};
     float *y;
     status = output_of(context, Y, x, weights->columns, &y);
+    if (input.kind == OUTPUT_GATE) input.residual = tensors[RESIDUAL].data;
     if (input.kind == NORM || input.kind == LAYER_NORM) {
         input.weight = tensors[WEIGHT_OF_NORM].data, input.residual = tensors[RESIDUAL].data;
         input.shift = tensors[SHIFT].data;
