@@ -145,7 +145,7 @@ class Planner:
 
     def observe(self, batch: Batch, step_seconds: float) -> None:
         """Take in a step in which prompt tokens made other requests wait."""
-        expected = self._costs.cost(batch.num_tokens, batch.attention_work)
+        expected = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
         if expected >= _LONG * self._aim:
             error = min(abs(step_seconds / expected - 1), _MOST_ERROR)
             self._deviation += _SCATTER * (error - self._deviation)
@@ -443,7 +443,7 @@ class Planner:
         return max(self._aim - spent, self._least_seconds(decoding))
 
     def _least_seconds(self, decoding: Batch) -> float:
-        own = self._costs.cost(decoding.num_tokens, decoding.attention_work)
+        own = self._costs.cost(decoding.num_tokens, decoding.attention_work, len(decoding.spans))
         return own * (1 + _LEAST_SHARE)
 
     def prompt_tokens(
@@ -461,8 +461,9 @@ class Planner:
         room = self._most - batch.num_tokens
         if seconds == float("inf"):
             return room
-        work = batch.attention_work
-        fitting = self._costs.tokens_within(seconds, batch.num_tokens, work, position, each)
+        work, allowed = batch.attention_work, seconds
+        allowed -= self._costs.state_seconds(len(batch.spans) + 1)
+        fitting = self._costs.tokens_within(allowed, batch.num_tokens, work, position, each)
         return min(room, max(fitting, _LEAST_TOKENS) if first else fitting)
 
     @property
@@ -480,7 +481,7 @@ class Planner:
         """
         if self._draft_costs is None:
             return 0
-        own = self._costs.cost(decoding)
+        own = self._costs.cost(decoding, spans=decoding)
         allowed = max(self._aim - own, own * _LEAST_SHARE)
         fitting = self._draft_costs.tokens_within(allowed, 0, 0.0, position)
         return min(self._most, max(fitting, _LEAST_TOKENS))

@@ -188,7 +188,8 @@ class Scheduler:
         begun = self._clock()
         logits = self.target.forward(batch)
         step.seconds = self._clock() - begun
-        self.cost_model.observe(batch.num_tokens, batch.attention_work, step.seconds)
+        work, spans = batch.attention_work, len(batch.spans)
+        self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
         self._process(step, scheduled, logits)
         if decoding := scheduled[: step.decoding]:
             if step.prompt_tokens:

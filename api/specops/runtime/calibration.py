@@ -26,10 +26,11 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4  # raise it when the figures are measured differently
+FORMAT = 5  # raise it when the figures are measured differently
 _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
+_SPANS = 8  # at most, of the pass that measures states
 _MIN_ROUNDS = 3  # of the first start; the first round also binds tensors and touches pages
 _MAX_ROUNDS = 60
 _ENOUGH_SECONDS = 1.0  # measuring ends then, but not before `_MIN_ROUNDS`
@@ -49,14 +50,17 @@ class _Times:
         sizes: numbers of tokens in the measured passes, ascending from 1.
         past: number of tokens before them.
         far: number of tokens before those of the pass that measures attention.
-        seconds: of that pass, then of those over `sizes` from the widest to the narrowest, then of
-            the first one again without tokens before its own.
+        spans: of one token each, of the pass that measures states; 1: the model has none.
+        seconds: of the pass for attention, then of those over `sizes` from the widest to the
+            narrowest, then of the first one again without tokens before its own, then of the pass
+            for states, if any.
         turn: index of the pass that is timed next.
     """
 
     sizes: list[int]
     past: int
     far: int
+    spans: int = 1
     seconds: list[float] = field(default_factory=list)
     turn: int = 0
 
@@ -75,9 +79,11 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     if saved is not None:
         _read(saved, times)
     # Memory that was never written is one page of zeros, which reads faster than a cache.
-    runner.cache.zero(0)
+    for slot in range(times.spans):
+        runner.cache.zero(slot)
     _measure(_passes(runner, times), times)
-    runner.cache.release(0)
+    for slot in range(times.spans):
+        runner.cache.release(slot)
     if saved is not None:
         _write(saved, times)
         use(saved)
@@ -86,7 +92,7 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
 
 
 def _reserve(runner: ModelRunner) -> _Times:
-    """Choose the passes, and give slot 0 the room that they need."""
+    """Choose the passes, and give slot 0 the room that they need, and others as they share one."""
     cache, widest = runner.cache, min(runner.max_tokens, runner.cache.context)
     past = max(0, min(_PAST, cache.context - widest))
     count = min(_ATTENTION_TOKENS, widest)
@@ -96,7 +102,15 @@ def _reserve(runner: ModelRunner) -> _Times:
         far //= 2  # the cache is small
         if far + count <= past + widest:
             far, past = 0, 0
-    return _Times(sorted({*(size for size in _SIZES if size < widest), widest}), past, far)
+    spans = 1
+    if cache.shape.state_floats:
+        while spans < min(_SPANS, cache.num_slots, widest):
+            cache.begin(spans, [0] * 2)
+            if not cache.reserve(spans, 2):
+                cache.release(spans)
+                break
+            spans += 1
+    return _Times(sorted({*(size for size in _SIZES if size < widest), widest}), past, far, spans)
 
 
 def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
@@ -111,12 +125,20 @@ def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
         partial(_run, runner, times.far, count, count),
         *sized,
         partial(_run, runner, 0, count, count),
+        *([partial(_run_spans, runner, times.spans)] if times.spans > 1 else []),
     ]
 
 
 def _run(runner: ModelRunner, start: int, tokens: int, num_logits: int) -> None:
     batch = Batch()
     batch.add(0, start, [1] * tokens, num_logits)
+    runner.forward(batch)
+
+
+def _run_spans(runner: ModelRunner, spans: int) -> None:
+    batch = Batch()
+    for slot in range(spans):
+        batch.add(slot, 1, [1], 1)
     runner.forward(batch)
 
 
@@ -134,7 +156,8 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
         least, enough = _MIN_ROUNDS * count, _ENOUGH_SECONDS
         times.seconds = [inf] * count
     began = time.perf_counter()
-    for index in (0, count - 1):  # no other time tells whether those of attention can be right
+    # No other time tells whether those of attention and of states can be right.
+    for index in (0, *range(1 + len(times.sizes), count)):
         measure(index)
     for number in range(_MAX_ROUNDS * count):
         if number >= least and time.perf_counter() - began >= enough:
@@ -151,7 +174,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
 def _doubtful(times: _Times) -> list[int]:
     """Indices of passes that took longer than a wider one, or than several narrower ones that
     compute as many tokens."""
-    found = list(zip(reversed(times.sizes), times.seconds[1:-1], strict=True))
+    found = list(zip(reversed(times.sizes), times.seconds[1:], strict=False))
 
     def most(size: int) -> float:
         # A pass that is wider than any with all rows of logits may take less than these.
@@ -164,7 +187,7 @@ def _doubtful(times: _Times) -> list[int]:
 
 
 def _cost_model(times: _Times) -> CostModel:
-    long, *measured, near = times.seconds
+    long, *measured, near = times.seconds[: 2 + len(times.sizes)]
     measured.reverse()
     count = min(_ATTENTION_TOKENS, times.sizes[-1])
     pair = max(0.0, long - near) / (count * times.far) if times.far else 0.0
@@ -172,17 +195,23 @@ def _cost_model(times: _Times) -> CostModel:
         max(seconds - pair * size * (times.past + size / 2), seconds / 2)
         for size, seconds in zip(times.sizes, measured, strict=True)
     ]
-    return CostModel(times.sizes, costs, pair)
+    costs_of = CostModel(times.sizes, costs, pair)
+    if times.spans < 2:
+        return costs_of
+    added = times.seconds[-1] - costs_of.cost(times.spans)
+    return CostModel(times.sizes, costs, pair, max(0.0, added) / (times.spans - 1))
 
 
 def _read(path: Path, times: _Times) -> None:
     """Take over the times of earlier starts, if they are of the same passes."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if [kept["sizes"], kept["past"], kept["far"]] != [times.sizes, times.past, times.far]:
+        same = "sizes", "past", "far", "spans"
+        if [kept[key] for key in same] != [getattr(times, key) for key in same]:
             return
         seconds, turn = [float(item) for item in kept["seconds"]], int(kept["turn"])
-        if len(seconds) != len(times.sizes) + 2 or not all(0 < one < inf for one in seconds):
+        count = len(times.sizes) + 2 + (times.spans > 1)
+        if len(seconds) != count or not all(0 < one < inf for one in seconds):
             raise ValueError(f"times {seconds}")
         times.seconds, times.turn = seconds, turn % len(seconds)
     except FileNotFoundError:

@@ -4,11 +4,13 @@ A pass waits for memory or for arithmetic, whichever takes longer (the roofline 
 al. 2009, https://doi.org/10.1145/1498765.1498785):
 
     seconds = max(memory * m(T), memory * g(0) + arithmetic * (g(T) - g(0)))
-              + arithmetic * a * W
+              + arithmetic * a * W + memory * s * (S - 1)
 
 T is the number of tokens in the pass. W is its attention work: the number of pairs of a token and
-a token that it looks at. `calibration` measures a, and one curve at the start: m is its beginning,
-for as long as arithmetic hides behind memory, and g the rest. `_split` tells them apart.
+a token that it looks at. S is the number of its spans: each reads and writes a state of its own, in
+models that have states, and then s is not 0. `calibration` measures a, s, and one curve at the
+start: m is its beginning, for as long as arithmetic hides behind memory, and g the rest. `_split`
+tells them apart.
 
 The machine's speed changes from minute to minute, and not evenly: its neighbours take a part of
 the memory's speed in one hour and of the cores' arithmetic in the next. TinyLlama's shape took
@@ -54,6 +56,7 @@ class CostModel:
         seconds: measured time of each. Noise only adds time, so a pass that took longer than a
             wider one is taken to cost what the wider one did.
         pair_seconds: measured time for each pair of tokens in attention.
+        span_seconds: measured time for each span's state.
 
     Attributes:
         memory: what a pass that waits for memory takes now, relative to the measured time.
@@ -61,16 +64,20 @@ class CostModel:
     """
 
     def __init__(
-        self, sizes: Sequence[int], seconds: Sequence[float], pair_seconds: float = 0.0
+        self,
+        sizes: Sequence[int],
+        seconds: Sequence[float],
+        pair_seconds: float = 0.0,
+        span_seconds: float = 0.0,
     ) -> None:
         if not sizes or sizes[0] != 1 or list(sizes) != sorted(set(sizes)):
             raise ValueError(f"sizes must ascend from 1: {sizes}")
-        if min(seconds) <= 0 or pair_seconds < 0:
+        if min(seconds) <= 0 or min(pair_seconds, span_seconds) < 0:
             raise ValueError("costs must be above 0")
         self.sizes = list(sizes)
         least = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1])[::-1]
         self.seconds = [float(item) for item in least]
-        self.pair_seconds = pair_seconds
+        self.pair_seconds, self.span_seconds = pair_seconds, span_seconds
         self._widest = sizes[-1]
         self._curves = _split(self.sizes, self.seconds)
         # Lists as well: one number of an array takes longer to read.
@@ -82,7 +89,7 @@ class CostModel:
         """Set both factors; see the class's attributes."""
         self.memory, self.arithmetic = memory, arithmetic
 
-    def cost(self, tokens: int, work: float = 0.0) -> float:
+    def cost(self, tokens: int, work: float = 0.0, spans: int = 1) -> float:
         """Seconds that a pass takes now.
 
         Beyond the widest measured pass each token costs its share of that pass.
@@ -90,22 +97,23 @@ class CostModel:
         Args:
             tokens: number of tokens; 0 costs nothing.
             work: pairs of tokens, see `Batch.attention_work`.
+            spans: number of sequences that the tokens belong to.
         """
-        attention = self.attention_seconds(work)
+        added = self.attention_seconds(work) + self.state_seconds(spans)
         if not tokens:
-            return attention
+            return added
         if tokens > self._widest:
             share = self.seconds[-1] / self._widest
             beyond = self.arithmetic * share * (tokens - self._widest)
-            return self.cost(self._widest) + beyond + attention
+            return self.cost(self._widest) + beyond + added
         reading: float = self.memory * self._reading[tokens]
         computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
-        return (reading if reading > computing else computing) + attention
+        return (reading if reading > computing else computing) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
 
-        `tokens` is at least 1.
+        `tokens` is at least 1. Work and spans count nothing.
         """
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
@@ -116,6 +124,10 @@ class CostModel:
     def attention_seconds(self, pairs: float) -> float:
         """Seconds that so many pairs of tokens add to a pass."""
         return self.arithmetic * self.pair_seconds * pairs
+
+    def state_seconds(self, spans: int) -> float:
+        """Seconds that so many spans add to a pass, beyond its first one."""
+        return self.memory * self.span_seconds * max(0, spans - 1)
 
     def tokens_within(
         self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
@@ -136,13 +148,14 @@ class CostModel:
         # Costs never fall as passes grow, so bisection works.
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
 
-    def observe(self, tokens: int, work: float, seconds: float) -> None:
+    def observe(self, tokens: int, work: float, seconds: float, spans: int = 1) -> None:
         """Learn from the time that a pass took."""
-        expected = self.cost(tokens, work)
+        expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that goes with the memory's speed; the rest goes with arithmetic.
         memory = self.memory * self._reading[min(tokens, self._widest)]
-        if memory < expected - self.attention_seconds(work):
+        if memory < expected - states - self.attention_seconds(work):
             memory = self.memory * self._least
+        memory += states
         arithmetic = expected - memory
         error = min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
         # Normalized least mean squares (Nagumo and Noda 1967), relative to the expected time.

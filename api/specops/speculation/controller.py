@@ -102,9 +102,10 @@ class Controller:
         if account.gain < 0:
             return False
         if account.reads is None:
-            plain, rate = self._target.cost(self._requests), account.acceptance.rates()[0]
-            added = self._target.cost(2 * self._requests) - plain
-            account.reads = rate * plain > added + self._draft.cost(self._requests)
+            count, rate = self._requests, account.acceptance.rates()[0]
+            plain = self._target.cost(count, spans=count)
+            added = self._target.cost(2 * count, spans=count) - plain
+            account.reads = rate * plain > added + self._draft.cost(count, spans=count)
         return account.reads
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
@@ -119,7 +120,8 @@ class Controller:
             begin, *wider = self._target.costs(first, requests * self._positions)
             added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
             # To draw a token costs as much with draft tokens as without, and so cancels out.
-            bound = max(LEAST_REACH, added * requests / self._target.cost(requests))
+            plain = self._target.cost(requests, spans=requests)
+            bound = max(LEAST_REACH, added * requests / plain)
             self._bounds[requests, prompt_tokens] = bound
         return bound
 
@@ -167,7 +169,8 @@ class Controller:
         per_token = [item.start * pair + item.speculation.adjusting for item in requests]
         tokens = len(requests) + sum(item.max_draft for item in requests if not item.adaptive)
         drawing = [self._drawing_of(item) for item in requests]
-        expected, extra = float(len(requests)), sum(per_token) + sum(drawing)
+        states = self._target.state_seconds(len(requests))
+        expected, extra = float(len(requests)), sum(per_token) + sum(drawing) + states
         expected_tokens, extra_seconds = [expected], [extra]
         # Tokens and costs of the draft model's passes.
         widths, model_costs = [0] * self._positions, [0.0] * self._positions
@@ -242,7 +245,7 @@ class Controller:
             draft_seconds: measured time to get the draft tokens.
         """
         count, width = len(requests), sum([len(item.tokens) for item in requests])
-        alone = self._target.cost(count)
+        alone = self._target.cost(count, spans=count)
         token, seconds, plain_seconds = alone / count, alone + draft_seconds, alone
         if width > count or any(item.asked for item in requests):
             seconds, plain_seconds = self._drafted(requests, alone, width, draft_seconds)
@@ -269,7 +272,7 @@ class Controller:
             The seconds that it took, and those of plain decoding for the same tokens.
         """
         count = len(requests)
-        together = alone if width == count else self._target.cost(width)
+        together = alone if width == count else self._target.cost(width, spans=count)
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
         asked: dict[str, list[tuple[DraftRequest, float]]] = {}  # with what was saved

@@ -171,7 +171,8 @@ class DraftModelDrafter:
         logits = self.runner.forward(batch)
         now = time.perf_counter()
         if self._costs is not None:
-            self._costs.observe(batch.num_tokens, batch.attention_work, now - self._begun)
+            work, spans = batch.attention_work, len(batch.spans)
+            self._costs.observe(batch.num_tokens, work, now - self._begun, spans)
         self._begun = now
         return logits
 
