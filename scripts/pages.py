@@ -254,6 +254,7 @@ NAMED = {
     "phi2": "Phi-2",
     "phi3": "Phi-3, Phi-3.5, Phi-4",
     "lfm2": "LFM2, LFM2.5",
+    "qwen35": "Qwen3.5",
     "gpt2": "GPT-2",
 }
 

@@ -214,6 +214,32 @@ def make_gemma4_checkpoint(path: Path, **options: Any) -> Path:
     return _make_gated(path, "gemma4_text", "Gemma4ForCausalLM", gemma4_shapes, own, **options)
 
 
+def make_qwen35_checkpoint(path: Path, **options: Any) -> Path:
+    """Writes a Qwen3.5 checkpoint: every second layer has attention, the others the delta rule."""
+    own = {
+        "head_dim": 64,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "attn_output_gate": True,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [3, 3, 2],
+        },
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    options = {"layers": 4, **options}
+    return _make_gated(path, "qwen3_5_text", "Qwen3_5ForCausalLM", qwen35_shapes, own, **options)
+
+
 def make_opt_checkpoint(
     path: Path,
     *,
@@ -516,6 +542,53 @@ def lfm2_shapes(settings: Config) -> Shapes:
     return shapes
 
 
+def qwen35_shapes(settings: Config) -> Shapes:
+    """Heads of queries give a gate, too; layers without attention have the gated delta rule."""
+    hidden, wide = settings["hidden_size"], settings["intermediate_size"]
+    head, keys = settings["head_dim"], settings["head_dim"] * settings["num_key_value_heads"]
+    queries = head * settings["num_attention_heads"]
+    value_heads = settings["linear_num_value_heads"]
+    values = value_heads * settings["linear_value_head_dim"]
+    channels = values
+    channels += 2 * settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not settings["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    attention: Shapes = {
+        "self_attn.q_proj.weight": (2 * queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "self_attn.q_norm.weight": (head,),
+        "self_attn.k_norm.weight": (head,),
+    }
+    delta: Shapes = {
+        "linear_attn.in_proj_qkv.weight": (channels, hidden),
+        "linear_attn.in_proj_z.weight": (values, hidden),
+        "linear_attn.in_proj_a.weight": (value_heads, hidden),
+        "linear_attn.in_proj_b.weight": (value_heads, hidden),
+        "linear_attn.conv1d.weight": (channels, 1, settings["linear_conv_kernel_dim"]),
+        "linear_attn.A_log": (value_heads,),
+        "linear_attn.dt_bias": (value_heads,),
+        "linear_attn.norm.weight": (settings["linear_value_head_dim"],),
+        "linear_attn.out_proj.weight": (hidden, values),
+    }
+    for layer in range(settings["num_hidden_layers"]):
+        full = (layer + 1) % settings["full_attention_interval"] == 0
+        parts = (attention if full else delta) | {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (wide, hidden),
+            "mlp.up_proj.weight": (wide, hidden),
+            "mlp.down_proj.weight": (hidden, wide),
+        }
+        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
+    return shapes
+
+
 def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:
     """The tensors of an OPT checkpoint; see `make_opt_checkpoint` for `prefix`."""
     hidden, wide = settings["hidden_size"], settings["ffn_dim"]
@@ -599,7 +672,8 @@ def write_checkpoint(
     groups = np.array_split(np.array(list(shapes)), shards)
     weight_map: dict[str, str] = {}
     dtype = settings.get("torch_dtype") or settings["dtype"]
-    weights = RandomWeights(seed, dtype)
+    offsets = str(settings.get("model_type")).startswith("qwen3_5")
+    weights = RandomWeights(seed, dtype, offsets=offsets)
     for number, names in enumerate(groups, start=1):
         single = shards == 1
         file = "model.safetensors" if single else f"model-{number:05d}-of-{shards:05d}.safetensors"

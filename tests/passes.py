@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import graph_key
 from specops.runtime.batch import Batch
+from specops.runtime.block_pool import ROLLBACK
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
@@ -63,7 +64,8 @@ class Passes:
             held = self._tokens[slot]
             assert self.cache.reserve(slot, len(held) + len(new))
             rows = len(new) if num_logits is None else num_logits
-            batch.add(slot, len(held), list(new), rows)
+            end = len(held) + len(new)
+            batch.add(slot, len(held), list(new), rows, max(0, end - ROLLBACK))
         logits = self.runner.forward(batch).copy()
         found, start = {}, 0
         for span in batch.spans:
@@ -73,7 +75,7 @@ class Passes:
         return found
 
     def rewind(self, slot: int, length: int) -> None:
-        """Keep only a slot's first `length` tokens; none is ever committed to the cache."""
+        """Keep only a slot's first `length` tokens, of models with states 0 or all but a few."""
         del self._tokens[slot][length:]
 
 

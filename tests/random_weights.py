@@ -42,9 +42,13 @@ def write_safetensors(
 
 
 class RandomWeights:
-    """Draws tensors with the spread of trained weights; large ones repeat a block."""
+    """Draws tensors with the spread of trained weights; large ones repeat a block.
 
-    def __init__(self, seed: int, dtype: str) -> None:
+    With `offsets` norms are stored minus 1, but those of a linear attention's output.
+    """
+
+    def __init__(self, seed: int, dtype: str, *, offsets: bool = False) -> None:
+        self._offsets = offsets
         self._rng = np.random.default_rng(seed)
         self._dtype = _numpy_dtype(dtype)
         self._blocks: dict[float, np.ndarray[Any, Any]] = {}
@@ -54,8 +58,12 @@ class RandomWeights:
         for name, shape in shapes.items():
             if name.endswith(".bias") and len(shape) == 1:
                 yield self._normal(shape, 0.2)
+            elif name.endswith("A_log"):  # states that last for one to a thousand tokens
+                yield np.log(self._rng.uniform(0.001, 1.0, shape)).astype(self._dtype)
             elif len(shape) == 1:
-                yield (1 + self._rng.standard_normal(shape, np.float32) / 10).astype(self._dtype)
+                middle = 0 if self._offsets and "linear_attn" not in name else 1
+                drawn = self._rng.standard_normal(shape, np.float32) / 10
+                yield (middle + drawn).astype(self._dtype)
             elif name.endswith(_TABLES):
                 yield self._normal(shape, 0.3)
             elif len(shape) == 4:

@@ -30,7 +30,7 @@ ALONE = {  # which import nothing of the service
     *("specops.models.sentencepiece", "specops.models.state_dict", "specops.system.checksums"),
     *("specops.system.cpus", "specops.system.folders", "specops.weights"),
     "specops.sampling_defaults",
-    "specops.runtime.kernels",
+    *("specops.runtime.kernels", "specops.runtime.layer_shapes"),
     "specops.text.files",
 }
 

@@ -1,6 +1,7 @@
-"""Models with short convolutions: the same text however passes are cut, and little read twice.
+"""Models with layers without attention: the same text however passes are cut, little read twice.
 
-A small LFM2 with random weights; its convolutions read the two tokens before each.
+A small LFM2, whose convolutions read the two tokens before each, and a small Qwen3.5, whose gated
+delta rule has a state. Their weights are random.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 from specops.speculation.drafters.base import Draft, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from tests.checkpoints import make_lfm2_checkpoint
+from tests.checkpoints import make_lfm2_checkpoint, make_qwen35_checkpoint
 from tests.passes import prepared
 from tests.simulated_target import (
     Clock,
@@ -69,10 +70,12 @@ class Known(LookupDrafter):
         return Draft(tuple(((found + wrong) % VOCAB).tolist()))
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["lfm2", "qwen3.5"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "source"
     config = {"max_position_embeddings": 2048}
+    if request.param == "qwen3.5":
+        return make_qwen35_checkpoint(path, layers=3, config=config)
     return make_lfm2_checkpoint(path, layers=4, attention=(1,), config=config)
 
 
@@ -210,7 +213,8 @@ def test_snapshots_have_a_bound(graph: Path) -> None:
         serve(scheduler, make_request(prompt(30, seed), 4))
     kept = target.cache.kept_inputs
     assert kept is not None
-    assert kept.snapshots == 4
+    assert 4 <= kept.snapshots <= 6  # an answer's end has fewer inputs than a prompt's
+    assert kept.used_bytes <= kept.snapshot_bytes
     request = make_request((*prompt(30, 8), *prompt(10)), 4)  # the latest ones stay
     assert serve(scheduler, request).stats(request).cached_prompt_tokens == 30
 
@@ -230,7 +234,7 @@ def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
     target = Target(graph, slots=1)
     kept = target.cache.kept_inputs
     assert kept is not None
-    kept.write(0, 0, 100)
+    kept.write(0, 0, 100, 84)
     with pytest.raises(ValueError, match="cannot go on at position 50"):
         kept.write(0, 50, 1)
     with pytest.raises(ValueError, match="cannot go on at position 101"):

@@ -22,13 +22,11 @@ from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.folder import ModelError
+from specops.models.graph.nodes import mixers
 from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder
-from specops.runtime.kernels import SHORT_CONV
 from specops.runtime.session import ModelLoadError
 from specops.system.checksums import write_checksums
 from specops.system.folders import folder_at_once
-
-_MIXERS = ("GroupQueryAttention", SHORT_CONV)  # one in each layer of an export
 
 
 def convert(
@@ -88,7 +86,7 @@ def target_of(graph: Path, context: int) -> Target:
         context: in tokens.
     """
     nodes = onnx.load(graph, load_external_data=False).graph.node
-    layers = sum(node.op_type in _MIXERS for node in nodes)
+    layers = len(mixers(nodes))
     return Target(*Embedding(graph).shape, layers, context)
 
 

@@ -32,6 +32,7 @@ from tests.checkpoints import (
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_qwen35_checkpoint,
     make_relative_checkpoint,
 )
 from tests.models.convert.runner import Runner, edit_config
@@ -174,6 +175,16 @@ CASES = {
         {"config": {"head_dim": 256, "global_head_dim": 512}},
         2.5,
         {NORM: 16},
+    ),
+    "qwen3.5": Case(make_qwen35_checkpoint, {}, 2.2),
+    "qwen3.5 ends without attention": Case(
+        make_qwen35_checkpoint,
+        {
+            "layers": 3,
+            "dtype": "bfloat16",
+            "config": {"linear_num_key_heads": 4, "tie_word_embeddings": False},
+        },
+        2.2,
     ),
     "opt 125m": Case(make_opt_checkpoint, {}),
     "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),

@@ -15,14 +15,14 @@ operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias
 all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
 and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
 A checkpoint's table that is meant to stay on disk has such rows, too, in 8 bits.
-`ShortConv` of that domain, in graphs with short convolutions, computes whole sequences.
+`ShortConv` and `GatedDelta` of that domain, in graphs with such layers, compute whole sequences.
 
 The engine rewrites graphs (`specops.models.graph.rewrite`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,8 @@ from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
-from specops.runtime.kernels import DOMAIN, SHORT_CONV
+from specops.runtime.kernels import DOMAIN, GATED_DELTA, SHORT_CONV
+from specops.runtime.layer_shapes import GatedDelta
 
 Float = NDArray[np.float32]
 
@@ -47,6 +48,7 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # QuickGelu is x * sigmoid(alpha * x): with alpha = 1 it is the fused kernel of SiLU.
     "silu": ("QuickGelu", {"domain": MICROSOFT, "alpha": 1.0}),
     "gelu_tanh": ("FastGelu", {"domain": MICROSOFT}),
+    "sigmoid": ("Sigmoid", {}),
     "relu": ("Relu", {}),
 }
 
@@ -111,7 +113,7 @@ class DecoderGraph:
     # -- element by element -------------------------------------------------------------------
 
     def activation(self, function: str, name: str, x: str) -> str:
-        """`silu`, `gelu_tanh` (GELU by the approximation with tanh) or `relu` of x."""
+        """`silu`, `gelu_tanh` (GELU by the approximation with tanh), `sigmoid` or `relu` of x."""
         op, attributes = _ACTIVATIONS[function]
         return self._node(op, [x], name, **attributes)
 
@@ -188,11 +190,14 @@ class DecoderGraph:
         matrix: Matrix,
         bias: Float | None = None,
         value_size: int | None = None,
+        *,
+        least_bits: int = 0,
     ) -> str:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N].
 
         `name` ends with `.qkv` for queries, keys and values together, with `.v` for values. The
         last `value_size` rows of the former are those of values, by default as the model's shape.
+        Weights that are few and matter much may ask for so many bits.
         """
         own, values = self.quantization.bits, self.quantization.value_bits
         if value_size is None:
@@ -207,7 +212,8 @@ class DecoderGraph:
             ]
             return self.concatenate(name, both)
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
-        return self._linear(name, x, matrix, values if name.endswith(".v") else own, added)
+        bits = max(least_bits, values if name.endswith(".v") else own)
+        return self._linear(name, x, matrix, bits, added)
 
     def head(
         self, x: str, matrix: Matrix, bias: Float | None = None, softcap: float | None = None
@@ -349,13 +355,48 @@ class DecoderGraph:
         )
 
     def short_convolution(self, name: str, x: str, weight: Float) -> str:
-        """The gated short convolution of B, C and x, which are behind each other in `x`.
+        """The short convolution with `weight` [channels, taps], whose last column is the token's.
 
-        C times the sum over positions of B * x times `weight` [channels, taps], whose last column
-        belongs to the token itself.
+        Of three times so many channels, B, C and x behind each other: C times the convolution of
+        B * x. Of so many: SiLU of the convolution.
         """
         taps = self._weights.vector(f"{name}.weight", np.ascontiguousarray(weight.T))
         return self._node(SHORT_CONV, [x, taps], name, domain=DOMAIN, first=0, total=len(weight))
+
+    def gated_delta(
+        self,
+        name: str,
+        operands: Sequence[str],
+        weights: Mapping[str, Float],
+        shape: GatedDelta,
+        *,
+        epsilon: float,
+        tiled: bool,
+    ) -> str:
+        """The gated delta rule, its output normalized and gated: [batch, sequence, values].
+
+        Args:
+            name: of the result.
+            operands: queries, keys and values behind each other; the output's gate; a and b.
+            weights: `decay` [value_heads], below 0; `bias` [value_heads] of a; `norm` [value_size].
+            shape: of the layer.
+            epsilon: of the output's norm.
+            tiled: value head j reads key head j % key_heads, not j // (value_heads / key_heads).
+        """
+        stored = [self._weights.vector(f"{name}.{part}", one) for part, one in weights.items()]
+        return self._node(
+            GATED_DELTA,
+            [*operands, *stored],
+            name,
+            domain=DOMAIN,
+            key_heads=shape.key_heads,
+            epsilon=epsilon,
+            tiled=int(tiled),
+            first=0,
+            total=shape.kept_floats,
+            state_first=0,
+            state_total=shape.state_floats,
+        )
 
     # -----------------------------------------------------------------------------------------
 

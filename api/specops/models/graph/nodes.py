@@ -9,7 +9,17 @@ import onnx
 from onnx import helper
 
 from specops.models.folder import ModelError
+from specops.runtime import kernels
 
+ATTENTION = "GroupQueryAttention"  # of exports
+# The operators of the engine's own in which a token sees those before it, with the number of their
+# inputs that have tokens.
+MIXING = {
+    kernels.ATTENTION: 3,
+    kernels.SHORT_CONV: 1,
+    kernels.GATED_DELTA: 4,
+    kernels.STATE_SPACE: 3,
+}
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
@@ -39,6 +49,16 @@ def trimmed(*names: str) -> list[str]:
     while not found[-1]:
         found.pop()
     return found
+
+
+def mixers(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes of an export or a rewritten graph in which tokens see others, one per layer.
+
+    A convolution of what a state space or a delta rule reads belongs to that one.
+    """
+    found = [node for node in nodes if node.op_type == ATTENTION or node.op_type in MIXING]
+    read = {node.input[0] for node in found}
+    return [node for node in found if node.output[0] not in read]
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

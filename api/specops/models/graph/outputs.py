@@ -12,8 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.contract import GGUF_MATMUL, NEXT_STATES, STATES
-from specops.models.graph.nodes import RefusedGraphError, Wiring, attributes_of, set_nodes
-from specops.runtime import kernels
+from specops.models.graph.nodes import RefusedGraphError, Wiring, attributes_of, mixers, set_nodes
 
 LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
 FINAL_ROWS = "final_rows"  # of a target with an MTP block
@@ -22,8 +21,8 @@ CONTROL: dict[str, list[str | int]] = {
     "block_tables": ["slots", "blocks"],
     "cache": [4],
 }
-KEPT_INPUTS = "kept_inputs"  # of graphs with short convolutions
-MIXERS = (kernels.ATTENTION, kernels.SHORT_CONV)  # a layer has one: a token sees those before it
+# Of graphs with layers without attention, the second one only if these have states.
+RECURRENCE: dict[str, list[str | int]] = {"kept_inputs": [5], "progress": ["spans", 2]}
 _HIDDEN = "hidden"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", GGUF_MATMUL)
 _NORMS = ("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
@@ -48,7 +47,7 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
 def gather_logit_rows(graph: onnx.GraphProto, taken: str = LOGIT_ROWS) -> None:
     """After the last layer's mixer, take the rows `taken` of every tensor from before it."""
     constants = {tensor.name for tensor in graph.initializer}
-    last = [node for node in graph.node if node.op_type in MIXERS][-1]
+    last = mixers(graph.node)[-1]
     behind = _descendants(graph, last)
     wiring = Wiring(graph)
     for node in reversed(graph.node):  # of a vector's parts the vector: its rows are taken once
@@ -95,8 +94,7 @@ def declare(graph: onnx.GraphProto) -> None:
         **CONTROL,
         LOGIT_ROWS: ["logit_rows"],
     }
-    if KEPT_INPUTS in read:
-        shapes[KEPT_INPUTS] = [5]
+    shapes |= {name: shape for name, shape in RECURRENCE.items() if name in read}
     for rows in (STATE_ROWS, FINAL_ROWS):
         if rows in read:
             shapes[rows] = [rows]
@@ -125,15 +123,14 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
         RefusedGraphError: there is no such layer, or its input cannot be found.
     """
     makers = {name: node for node in graph.node for name in node.output}
-    weights = _weights(graph)
-    mixers = [node for node in graph.node if node.op_type in MIXERS]
+    weights, found = _weights(graph), mixers(graph.node)
     width, rows, nodes = 0, list[str](), list[onnx.NodeProto]()
     for layer in layers:
-        if not 0 <= layer < len(mixers):
+        if not 0 <= layer < len(found):
             raise RefusedGraphError(
-                f"a draft head reads what enters layer {layer}, and there are {len(mixers)}"
+                f"a draft head reads what enters layer {layer}, and there are {len(found)}"
             )
-        product = makers.get(mixers[layer].input[0])
+        product = makers.get(found[layer].input[0])
         while product is not None and not _has_weights(product, weights):
             product = makers.get(product.input[0])
         if product is None:

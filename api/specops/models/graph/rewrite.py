@@ -3,18 +3,18 @@
 An export follows ONNX Runtime's contract: its inputs are one row of tokens, a mask and the past
 keys and values, and it gives the present ones. The engine runs a flat batch of tokens of any
 requests over a KV cache in blocks. So GroupQueryAttention becomes `specops.Attention`; the mask,
-the pasts and all nodes that only feed them go. A short convolution over whole sequences becomes one
-that goes on after what is kept of a slot's last tokens.
+the pasts and all nodes that only feed them go. A short convolution or a recurrence over whole
+sequences becomes one that goes on after what is kept of a slot's tokens.
 
 Inputs of the new graph: `input_ids` int64 [1, T]; `position_ids` int64 [1, T], if positions are
 learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` int64 [slots, blocks];
-`cache` int64 [4]; `logit_rows` int64 [L]; with short convolutions `kept_inputs` int64 [5]. Outputs:
-`logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the last hidden state, which
-is the input of the product that gives the logits. An output that the caller does not ask for costs
-nothing. For a draft head there are also `state_rows` int64 [R] and `states` float32 [1, R, size of
-all]: what enters some layers. For the model's own MTP block there are instead `final_rows` int64
-[R] and `states` [1, R, size], the last hidden states of these tokens; `logit_rows` then are places
-in `final_rows`.
+`cache` int64 [4]; `logit_rows` int64 [L]; with layers without attention `kept_inputs` int64 [5],
+and if these have states `progress` int64 [S, 2]. Outputs: `logits` float32 [1, L, vocabulary], and
+`hidden` float32 [1, L, size], the last hidden state, which is the input of the product that gives
+the logits. An output that the caller does not ask for costs nothing. For a draft head there are
+also `state_rows` int64 [R] and `states` float32 [1, R, size of all]: what enters some layers. For
+the model's own MTP block there are instead `final_rows` int64 [R] and `states` [1, R, size], the
+last hidden states of these tokens; `logit_rows` then are places in `final_rows`.
 
 A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
@@ -22,7 +22,7 @@ A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -31,6 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from specops.models.contract import FUSED, GGUF_GATHER, GGUF_MATMUL, NEXT_STATES
 from specops.models.graph.head_norms import NORM_INPUTS, move_head_norms
 from specops.models.graph.nodes import (
+    ATTENTION,
     RefusedGraphError,
     attributes_of,
     input_of,
@@ -39,8 +40,8 @@ from specops.models.graph.nodes import (
 )
 from specops.models.graph.outputs import (
     CONTROL,
-    KEPT_INPUTS,
     LOGIT_ROWS,
+    RECURRENCE,
     declare,
     gather_logit_rows,
     keep_what_gives_logits,
@@ -49,9 +50,21 @@ from specops.models.graph.outputs import (
 )
 from specops.models.graph.tokenwise import check_tokenwise
 from specops.runtime import kernels
-from specops.runtime.layer_shapes import Attention, LayerShape, SharedAttention, ShortConv
+from specops.runtime.layer_shapes import (
+    Attention,
+    GatedDelta,
+    LayerShape,
+    Recurrent,
+    SharedAttention,
+    ShortConv,
+)
 
-_ATTENTION = "GroupQueryAttention"
+# Of the engine's own operators that exports may have, in their form over whole sequences: their
+# inputs, and the further ones over the spans of a pass.
+_RECURRENCES = {
+    kernels.SHORT_CONV: (3, ("spans", "kept_inputs")),
+    kernels.GATED_DELTA: (7, ("spans", "progress", "kept_inputs")),
+}
 
 # GroupQueryAttention's inputs by place, and what may stand there
 _PAST_KEY, _PAST_VALUE = 3, 4
@@ -94,9 +107,9 @@ def rewrite(
     _constants_to_initializers(graph)
     move_head_norms(graph)
     attention = _replace_attention(graph)
-    convolutions = _replace_convolutions(graph)
+    recurrent = _replace_recurrences(graph)
     keep_what_gives_logits(graph)
-    check_tokenwise(graph, (*CONTROL, KEPT_INPUTS, LOGIT_ROWS))
+    check_tokenwise(graph, (*CONTROL, *RECURRENCE, LOGIT_ROWS))
     if states:
         output_states(graph, states)
     if final:
@@ -106,7 +119,7 @@ def rewrite(
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
-    kept = attention | convolutions
+    kept = attention | recurrent
     return [kept[node.output[0]] for node in graph.node if node.output[0] in kept]
 
 
@@ -128,11 +141,11 @@ def _refuse_own_operators(model: onnx.ModelProto) -> None:
 
     Functions and graphs in a node's attribute are refused too, since they could hide such
     operators. A graph that only chooses between tensors is allowed (`_rotary_tables`), and so are
-    the operators for a GGUF's weights, which nothing runs as they are, and a convolution over whole
-    sequences, which has no such input.
+    the operators for a GGUF's weights, which nothing runs as they are, and recurrences over whole
+    sequences, which have no such input.
     """
     for node in model.graph.node:
-        harmless = node.op_type in (GGUF_GATHER, GGUF_MATMUL) or _is_whole_convolution(node)
+        harmless = node.op_type in (GGUF_GATHER, GGUF_MATMUL) or _is_whole(node)
         if node.domain == kernels.DOMAIN and not harmless:
             raise RefusedGraphError(f"{named(node)} is an operator of the engine's own")
         graphs = [graph for item in node.attribute for graph in (item.g, *item.graphs)]
@@ -169,7 +182,7 @@ def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
 
     A layer whose keys and values are those of an earlier one, to the bit, reads that one's.
     """
-    found = [node for node in graph.node if node.op_type == _ATTENTION]
+    found = [node for node in graph.node if node.op_type == ATTENTION]
     if not found:
         raise RefusedGraphError(
             "it has no node GroupQueryAttention, which is what attention is in exports of this "
@@ -201,37 +214,52 @@ def _written(node: onnx.NodeProto) -> tuple[Any, ...]:
     return *(input_of(node, place) for place in places), *(given.get(key) for key in keys)
 
 
-def _is_whole_convolution(node: onnx.NodeProto) -> bool:
-    """Whether a node is a short convolution that reads a whole sequence and its weight alone."""
-    own = (node.domain, node.op_type) == (kernels.DOMAIN, kernels.SHORT_CONV)
-    return own and len(node.input) == 2
+def _is_whole(node: onnx.NodeProto) -> bool:
+    """Whether a node is a recurrence over whole sequences, without the engine's inputs."""
+    most, _ = _RECURRENCES.get(node.op_type, (0, ()))
+    return node.domain == kernels.DOMAIN and 0 < len(node.input) <= most
 
 
-def _replace_convolutions(graph: onnx.GraphProto) -> dict[str, LayerShape]:
-    """Let short convolutions go on after earlier passes; returns what each layer keeps."""
+def _replace_recurrences(graph: onnx.GraphProto) -> dict[str, LayerShape]:
+    """Let recurrences go on after earlier passes; returns what each keeps, by its output's name."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    found = [node for node in graph.node if _is_whole_convolution(node)]
-    shapes: dict[str, LayerShape] = {}
-    places: list[int] = [0]
-    for node in found:
-        weight = weights.get(node.input[1])
-        if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
-            raise RefusedGraphError(f"{named(node)} has no weight [taps, channels] of float32")
-        taps, channels = weight.dims
-        shapes[node.output[0]] = ShortConv(channels, taps)
-        places.append(places[-1] + channels)
-    for node, first in zip(found, places, strict=False):
+    found = {node.output[0]: node for node in graph.node if _is_whole(node)}
+    shapes = {name: _recurrence(node, weights) for name, node in found.items()}
+    total = sum(shape.kept_floats for shape in shapes.values())
+    state_total = sum(shape.state_floats for shape in shapes.values())
+    first = state_first = 0
+    for name, node in found.items():
+        shape, given = shapes[name], attributes_of(node)
+        given |= {"first": first, "total": total}
+        if shape.state_floats:
+            given |= {"state_first": state_first, "state_total": state_total}
+        first, state_first = first + shape.kept_floats, state_first + shape.state_floats
+        count, more = _RECURRENCES[node.op_type]
+        operands = [*node.input, *[""] * (count - len(node.input)), *more]
         made = helper.make_node(
-            kernels.SHORT_CONV,
-            [*node.input, "", "spans", KEPT_INPUTS],
-            [node.output[0]],
-            name=node.name or node.output[0],
-            domain=kernels.DOMAIN,
-            first=first,
-            total=places[-1],
+            node.op_type, operands, [name], node.name or name, domain=kernels.DOMAIN, **given
         )
         node.CopyFrom(made)
-    return shapes
+    return dict(shapes)
+
+
+def _recurrence(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> Recurrent:
+    """Return the sizes of a recurrence, from its weights."""
+
+    def dims(place: int, rank: int, what: str) -> Sequence[int]:
+        weight = weights.get(input_of(node, place))
+        known = weight is not None and weight.data_type == TensorProto.FLOAT
+        if weight is None or not known or len(weight.dims) != rank or not all(weight.dims):
+            raise RefusedGraphError(f"{named(node)} has no {what} of float32")
+        return list(weight.dims)
+
+    if node.op_type == kernels.SHORT_CONV:
+        taps, channels = dims(1, 2, "weight [taps, channels]")
+        return ShortConv(channels, taps)
+    given = attributes_of(node)
+    (heads,), (size,) = dims(4, 1, "decay [heads]"), dims(6, 1, "norm [value_size]")
+    key_size = given["state_total"] // (heads * size)
+    return GatedDelta(given["key_heads"], heads, key_size, size)
 
 
 def _check_attention(graph: onnx.GraphProto, node: onnx.NodeProto, pasts: set[str]) -> None:

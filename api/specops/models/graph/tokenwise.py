@@ -16,11 +16,11 @@ from onnx import TensorProto, numpy_helper
 from specops.models.contract import GGUF_GATHER, GGUF_MATMUL, MICROSOFT, STATES
 from specops.models.graph.nodes import (
     DEFAULT_DOMAINS,
+    MIXING,
     RefusedGraphError,
     attributes_of,
     named,
 )
-from specops.models.graph.outputs import MIXERS
 from specops.runtime import kernels
 
 _TOKENS_AXIS = 1
@@ -71,7 +71,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
         elif item.name == STATES:  # of a draft head: a vector for each token
             values[item.name] = _Tokens(3)
     for node in graph.node:
-        attends = node.domain == kernels.DOMAIN and node.op_type in MIXERS
+        attends = node.domain == kernels.DOMAIN and node.op_type in MIXING
         operands: list[_Constant | _Tokens | None] = []
         for name in node.input:
             if attends and name in control:
@@ -94,7 +94,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
 
 def _output(node: onnx.NodeProto, operands: _Operands, *, attends: bool) -> _Constant | _Tokens:
     if attends:
-        _the_only_tokens(operands[: 3 if node.op_type == kernels.ATTENTION else 1], 3)
+        _the_only_tokens(operands[: MIXING[node.op_type]], 3)
         return _Tokens(3)
     if operands and all(isinstance(value, _Constant) for value in operands if value):
         return _folded(node, operands[0])

@@ -35,6 +35,7 @@ _STEPS |= {Kind.IQ4_NL: 1e-3, Kind.IQ4_XS: 5e-5}
 _MIDDLES = {Kind.Q2_K: 1.5, Kind.Q4_K: 8, Kind.Q5_K: 16}
 _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
     **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
+    "qwen3_5_text": "qwen35",
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
 _ARCHITECTURES["gemma4_text"] = "gemma4"
@@ -97,6 +98,35 @@ def straight(weights: Array, heads: int) -> Array:
     return pairs.swapaxes(1, 2).reshape(shape)
 
 
+def tiled(config: dict[str, Any], name: str, values: Array, *, back: bool = False) -> Array:
+    """Reorders the value heads of a Qwen3.5 layer like llama.cpp's converter, or `back` again.
+
+    A checkpoint has the value heads of each key head behind each other; a file has the first ones
+    of all key heads, then the second ones. A decay is stored as -exp(A_log).
+    """
+    if config["model_type"] != "qwen3_5_text" or "linear_attn" not in name:
+        return values
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    part, size = name.split(".")[4], config["linear_value_head_dim"]
+    order = np.arange(heads).reshape((heads // keys, keys) if back else (keys, heads // keys)).T
+    if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        values = values[order.reshape(-1)]
+        return -np.exp(values) if part == "A_log" else values
+    if part == "norm":
+        return values
+    places = (order.reshape(-1, 1) * size + np.arange(size)).reshape(-1)
+    if part == "out_proj":
+        return values[:, places]
+    before = len(values) - heads * size  # rows of queries and keys
+    return values[np.concatenate([np.arange(before), before + places])]
+
+
+def _is_one_more(kind: str, name: str) -> bool:
+    """Whether a file has a norm's weights plus 1."""
+    known = kind == "gemma3_text" or (kind == "qwen3_5_text" and "linear_attn" not in name)
+    return known and name.endswith("norm.weight")
+
+
 def heads_of(config: dict[str, Any], name: str) -> int:
     """The number of heads whose rows a file interleaves; 0 if it does not."""
     if _ARCHITECTURES[config["model_type"]] not in _PERMUTED:
@@ -136,6 +166,7 @@ def write_gguf(
     kept: dict[str, Array] = {}
     for name, values in _each_tensor(folder):
         known = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+        known = known.replace(".dt_bias", ".dt_proj.bias")  # as llama.cpp's converter calls it
         called = names.get_name(known, try_suffixes=(".weight", ".bias"))
         for theirs, part in _MTP.items() if blocks else ():
             if name.startswith(theirs):
@@ -150,8 +181,9 @@ def write_gguf(
             stored = values.T
         if heads:
             stored = interleaved(stored, heads)
-        if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        if _is_one_more(config["model_type"], name):
             stored = stored + np.float32(1)
+        stored = tiled(config, name, stored)
         if values.ndim != 2:  # a convolution's [channels, 1, taps] loses the axis of length 1
             writer.add_tensor(called, np.ascontiguousarray(stored.squeeze()))
             kept[name] = values
@@ -163,6 +195,7 @@ def write_gguf(
             continue
         numbers = gguf.dequantize(data, kind)
         numbers = straight(numbers, heads) if heads else numbers
+        numbers = tiled(config, name, numbers, back=True)
         kept[name] = numbers.T if turned else numbers
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -209,7 +242,8 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     writer.add_rope_freq_base(scaling.get("rope_theta") or config["rope_theta"])
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
+    partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1)
+    writer.add_rope_dimension_count(int(head * partial))
     writer.add_key_length(head)
     writer.add_value_length(head)
     if config.get("sliding_window") and config.get("use_sliding_window", True):
@@ -263,8 +297,17 @@ def _write_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:
     """Settings of some architectures."""
-    if "mrope_section" in config:
-        writer.add_rope_dimension_sections([*config["mrope_section"], 0])
+    rope = config.get("rope_parameters") or {}
+    if sections := config.get("mrope_section") or rope.get("mrope_section"):
+        writer.add_rope_dimension_sections([*sections, 0])
+    if config["model_type"] == "qwen3_5_text":
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        writer.add_ssm_inner_size(values)
+        writer.add_full_attention_interval(config["full_attention_interval"])
     if config["model_type"] == "cohere2":
         writer.add_logit_scale(config["logit_scale"])
 

@@ -31,6 +31,7 @@ from tests.checkpoints import (
     make_llama_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_qwen35_checkpoint,
     make_relative_checkpoint,
 )
 from tests.models.convert.gguf.files import (
@@ -170,6 +171,8 @@ def test_parts_of_a_product_keep_their_types(tmp_path: Path) -> None:
             ),
             by_part({"embed_tokens": Kind.F16}, Kind.Q8_0),
         ),
+        (make_qwen35_checkpoint, by_part({"in_proj_a": Kind.F32}, Kind.Q8_0)),
+        (make_qwen35_checkpoint, by_part({"in_proj_qkv": Kind.Q4_0}, Kind.Q5_1)),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
         (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],
@@ -181,7 +184,8 @@ def test_families_and_mixtures(make: Callable[..., Path], kind_of: KindOf, tmp_p
     given = make.keywords if isinstance(make, partial) else {}
     source = make(tmp_path / "source", **{**sizes, **given})
     model, plain = converted(tmp_path, source, kind_of)
-    assert error(tmp_path, model, plain) < 0.03
+    # Keys and queries of unit length scale rounding errors up.
+    assert error(tmp_path, model, plain) < (0.04 if make is make_qwen35_checkpoint else 0.03)
     for key in ("shape", "family", "num_parameters"):
         assert getattr(model, key) == getattr(plain, key)
     tables = [

@@ -282,12 +282,17 @@ class GatedDecoder(Family):
 
     def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
         """The part of a layer in which a token sees those before it: attention."""
+        x = self.linear(index, self.output, self.attend(index, x, rotary, window))
+        return self._part_output(f"layers.{index}.attention", x, index, self.attention_norms)
+
+    def attend(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention, before the product of its output."""
         stored, head_norms = self.layer(index), None
         operands = self.queries_keys_values(index, x)
         if self.head_norms:
             queries, keys = (self.norm(f"{stored}.{norm}") for norm in self.query_key_norms)
             head_norms = HeadNorms((queries, keys), self._epsilon)
-        x = self.graph.attention(
+        return self.graph.attention(
             index,
             *operands,
             rotary=rotary,
@@ -295,8 +300,6 @@ class GatedDecoder(Family):
             scale=self.attention_scale,
             head_norms=head_norms,
         )
-        x = self.linear(index, self.output, x)
-        return self._part_output(f"layers.{index}.attention", x, index, self.attention_norms)
 
     def _feed_forward(self, index: int, x: str) -> str:
         name, function = f"layers.{index}", self.activation[1]

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specops.models.convert.families.family import Shapes
-from specops.models.convert.families.gated_decoder import FULL, GatedDecoder, Norms
-from specops.models.convert.model_config import ModelConfig
+import numpy as np
 
-_CONV = "conv"
-_CHANNELS_MULTIPLE = 16  # the kernel's vectors
-_MOST_TAPS = 8
+from specops.models.convert.families.family import Shapes
+from specops.models.convert.families.gated_decoder import (
+    FULL,
+    Float,
+    GatedDecoder,
+    Norms,
+    Order,
+    text_config,
+)
+from specops.models.convert.model_config import ModelConfig
+from specops.runtime.layer_shapes import GatedDelta
+
+_CONV, _LINEAR = "conv", "linear_attention"
+# The kernels' vectors, and their limits.
+_CHANNELS_MULTIPLE, _VALUES_MULTIPLE = 16, 32
+_MOST_TAPS, _LARGEST_HEAD = 8, 256
 
 
 class LFM2(GatedDecoder, architectures="Lfm2ForCausalLM"):
@@ -39,12 +50,13 @@ class LFM2(GatedDecoder, architectures="Lfm2ForCausalLM"):
             config = config.replaced(tie_word_embeddings=config.flag("tie_embedding", True))
         config = config.with_defaults({"intermediate_size": 12288})
         super().__init__(config.replaced(intermediate_size=_feed_forward_size(config)))
-        self._taps = config.integer("conv_L_cache", 3)
-        if not 1 <= self._taps <= _MOST_TAPS:
-            raise config.error("conv_L_cache", f"must be 1 to {_MOST_TAPS}")
+        self._taps = _taps(config, "conv_L_cache", 3)
         if self.shape.hidden_size % _CHANNELS_MULTIPLE:
             raise config.error("hidden_size", f"must be a multiple of {_CHANNELS_MULTIPLE}")
-        self._kinds = _kinds(config, self.shape.num_layers)
+        full = config.list_of(int, "full_attn_idxs")
+        layers = range(self.shape.num_layers)
+        usual = [FULL if full is None or index in full else _CONV for index in layers]
+        self._kinds = _kinds(config, usual, _CONV)
 
     def layer_tensors(self, index: int) -> Shapes:
         """A convolution in the place of attention, but in a few layers."""
@@ -79,15 +91,157 @@ def _feed_forward_size(config: ModelConfig) -> int:
     return size
 
 
-def _kinds(config: ModelConfig, layers: int) -> list[str]:
-    """Which layers have attention."""
-    kinds = config.list_of(str, "layer_types", layers)
-    if kinds is None:
-        full = config.list_of(int, "full_attn_idxs")
-        kinds = [FULL if full is None or index in full else _CONV for index in range(layers)]
+class Qwen35(
+    GatedDecoder,
+    architectures="Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration",
+    model_types="qwen3_5_text qwen3_5",
+):
+    """Qwen3.5 without experts: most layers have the gated delta rule, the others gated attention.
+
+    The language model of those that see images, too: a text's tokens have the same position on all
+    axes of their rotation.
+    """
+
+    name = "qwen3_5"
+    defaults: ClassVar = {
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.25,
+    }
+    optional_biases = ()
+    head_norms = True
+    partial_rotary = True
+    has_mtp = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config := text_config(config) if "text_config" in config else config)
+        config.require_flag("attn_output_gate", True)
+        self._taps = _taps(config, "linear_conv_kernel_dim", 4)
+        self._delta = delta = GatedDelta(
+            config.integer("linear_num_key_heads", 16),
+            config.integer("linear_num_value_heads", 32),
+            config.integer("linear_key_head_dim", 128),
+            config.integer("linear_value_head_dim", 128),
+        )
+        for key, size, multiple in (
+            ("linear_key_head_dim", delta.key_size, _CHANNELS_MULTIPLE),
+            ("linear_value_head_dim", delta.value_size, _VALUES_MULTIPLE),
+        ):
+            if size % multiple or size > _LARGEST_HEAD:
+                raise config.error(key, f"must be a multiple of {multiple}, up to {_LARGEST_HEAD}")
+        if delta.value_heads % delta.key_heads:
+            problem = f"must be a multiple of linear_num_key_heads, {delta.key_heads}"
+            raise config.error("linear_num_value_heads", problem)
+        # In a GGUF value head j belongs to key head j % key heads, not to j // values per key.
+        self._tiled = config.flag("linear_value_heads_tiled", False)
+        every = config.integer("full_attention_interval", 4)
+        layers = self.shape.num_layers
+        usual = [_LINEAR if number % every else FULL for number in range(1, layers + 1)]
+        self._kinds = _kinds(config, usual, _LINEAR)
+        self.ignored_tensors += ("*visual.*",)
+
+    def projection_tensors(self) -> Shapes:
+        """Each head of queries has as many rows again, which give the gate of its output."""
+        shapes, query = super().projection_tensors(), "self_attn.q_proj.weight"
+        return shapes | {query: (2 * self.query_size, self.shape.hidden_size)}
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """The gated delta rule in the place of attention, but in a few layers."""
+        layer, hidden, delta = super().layer_tensors(index), self.shape.hidden_size, self._delta
+        if self._is_full(index):
+            return layer
+        values = delta.value_heads * delta.value_size
+        channels = values + 2 * delta.key_heads * delta.key_size
+        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
+        parts: Shapes = {
+            "in_proj_qkv.weight": (channels, hidden),
+            "in_proj_z.weight": (values, hidden),
+            "in_proj_a.weight": (delta.value_heads, hidden),
+            "in_proj_b.weight": (delta.value_heads, hidden),
+            "conv1d.weight": (channels, 1, self._taps),
+            "A_log": (delta.value_heads,),
+            "dt_bias": (delta.value_heads,),
+            "norm.weight": (delta.value_size,),
+            "out_proj.weight": (hidden, values),
+        }
+        return layer | {f"linear_attn.{part}": shape for part, shape in parts.items()}
+
+    def norm(self, stored: str) -> Float:
+        """The checkpoint stores the weights minus 1."""
+        return super().norm(stored) + np.float32(1)
+
+    def queries_keys_values(self, index: int, x: str) -> list[str]:
+        """The rows of gates are left out."""
+        stored = f"{self.layer(index)}.self_attn"
+        weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
+        keys = np.arange(self.key_size)
+        rows = weight.reordered([self._query_rows(0), keys, keys])
+        return [self.graph.linear(f"layers.{index}.qkv", x, rows)]
+
+    def attend(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention, times the sigmoid of a gate for each of its numbers."""
+        name, graph = f"layers.{index}.attention_gate", self.graph
+        stored = self.checkpoint.matrix(f"{self.layer(index)}.self_attn.q_proj.weight")
+        gate = graph.linear(name, x, stored.reordered([self._query_rows(1)]))
+        attended = super().attend(index, x, rotary, window)
+        opened = graph.activation("sigmoid", f"{name}.sigmoid", gate)
+        return graph.multiply(f"{name}.gated", attended, opened)
+
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention or the gated delta rule."""
+        if self._is_full(index):
+            return super().mix(index, x, rotary, window)
+        name, stored = f"layers.{index}", f"{self.layer(index)}.linear_attn"
+        graph, read = self.graph, self.checkpoint.vector
+        mixed = self.linear(index, "linear_attn.in_proj_qkv", x)
+        gate = self.linear(index, "linear_attn.in_proj_z", x)
+        few = self.checkpoint.matrix(*(f"{stored}.in_proj_{part}.weight" for part in "ab"))
+        few_products = graph.linear(f"{name}.in_proj_ab", x, few, least_bits=8)
+        a, b = graph.split(f"{name}.ab", few_products, [self._delta.value_heads] * 2)
+        weight = read(f"{stored}.conv1d.weight").reshape(-1, self._taps)
+        mixed = graph.short_convolution(f"{name}.convolution", mixed, weight)
+        decay = -np.exp(read(f"{stored}.A_log").astype(np.float64)).astype(np.float32)
+        weights = {
+            "decay": decay,
+            "bias": read(f"{stored}.dt_bias"),
+            "norm": read(f"{stored}.norm.weight"),
+        }
+        x = graph.gated_delta(
+            f"{name}.delta",
+            [mixed, gate, a, b],
+            weights,
+            self._delta,
+            epsilon=self._epsilon,
+            tiled=self._tiled,
+        )
+        return self.linear(index, "linear_attn.out_proj", x)
+
+    def _is_full(self, index: int) -> bool:
+        """Whether a layer has attention; one behind the last has."""
+        return index >= len(self._kinds) or self._kinds[index] == FULL
+
+    def _query_rows(self, half: int) -> Order:
+        """The stored rows of queries (0) or of their gates (1)."""
+        size = self.shape.head_dim
+        heads = np.arange(self.shape.num_heads)[:, None] * 2 * size
+        return (heads + half * size + np.arange(size)).reshape(-1)
+
+
+def _taps(config: ModelConfig, key: str, usual: int) -> int:
+    """The number of tokens that a convolution reads."""
+    taps = config.integer(key, usual)
+    if not 1 <= taps <= _MOST_TAPS:
+        raise config.error(key, f"must be 1 to {_MOST_TAPS}")
+    return taps
+
+
+def _kinds(config: ModelConfig, usual: list[str], other: str) -> list[str]:
+    """The kinds of layers: those of config.json, or else the usual ones; some have attention."""
+    kinds = config.list_of(str, "layer_types", len(usual)) or usual
     for kind in kinds:
-        if kind not in (FULL, _CONV):
-            raise config.error("layer_types", f"is {kind}; supported are {FULL}, {_CONV}")
+        if kind not in (FULL, other):
+            raise config.error("layer_types", f"is {kind}; supported are {FULL}, {other}")
     if FULL not in kinds:
         raise config.error("layer_types", "has no layer with attention, and the engine needs one")
     return kinds

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from specops.models.convert.checkpoint import MTP
 from specops.models.convert.gguf.header import GgufTensor, Metadata
 
+SSM_A = "ssm_a"  # a state's decay, -exp(A_log)
 _LLAMA = {  # Llama's; names with a dot in front belong to a layer
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -80,7 +81,8 @@ class _Architecture(NamedTuple):
     Attributes:
         transformers: the class of transformers that reads the same weights.
         windowed: the class that reads them if the file has a window; empty: the same class.
-        names: tensors' names in transformers; one with a dot in front belongs to a layer.
+        names: tensors' names in transformers; one with a dot in front belongs to a layer. Names
+            that are whole, with or without a kind, stand for whole names.
         layers: what the names of a layer's tensors begin with in transformers.
         permuted: whether only the file interleaves the two halves of each head in q and k.
         interleaved: whether transformers rotates pairs of neighbours, too.
@@ -220,11 +222,31 @@ _ARCHITECTURES = {
             **{f"shortconv.{part}": f".conv.{part}" for part in ("in_proj", "conv", "out_proj")},
         },
     ),
+    "qwen35": _Architecture(
+        "Qwen3_5ForCausalLM",
+        {
+            **_without("ffn_norm"),
+            **_HEAD_NORMS,
+            "post_attention_norm": ".post_attention_layernorm",
+            "attn_qkv": ".linear_attn.in_proj_qkv",
+            "attn_gate": ".linear_attn.in_proj_z",
+            "ssm_alpha": ".linear_attn.in_proj_a",
+            "ssm_beta": ".linear_attn.in_proj_b",
+            "ssm_conv1d": ".linear_attn.conv1d",
+            "ssm_norm": ".linear_attn.norm",
+            "ssm_out": ".linear_attn.out_proj",
+            SSM_A: ".linear_attn.A_log",
+            "ssm_dt.bias": ".linear_attn.dt_bias",
+        },
+        mtp=True,
+    ),
     "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>(?:(?:shortconv|nextn)\.)?\w+)\.(?P<kind>weight|bias)"
+    r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?"
+    r"(?P<whole>(?P<part>(?:(?:shortconv|nextn)\.)?\w+)(?P<kind>\.weight|\.bias|))"
 )
+_WHOLE = (SSM_A, "ssm_dt.bias")  # names without a kind, here or in transformers
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.expert_count": (0,),
@@ -302,14 +324,17 @@ def transformers_name(metadata: Metadata, name: str) -> str | None:
     if found is None:
         return None
     layer = None if found["layer"] is None else int(found["layer"])
+    whole = found["whole"] if found["whole"] in _WHOLE else ""
+    if not (kind := found["kind"]) and not whole:
+        return None
     in_block = row.mtp and layer == num_layers(metadata)
     if in_block and found["part"] in _MTP:
-        return f"{MTP}{_MTP[found['part']]}.{found['kind']}"
-    part = row.names.get(found["part"])
+        return f"{MTP}{_MTP[found['part']]}{kind}"
+    part = row.names.get(whole or found["part"])
     if part is None or part.startswith(".") != (layer is not None):
         return None
     layers = f"{MTP}layers.0" if in_block else f"{row.layers}.{layer}"
-    kind = "" if part == _SCALAR else f".{found['kind']}"
+    kind = "" if whole or part == _SCALAR else kind
     return f"{'' if layer is None else layers}{part}{kind}"
 
 
@@ -330,6 +355,8 @@ def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
 
 def is_one_more(architecture: str, name: str) -> bool:
     """Whether the file stores a vector plus 1."""
+    if architecture == "qwen35":
+        return name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
     return architecture == "gemma3" and name.endswith("_norm.weight")
 
 
@@ -417,6 +444,8 @@ def _gated(
         config |= _lfm2(metadata, config)
     if gemma4:
         config |= _gemma4(metadata, config, tensors, factors)
+    if metadata.architecture == "qwen35":
+        config |= _qwen35(metadata)
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim or architecture.partial_rotary:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
@@ -524,6 +553,20 @@ def _lfm2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
         "layer_types": ["full_attention" if count else "conv" for count in counts],
         "conv_L_cache": metadata.integer("{arch}.shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,  # a file says the width as it is
+    }
+
+
+def _qwen35(metadata: Metadata) -> dict[str, Any]:
+    """Which layers have attention, and the sizes of the gated delta rule in the others."""
+    values = metadata.integer("{arch}.ssm.time_step_rank")
+    return {
+        "full_attention_interval": metadata.integer("{arch}.full_attention_interval", 4),
+        "linear_conv_kernel_dim": metadata.integer("{arch}.ssm.conv_kernel"),
+        "linear_num_key_heads": metadata.integer("{arch}.ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata.integer("{arch}.ssm.state_size"),
+        "linear_value_head_dim": metadata.integer("{arch}.ssm.inner_size") // max(1, values),
+        "linear_value_heads_tiled": True,
     }
 
 

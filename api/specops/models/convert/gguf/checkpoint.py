@@ -15,6 +15,7 @@ from specops.models.convert.checkpoint import Checkpoint, Float, StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import (
     ROPE_FACTORS,
+    SSM_A,
     check_architecture,
     config_of,
     is_one_more,
@@ -107,6 +108,10 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} contains NaN or infinity: download it again"
             ) from None
         order = self._order(tensor)
+        if tensor.name.endswith(f".{SSM_A}"):
+            if (values >= 0).any():
+                raise ExportError(f"{tensor.file}: tensor {tensor.name} is not below 0 everywhere")
+            values = np.log(-values.astype(np.float64)).astype(np.float32)
         if is_one_more(self._metadata.architecture, tensor.name):
             values = values - np.float32(1)
         return values if order is None else values[order]
