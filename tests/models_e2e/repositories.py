@@ -16,6 +16,7 @@ from typing import Any
 
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
+    attention_layers,
     gpt2_shapes,
     lfm2_shapes,
     llama_shapes,
@@ -55,6 +56,9 @@ class Repository:
         """Write the model into `folder`, with this number of layers; None: all layers."""
         config = dict(self.config)
         if layers is not None:
+            if kinds := config.get("layer_types"):  # up to the first with attention
+                layers = max(layers, attention_layers(kinds)[0] + 1)
+                config["layer_types"] = kinds[:layers]
             config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
         shapes = self.shapes(config)
         if self.shards:
@@ -249,7 +253,6 @@ _LFM2: Config = {
     "block_multiple_of": 256,
     "conv_L_cache": 3,
     "conv_bias": False,
-    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     "norm_eps": 1e-05,
     "pad_token_id": 0,
     "rope_theta": 1000000.0,
@@ -330,6 +333,20 @@ def _gemma3(hidden: int, layers: int, wide: int) -> Repository:
     return _relative(_GEMMA3, tokenizers.llama, hidden, layers, 4, 1, wide, 262144, 32768)
 
 
+def _lfm2(
+    hidden: int,
+    heads: int,
+    wide: int,
+    layers: int = 16,
+    attention: tuple[int, ...] = (2, 5, 8, 10, 12, 14),
+    **changes: Any,
+) -> Repository:
+    kinds = ["full_attention" if index in attention else "conv" for index in range(layers)]
+    sizes = _sizes(hidden, layers, heads, 8, wide, 65536, 128000)
+    config = {**_LFM2, **sizes, "block_ff_dim": wide, "layer_types": kinds, **changes}
+    return Repository(config, lfm2_shapes, tokenizers.written(tokenizers.gpt2))
+
+
 def _llama_tokenizer(folder: Path, vocab: int) -> None:
     tokenizers.written(tokenizers.llama)(folder, vocab)
     (folder / "tokenizer.model").write_bytes(b"SentencePiece's own, which is not needed")
@@ -366,6 +383,14 @@ REPOSITORIES = {
     "meta-llama/Llama-3.2-3B-Instruct": _llama32(3072, 28, 24),
     "google/gemma-3-270m-it": _gemma3(640, 18, 2048),
     "google/gemma-3-1b-it": _gemma3(1152, 26, 6912),
+    "LiquidAI/LFM2.5-350M": _lfm2(1024, 16, 6656),
+    "LiquidAI/LFM2-350M": _lfm2(1024, 16, 6656),
+    "LiquidAI/LFM2-700M": _lfm2(1536, 24, 10240),
+    "LiquidAI/LFM2.5-1.2B-Instruct": _lfm2(2048, 32, 12288),
+    # Eight layers have attention; which ones, its card does not say.
+    "LiquidAI/LFM2-2.6B": _lfm2(
+        *(2048, 32, 10752, 30, (2, 5, 9, 13, 17, 21, 24, 27)), block_auto_adjust_ff_dim=False
+    ),
     "microsoft/Phi-4-mini-instruct": Repository(
         _PHI4,
         phi3_shapes,
@@ -387,9 +412,6 @@ REPOSITORIES = {
     ),
     "bigcode/starcoder2-3b": Repository(
         _STARCODER2, relative_shapes, tokenizers.written(tokenizers.starcoder2)
-    ),
-    "LiquidAI/LFM2.5-1.2B-Instruct": Repository(
-        _LFM2, lfm2_shapes, tokenizers.written(tokenizers.gpt2)
     ),
     "microsoft/Phi-3-mini-4k-instruct": Repository(
         _PHI3,
