@@ -87,11 +87,13 @@ class TorchWriter(Writer):
                 max_new_tokens=most,
                 eos_token_id=self._ends,
                 pad_token_id=self._ends[0],
+                repetition_penalty=1.0,  # whatever the model's own settings say
                 **(drawn if temperature else {"do_sample": False}),
             )
         for text, row in zip(texts, found[:, longest:].tolist(), strict=True):
             end = next((at for at, token in enumerate(row) if token in self._ends), len(row))
-            text.tokens = row[: end + 1]
+            room = self._engine.info.context - len(text.prompt)
+            text.tokens = row[: min(end + 1, room)]
         return texts
 
 

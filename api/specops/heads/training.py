@@ -160,7 +160,7 @@ class Training:
             torch.save(state, partial)
 
     def _load(self) -> None:
-        state = torch.load(self._file, weights_only=True)
+        state = torch.load(self._file, self._network.rows.device, weights_only=True)
         with torch.no_grad():
             for name, value in self._network.weights.items():
                 value.copy_(state["weights"][name])
