@@ -28,7 +28,12 @@ from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
 from tests import checkpoints, random_weights
-from tests.checkpoints import make_gemma4_checkpoint, make_lfm2_checkpoint, make_llama_checkpoint
+from tests.checkpoints import (
+    make_gemma4_checkpoint,
+    make_lfm2_checkpoint,
+    make_llama_checkpoint,
+    make_qwen35_checkpoint,
+)
 from tests.models_e2e.repositories import REPOSITORIES
 from training.corpus import load_corpus
 
@@ -159,6 +164,7 @@ def _llama_160m_checkpoint(path: Path) -> None:
 # Small models of kinds of layers that Llama does not have: the function that writes a checkpoint.
 LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
     "short-convolution": partial(make_lfm2_checkpoint, layers=4, attention=(1,), context=2048),
+    "gated-delta": partial(make_qwen35_checkpoint, context=2048),
     "heads-by-layer": partial(make_gemma4_checkpoint, context=2048),
 }
 

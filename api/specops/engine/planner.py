@@ -379,9 +379,9 @@ class Planner:
             if room < 1:
                 return
             if (chunk := self._next_chunk(batch, state, room)) is not None:
-                # Later texts often part shortly before a prompt's end, which opens the answer:
-                # the snapshot there then serves them, too.
-                sure = chunk.start + len(chunk.tokens) - ROLLBACK * chunk.ends_prompt
+                # Later texts often part shortly before a prompt's end, which opens the answer: the
+                # snapshot there then serves them, too, wherever the prompt's pieces end.
+                sure = min(chunk.start + len(chunk.tokens), len(state.tokens) - ROLLBACK)
                 batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits, sure)
                 batch.hidden |= state.request.embed
                 scheduled.append(chunk)
