@@ -356,6 +356,11 @@ class Draft:
     accepted: int = 0
     adaptive: bool = False
 
+    @property
+    def expected(self) -> float:
+        """Number of its tokens that are accepted on average, by the drafter's own estimate."""
+        return float(sum(accumulate(self.accept_probs, mul)))
+
     def cut(self, count: int) -> Draft:
         """Its first `count` tokens."""
         return Draft(self.tokens[:count], self.probs, self.drafter, self.accept_probs[:count])

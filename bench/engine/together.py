@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from specops.engine.engine import Engine
-from specops.request import FinishReason, GenerationRequest, GenerationStats, Output, Piece
+from specops.request import (
+    Draft,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Output,
+    Piece,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,48 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Promises:
+    """What drafters promised of their tokens, and what came of it.
+
+    Attributes:
+        counts: by drafter and by tenth of the promised probability: draft tokens whose
+            predecessors were all accepted, the sum of the promises, the accepted ones.
+    """
+
+    counts: Mapping[tuple[str, int], tuple[int, float, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, draft: Draft) -> Promises:
+        """Those of a verified draft."""
+        counts: dict[tuple[str, int], tuple[int, float, int]] = {}
+        for place, probability in enumerate(draft.accept_probs):
+            key = draft.drafter, min(int(10 * probability), 9)
+            made, promised, kept = counts.get(key, (0, 0.0, 0))
+            counts[key] = made + 1, promised + probability, kept + (place < draft.accepted)
+        return cls(counts)
+
+    def __add__(self, other: Promises) -> Promises:
+        """Both together."""
+        counts = dict(self.counts)
+        for key, (made, promised, kept) in other.counts.items():
+            before = counts.get(key, (0, 0.0, 0))
+            counts[key] = before[0] + made, before[1] + promised, before[2] + kept
+        return Promises(counts)
+
+    def most_off(self, often: int) -> float:
+        """The largest distance between promise and truth, of those made so often at least."""
+        each = [item for item in self.counts.values() if item[0] >= often]
+        return max((abs(promised - kept) / made for made, promised, kept in each), default=0.0)
+
+    def record(self) -> list[dict[str, object]]:
+        """For JSON."""
+        return [
+            {"source": source, "tenth": tenth, "made": made, "promised": promised, "kept": kept}
+            for (source, tenth), (made, promised, kept) in sorted(self.counts.items())
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Answered requests."""
 
@@ -46,6 +95,7 @@ class Batch:
     decode_seconds: float  # the part in which all decoded and no prompt was read
     tokens: int  # decoded in this part by all requests together
     steps: int  # sequence steps in this part, one per request and pass
+    promises: Promises = field(default_factory=Promises)
 
     @property
     def rate(self) -> float:
@@ -74,13 +124,14 @@ def run_together(
         for name, request in itertools.islice(asked, count):
             scheduler.add(replace(engine.admit(request), request_id=name))
 
-    tokens, steps, seconds = 0, 0, 0.0
+    tokens, steps, seconds, drafts = 0, 0, 0.0, list[Draft]()
     start = time.perf_counter()
     ask(clients)
     while scheduler.busy:
         begun = time.perf_counter()
         step = scheduler.step()
         took = time.perf_counter() - begun
+        drafts += step.drafts
         for output in step.outputs:
             outputs[output.request_id].append(output)
         ask(sum(output.finish is not None for output in step.outputs))
@@ -90,7 +141,8 @@ def run_together(
             seconds += took
     end = time.perf_counter()
     answers = tuple(_answer(found) for found in outputs.values())
-    return Batch(answers, end - start, seconds, tokens, steps)
+    promises = sum(map(Promises.of, drafts), Promises())
+    return Batch(answers, end - start, seconds, tokens, steps, promises)
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

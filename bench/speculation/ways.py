@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.engine.together import Answer, Batch, run_together
+from bench.engine.together import Answer, Batch, Promises, run_together
 from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
@@ -32,7 +32,7 @@ HOW = (
     "requests included, of plain decoding over this way's; ways in turns for every batch",
     "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/pass: "
     "tokens of a request in a pass, misses included; accept. length: 1 + accepted per draft; "
-    "equal: greedy outputs that are token by token those of plain decoding",
+    "equal: outputs, greedy or with a seed, that are token by token those of plain decoding",
 )
 COLUMNS = (
     "k", "accepted", "misses", "tok/pass", "accept. length", "tok/s", "speedup", "total", "whole",
@@ -180,6 +180,10 @@ class Measured:
         """The figures of every way, in order."""
         return [self.row(config) for config in self.runs]
 
+    def promises(self, config: Config) -> Promises:
+        """What a way's draft tokens promised."""
+        return sum((batch.promises for batch in self.runs[config]), Promises())
+
     def row(self, config: Config) -> Row:
         """The figures of one way."""
         runs, plain = self.runs[config], self.runs[PLAIN]
@@ -189,7 +193,7 @@ class Measured:
         equal = [
             mine.tokens == theirs.tokens
             for prompt, mine, theirs in zip(prompts, answers, _answers(plain), strict=True)
-            if not prompt.sampling.temperature
+            if not prompt.sampling.temperature or prompt.sampling.seed is not None
         ]
         drafts, misses = sum(s.drafts for s in stats), sum(s.draft_misses for s in stats)
         drafted = sum(s.draft_tokens for s in stats)
@@ -205,7 +209,7 @@ class Measured:
             speedup=self.over(config),
             total_speedup=self.rate(config) / self.rate(PLAIN),
             whole_speedup=sum(b.seconds for b in plain) / sum(b.seconds for b in runs),
-            greedy=len(equal),
+            repeatable=len(equal),
             equal=sum(equal),
             sources=by_source(stats),
         )
@@ -236,7 +240,7 @@ class Row:
     speedup: Summary
     total_speedup: float
     whole_speedup: float
-    greedy: int  # answers that are greedy
+    repeatable: int  # answers that are greedy or have a seed
     equal: int  # of them those whose tokens are plain decoding's
     sources: Mapping[str, SourceStats]
 
@@ -254,7 +258,7 @@ class Row:
             self.speedup.spread() if drafts else "",
             f"{self.total_speedup:.2f}" if drafts else "",
             f"{self.whole_speedup:.2f}" if drafts else "",
-            f"{self.equal}/{self.greedy}" if drafts and self.greedy else "",
+            f"{self.equal}/{self.repeatable}" if drafts and self.repeatable else "",
         )
 
 
@@ -318,8 +322,8 @@ def record(found: Found) -> dict[str, Any]:
 
 
 def lossless(found: Found) -> bool:
-    """Whether every greedy answer has plain decoding's tokens."""
-    return all(row.equal == row.greedy for item in found.values() for row in item.rows())
+    """Whether every greedy answer, and every one with a seed, has plain decoding's tokens."""
+    return all(row.equal == row.repeatable for item in found.values() for row in item.rows())
 
 
 def judged(

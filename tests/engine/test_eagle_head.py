@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from specops.config import Settings
+from specops.engine import loading
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
+from specops.runtime.batch import Batch
+from specops.runtime.model_runner import ModelRunner
 from specops.speculation.drafters.eagle import EagleDrafter
 from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import LAYERS, Reference, write_head
@@ -99,17 +102,24 @@ class Guess(NamedTuple):
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
     """All guesses that heads make."""
     seen: list[Guess] = []
-    take = EagleDrafter._take
+    take, forward = EagleDrafter._take, ModelRunner.forward
+    latest: list[np.ndarray[Any, Any]] = []
 
-    def watched(self: EagleDrafter, guess: int, slots: list[int], reaches: Any) -> Any:
-        for row, slot in enumerate(slots):
+    def run_pass(self: ModelRunner, batch: Batch) -> np.ndarray[Any, Any]:
+        logits = forward(self, batch)
+        if self.given_states is not None:
+            latest[:] = logits.copy()
+        return logits
+
+    def watched(self: EagleDrafter, guess: int, slots: list[int]) -> None:
+        for slot, logits in zip(slots, latest, strict=True):
             own = self._slots[slot]
             text, before = list(own.tokens[: own.length]), list(own.draft.tokens)
-            seen.append(Guess(text, before, self._logits[row].copy()))
-        self._seconds = 0.0  # chains are as long as they may be, whatever they cost here
-        return take(self, guess, slots, reaches)
+            seen.append(Guess(text, before, logits))
+        take(self, guess, slots)
 
     monkeypatch.setattr(EagleDrafter, "_take", watched)
+    monkeypatch.setattr(ModelRunner, "forward", run_pass)
     return seen
 
 
@@ -192,3 +202,31 @@ def test_output_is_that_of_plain_decoding(
     # Without the conversion's key: of generations with one name the unused ones are removed.
     kept = {path.name[:-17] for path in (settings.cache_dir / "prepacked").iterdir()}
     assert {"target-head", "target-fusion"} <= kept
+
+
+@pytest.mark.parametrize("kind", ["plain", "without-fc"])
+def test_the_plan_counts_each_copy_of_the_states(
+    kind: str,
+    target: Path,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned: list[int] = []
+    counted = loading.state_bytes
+
+    def watched(*arguments: Any) -> int:
+        planned.append(counted(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr(loading, "state_bytes", watched)
+    head = write_head(tmp_path / kind, target=target, **HEADS[kind])
+    engine = Engine.load(replace(settings, draft=str(head)))
+    (drafter,) = engine.scheduler.drafters["head"].lookups
+    assert isinstance(drafter, EagleDrafter)
+    for slot in range(settings.slots):
+        drafter.begin(slot, [1, 2], "")
+    arrays = [slot.waiting for slot in drafter._slots.values()]
+    arrays += [engine.scheduler.target._states, drafter.runner.given_states]
+    arrays += [] if drafter._fusion is None else [drafter._fusion.states]
+    assert planned == [sum(array.nbytes for array in arrays)]

@@ -74,13 +74,15 @@ class Engine:
             reuse=PrefixCache(settings.prefix_cache),
             head=head.drafter if head else None,
         )
+        drafting = draft or head
+        draft_costs = drafting.costs if drafting else None
         scheduler = Scheduler(
             target.runner,
             drafters,
-            Controller(target.costs, draft.costs if draft else None, settings.max_k_draft),
+            Controller(target.costs, draft_costs, settings.max_k_draft),
             target.costs,
             tokenizer,
-            draft_cost_model=draft.costs if draft else None,
+            draft_cost_model=draft_costs,
             end_tokens=target.folder.end_tokens,
             max_batched_tokens=target.runner.max_tokens,
             max_inter_token_latency=settings.max_inter_token_latency,

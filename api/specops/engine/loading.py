@@ -7,7 +7,7 @@ sizes the KV caches by what is left; only then can a graph run and its passes be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +34,12 @@ from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
     DraftHead,
+    Fusion,
+    LayerStates,
     ModelRunner,
     cache_shape,
-    make_fusion,
+    given_size,
     num_guessable,
-    takes_states,
 )
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
@@ -93,12 +94,14 @@ class Head(NamedTuple):
         kv_bytes: of its own KV cache.
         agreement: share of places of a text in which it guesses the target's likeliest token; None
             where that was not measured.
+        costs: of its passes; None where they are in no cost model.
     """
 
     drafter: LookupDrafter
     path: Path
     kv_bytes: int = 0
     agreement: float | None = None
+    costs: CostModel | None = None
 
 
 class LoadedModels(NamedTuple):
@@ -166,7 +169,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         mapped = sum(size for _, size in parts)
         sizes.append(ModelSizes(kv, mapped, target.hidden_size, num_guessable(head_graph)))
         width = max(1, len(layers)) * target.hidden_size
-        later += width * 4 * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
+        later += state_bytes(settings, width, [one for one, _ in parts])
     plan = plan_for_models(settings, sizes, target.context_length, later_bytes=later)
 
     runners = [
@@ -175,16 +178,34 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     ]
     step("measuring what passes cost")
     models = [
-        Model(folder, session, runner, calibrate(runner, _costs_file(folder, settings)))
+        Model(
+            folder,
+            session,
+            runner,
+            calibrate(runner, _costs_file(folder.graph, folder.name, settings)),
+        )
         for folder, runner, (session, _) in zip(folders, runners, graphs, strict=True)
     ]
     head = None
     if isinstance(draft, EagleFolder | MtpBlock):
         runner = _warm_runner(parts[0][0], target, settings, plan, step)
-        fusion = make_fusion(parts[1][0]) if len(parts) > 1 else None
-        head = _eagle_head(
-            draft, runner, models[0], tokenizer, fuse=fusion, depth=settings.max_k_draft
+        if runner.given_states is None:
+            raise AssertionError("the graph of a head takes states")
+        file, guessable = (
+            (draft.graphs[0], draft.tokens)
+            if isinstance(draft, EagleFolder)
+            else (draft.graph, range(runner.vocab_size))
         )
+        make = partial(
+            EagleDrafter,
+            runner,
+            Fusion(parts[1][0], runner.given_states) if len(parts) > 1 else None,
+            tokens=guessable,
+            depth=settings.max_k_draft,
+            calibration=draft.calibration,
+            costs=calibrate(runner, _costs_file(file, f"{target.name}-head", settings)),
+        )
+        head = _eagle_head(draft, make, models[0], tokenizer)
     elif isinstance(draft, HeadFolder):
         drafter = _head_drafter(draft, parts[0][0], models[0])
         head = Head(drafter, draft.path)
@@ -270,11 +291,7 @@ def _warm_runner(
         snapshot_bytes=int(plan.snapshot_bytes * share),
         end_tokens=folder.end_tokens,
     )
-    # Every decoding request has room in each pass, with all of the longest draft.
-    most = max(settings.max_batched_tokens, plan.slots * (settings.max_k_draft + 1))
-    if takes_states(session):  # a draft head reads those of a pass, and those that waited before
-        most = max(most + MOST_WAITING, plan.slots * MOST_WAITING)
-    runner = ModelRunner(session, cache, max_tokens=most)
+    runner = ModelRunner(session, cache, max_tokens=_most_tokens(settings, session))
     step(WARM_UP)
     batch = Batch()
     batch.add(0, 0, [0, 0], 1)
@@ -285,13 +302,39 @@ def _warm_runner(
     return runner
 
 
-def _costs_file(folder: ModelFolder, settings: Settings) -> Path:
-    """The file with the costs of a model's passes, by threads, kernels and cache elements."""
+def _most_tokens(settings: Settings, session: Session | None = None) -> int:
+    """Most tokens of a pass of the target, or of the graph of another model."""
+    slots = settings.slots or DEFAULT_SLOTS
+    if session is not None and given_size(session):
+        # A draft head reads what waits in all slots at once, and a sample.
+        return max(slots * MOST_WAITING, _SAMPLE_TOKENS)
+    # Every decoding request has room in each pass, with all of the longest draft.
+    return max(settings.max_batched_tokens, slots * (settings.max_k_draft + 1))
+
+
+def state_bytes(settings: Settings, size: int, graphs: Sequence[Session]) -> int:
+    """Bytes of a target's states on their way to a draft head, once all have come.
+
+    Args:
+        settings: the numbers of slots and of tokens.
+        size: numbers in a token's states.
+        graphs: the head's, and behind it the one that joins the states, if there is one.
+    """
+    # The target's output, those that wait, those to be joined, and those that the head reads.
+    numbers = size * _most_tokens(settings)
+    numbers += size * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
+    read = _most_tokens(settings, graphs[0])
+    numbers += read * (given_size(graphs[0]) + size * (len(graphs) > 1))
+    return 4 * numbers
+
+
+def _costs_file(graph: Path, name: str, settings: Settings) -> Path:
+    """The file with the costs of a graph's passes, by threads, kernels and cache elements."""
     build = crc32(kernels.LIBRARY.read_bytes())  # newer kernels have other costs
     kernel = f"{kernels.kernel().replace(' ', '-')}-{build:08x}"
     threads = compute_threads(settings.threads)
-    key = f"{graph_key(folder.graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"
-    return settings.cache_dir / "costs" / f"{folder.name}-{key}.json"
+    key = f"{graph_key(graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"
+    return settings.cache_dir / "costs" / f"{name}-{key}.json"
 
 
 def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafter:
@@ -320,12 +363,9 @@ def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafte
 
 def _eagle_head(
     folder: EagleFolder | MtpBlock,
-    runner: ModelRunner,
+    make: Callable[[LayerStates], EagleDrafter],
     target: Model,
     tokenizer: Tokenizer,
-    *,
-    fuse: Callable[[Floats], Floats] | None,
-    depth: int,
 ) -> Head:
     """Let a head follow the target, and ask it about a text whose continuation is known.
 
@@ -348,15 +388,7 @@ def _eagle_head(
     target.runner.hand_states(0, len(tokens))
     cache.release(0)
     states.followed.clear()
-    drafter = EagleDrafter(
-        runner,
-        fuse,
-        states,
-        folder.tokens if isinstance(folder, EagleFolder) else range(runner.vocab_size),
-        depth=depth,
-        calibration=folder.calibration,
-        target_seconds=partial(target.costs.cost, 1),
-    )
+    drafter = make(states)
     agreement = drafter.agreement(tokens, kept[0], likeliest.tolist())
     if agreement < LEAST_AGREEMENT:
         log.warning(
@@ -365,7 +397,7 @@ def _eagle_head(
             "SPECOPS_DRAFT=none leaves it out",
             *(100 * agreement, folder.path),
         )
-    return Head(drafter, folder.path, runner.cache.nbytes, agreement)
+    return Head(drafter, folder.path, drafter.runner.cache.nbytes, agreement, drafter.costs)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:

@@ -1,8 +1,9 @@
 """Plans the next pass: one flat batch of spans, and the request of each span.
 
-Requests that decode come first, each with its last token and the draft tokens to verify. A lookup
-costs little, so it is asked first, and its probabilities decide how many tokens are verified. A
-draft model is asked only for as many tokens as pay, for all requests at once.
+Requests that decode come first, each with its last token and the draft tokens to verify. Lookups
+and draft heads are asked first, the cheapest first and each for all requests at once; of their
+drafts a request takes the one that brings more tokens, and its probabilities decide how many are
+verified. A draft model is asked only for as many tokens as pay, for all requests at once.
 
 The rest of the pass goes to the prompts of admitted requests. Each prompt token makes the pass
 longer for those that decode. So prompts get what these leave of the allowed inter-token latency, by
@@ -29,6 +30,8 @@ from specops.speculation.drafters.base import (
     Chain,
     DraftModel,
     DraftRequest,
+    LookupDrafter,
+    better,
 )
 
 # Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that wants the
@@ -183,12 +186,14 @@ class Planner:
             chain = self._drafters.get(request.drafter)
             if chain is not None and request.k_draft:
                 try:
-                    self._look_up(item, chain, len(decoding), prompt_tokens)
+                    self._make_room(item, chain, len(decoding), prompt_tokens)
                 except Exception as error:
                     state.fail(error)
                     continue
                 speculating.append(item)
             scheduled.append(item)
+        if speculating:
+            self._look_up(speculating, len(decoding), prompt_tokens)
         if any(item.max_draft for item in speculating):
             self._choose_lengths(scheduled, prompt_tokens)
             scheduled = [item for item in scheduled if not item.state.finish]
@@ -219,11 +224,11 @@ class Planner:
             except Exception as error:
                 state.fail(error)
 
-    def _look_up(self, item: Scheduled, chain: Chain, requests: int, prompt_tokens: int) -> None:
-        """Have draft tokens looked up, or find out how many a draft model could make.
+    def _make_room(self, item: Scheduled, chain: Chain, requests: int, prompt_tokens: int) -> None:
+        """Put a request's forced tokens into the pass, and find out how long its draft may be.
 
         Args:
-            item: without a draft yet.
+            item: gets both.
             chain: the request's drafters.
             requests: number of requests that decode in the pass.
             prompt_tokens: number of prompt tokens in it.
@@ -240,32 +245,78 @@ class Planner:
         most = min(request.k_draft, state.remaining - 1 - forced)
         if most < 1:
             return
-        controller, adaptive = self.controller, request.adaptive
-        if not any(controller.asks(item, drafter.name) for drafter in chain.drafters):
+        if any(self.controller.asks(item, drafter.name) for drafter in chain.drafters):
+            item.max_draft = max(0, self._reserve(state, forced + most) - forced)
+        else:
             item.declined = request.drafter
+
+    def _look_up(self, items: list[Scheduled], requests: int, prompt_tokens: int) -> None:
+        """Have drafts looked up, or find out how many tokens a draft model could make.
+
+        Args:
+            items: each with the length that its draft may have.
+            requests: number of requests that decode in the pass.
+            prompt_tokens: number of prompt tokens in it.
+        """
+        asking = [item for item in items if item.max_draft]
+        least = self.controller.min_reach(requests, prompt_tokens)
+        for item in asking:
+            item.min_reach = least if item.adaptive else LEAST_REACH
+        # The longest chain has them all, in their order.
+        chains = [self._drafters[item.state.request.drafter] for item in asking]
+        chains.sort(key=lambda chain: -len(chain.lookups))
+        for lookup in dict.fromkeys([one for chain in chains for one in chain.lookups]):
+            asked = [
+                item
+                for item in asking
+                if lookup in self._drafters[item.state.request.drafter].lookups
+                and self.controller.asks(item, lookup.name)
+            ]
+            if asked:
+                self._ask(lookup, asked, requests)
+        for item in asking:
+            if not item.state.finish:
+                try:
+                    self._take_draft(item)
+                except Exception as error:
+                    item.state.fail(error)
+
+    def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
+        """Have one drafter look up drafts; each request keeps the better one of what it has."""
+        begun = self._clock()
+        try:
+            lookup.prepare(items, self.controller.token_seconds(requests))
+        except Exception as error:
+            for item in items:
+                item.state.fail(error)
             return
-        most = self._reserve(state, forced + most) - forced
-        if most < 1:
-            return
-        min_reach = controller.min_reach(requests, prompt_tokens) if adaptive else LEAST_REACH
-        for lookup in chain.lookups:
-            if not controller.asks(item, lookup.name):
+        for item in items:
+            try:
+                found = lookup.look_up(item.slot, item.text, item.max_draft, item.min_reach)
+            except Exception as error:
+                item.state.fail(error)
                 continue
-            begun, likelier = self._clock(), max((min_reach, *item.draft.accept_probs[:1]))
-            proposed = lookup.look_up(item.slot, item.text, most, likelier)
-            if adaptive:
-                item.asked[lookup.name] = self._clock() - begun
             item.missed = item.missed or lookup.name
-            if proposed.tokens:  # a copy: the drafter may keep its own, the engine notes on this
-                item.draft = proposed.cut(most)
-                item.draft.drafter = lookup.name
+            self.controller.found(lookup.name, found)
+            if found.tokens:  # a copy: the drafter may keep its own, the engine notes on this
+                found = found.cut(item.max_draft)
+                found.drafter = lookup.name
+                item.draft = better(item.draft, found)
+        seconds = (self._clock() - begun) / len(items)
+        for item in items:
+            if item.adaptive:
+                item.asked[lookup.name] = seconds
+
+    def _take_draft(self, item: Scheduled) -> None:
+        """Cut a request's draft to what its grammar allows; without one, turn to a draft model."""
         _keep_allowed(item)
+        state, most = item.state, item.max_draft
         item.max_draft = len(item.draft.tokens)
-        model = chain.model
+        model = self._drafters[state.request.drafter].model
         if item.max_draft:
             item.missed = None
-        elif model and controller.asks(item, model.name) and not self._lags(model, state):
-            if adaptive:
+        elif model and self.controller.asks(item, model.name) and not self._lags(model, state):
+            if item.adaptive:
                 item.asked[model.name] = 0.0
             item.missed, item.max_draft, item.draft = None, most, Draft(drafter=model.name)
             item.num_uncomputed = model.num_uncomputed(item.slot, len(item.text))
@@ -372,8 +423,9 @@ class Planner:
             if state.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
                 seconds = min(seconds, least)
             each = state.reader.seconds if state.reader and not state.generated else 0.0
+            followed = self._followed_seconds(state)
             room = self.prompt_tokens(
-                batch, held, seconds, first=batch.num_tokens == decoding, each=each
+                batch, held, seconds, first=batch.num_tokens == decoding, each=each + followed
             )
             step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
             if room < 1:
@@ -385,7 +437,14 @@ class Planner:
                 batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits, sure)
                 batch.hidden |= state.request.embed
                 scheduled.append(chunk)
-                seconds -= chunk.num_logits * each
+                seconds -= chunk.num_logits * each + len(chunk.tokens) * followed
+
+    def _followed_seconds(self, state: RequestState) -> float:
+        """Seconds that the request's drafters compute for each of its prompt's tokens."""
+        chain = None if state.request.embed else self._drafters.get(state.request.drafter)
+        if chain is None or not state.request.k_draft:
+            return 0.0
+        return sum([lookup.read_seconds for lookup in chain.lookups])
 
     def _next_chunk(self, batch: Batch, state: RequestState, room: int) -> Scheduled | None:
         """A prompt's next tokens, at most `room`; None where there is nothing to compute or no KV

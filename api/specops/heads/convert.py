@@ -16,7 +16,7 @@ import onnx
 
 from specops.heads.checkpoint import HeadCheckpoint
 from specops.heads.layer import EagleLayer, Target
-from specops.heads.target_rows import Embedding, output_rows
+from specops.heads.target_rows import Embedding, output_blocks, output_rows
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
@@ -57,7 +57,8 @@ def convert(
     layer = EagleLayer(checkpoint, target)
     tables = {"embed_tokens.weight": Matrix("the target's embedding", (embedding,))}
     if HEAD in layer.shared:
-        rows = output_rows(graph, layer.tokens, target.hidden_size)
+        blocks = None if quantization.bits == 32 else output_blocks(graph, layer.tokens)
+        rows = output_rows(graph, layer.tokens, target.hidden_size) if blocks is None else blocks
         tables[HEAD] = Matrix("the target's output rows", (rows,))
     with folder_at_once(destination) as folder:
         with _store(folder, HEAD_GRAPH) as store:

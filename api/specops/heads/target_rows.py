@@ -1,15 +1,18 @@
 """Reads rows of a target's embedding and output matrix from its graph, with any quantization.
 
-The rows of a GGUF and of an embedding are looked up. Else the product that computes the logits is
-run alone on the rows of the identity matrix: its results are the columns of the output matrix.
+The rows of a GGUF and of an embedding are looked up, and those of a GGUF can also be taken over as
+they are. Else the product that computes the logits is run alone on the rows of the identity matrix:
+its results are the columns of the output matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
@@ -18,6 +21,7 @@ from specops.models.convert.opset import model_of
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.outputs import LOGITS, output_product
+from specops.models.graph.tensors import values_of
 from specops.models.graph.tiles import look_up
 from specops.runtime.kernels import DOMAIN
 from specops.runtime.sampling import Floats
@@ -68,6 +72,62 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
         columns = session.run(None, {state: ones})[0][0] - nothing
         rows[:, start : start + step] = columns[:, list(tokens)].T
     return rows
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows of a GGUF's matrix, as a part of a `Matrix`.
+
+    Attributes:
+        kind: number of the type of their blocks.
+        width: numbers in a row.
+        stored: [N, bytes of a row].
+    """
+
+    kind: int
+    width: int
+    stored: npt.NDArray[np.uint8]
+    has_blocks = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, numbers in a row)."""
+        return len(self), self.width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.stored.nbytes
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, rows: slice) -> BlockRows:
+        return replace(self, stored=self.stored[rows])
+
+    def blocks(self) -> npt.NDArray[np.uint8]:
+        """[N, bytes of a row]."""
+        return self.stored
+
+
+def output_blocks(path: Path, tokens: Sequence[int]) -> BlockRows | None:
+    """Rows of the matrix that turns hidden states into logits, as a GGUF has them.
+
+    Args:
+        path: the exported graph of the target.
+        tokens: tokens of the rows.
+
+    Returns:
+        None where the matrix is not one of a GGUF.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    product = output_product(graph)
+    if product is None or product.op_type != GGUF_MATMUL:
+        return None
+    given = attributes_of(product)
+    (kind,) = given["types"]
+    stored = next(item for item in graph.initializer if item.name == product.input[1])
+    return BlockRows(kind, given["K"], values_of(stored, path.parent)[list(tokens)])
 
 
 class Embedding:

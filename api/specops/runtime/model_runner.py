@@ -93,14 +93,19 @@ class HiddenStates:
 class LayerStates:
     """Hands what entered the target's layers to the draft head that follows its requests.
 
+    Args:
+        size: numbers in a token's states.
+
     Attributes:
+        size: the same.
         followed: slots whose states the head needs.
         receive: called with a slot, the position of the first row, and rows [n, size] of tokens
             that are final; valid until the target's next pass. A row has the inputs of all layers
             that the head reads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.followed: set[int] = set()
         self.receive: Callable[[int, int, Floats], None] = lambda slot, start, rows: None
 
@@ -141,16 +146,16 @@ class ModelRunner:
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
-        self.states = LayerStates() if _STATES in sizes else None
+        self.states = LayerStates(sizes[_STATES]) if _STATES in sizes else None
         # The rows of states that a pass computes; if they are the last ones, the logits are theirs.
         self._rows_input = next(iter(self._given & {_STATE_ROWS, _FINAL_ROWS}), "")
         self._state_rows = np.zeros(max_tokens, np.int64)
         self._states: Floats = np.empty((max_tokens, sizes.get(_STATES, 0)), np.float32)
         self._places: dict[int, tuple[int, int]] = {}  # by slot: its first state, and its position
-        given = [item.shape[-1] for item in session.get_inputs() if item.name == _STATES]
+        given = given_size(session)
         self.given_states, self.next_states = (
             np.zeros((max_tokens, size), np.float32) if given else None
-            for size in (sum(given), sizes.get(_NEXT_STATES, 0))
+            for size in (given, sizes.get(_NEXT_STATES, 0))
         )
         self._bindings: dict[tuple[int, int, int, bool], ort.IOBinding] = {}
 
@@ -271,7 +276,7 @@ class ModelRunner:
 
     def _bind(self, count: int, num_logits: int, num_states: int, hidden: bool) -> ort.IOBinding:
         """Bind so many tokens, rows of logits and rows of states."""
-        inputs = {
+        inputs: dict[str, npt.NDArray[np.generic]] = {
             "spans": self._spans.reshape(-1, 3),
             "block_tables": self.cache.block_tables,
             "cache": self.cache.descriptor,
@@ -362,9 +367,9 @@ class DraftHead:
         )
 
 
-def takes_states(session: Session) -> bool:
-    """Whether a graph is a draft head's, which reads states beside tokens."""
-    return any(item.name == _STATES for item in session.get_inputs())
+def given_size(session: Session) -> int:
+    """Numbers in the states that a graph, a draft head's, reads beside tokens; 0: it reads none."""
+    return sum(item.shape[-1] for item in session.get_inputs() if item.name == _STATES)
 
 
 def num_guessable(session: Session) -> int:
@@ -372,15 +377,32 @@ def num_guessable(session: Session) -> int:
     return _output_sizes(session)[_LOGITS]
 
 
-def make_fusion(session: Session) -> Callable[[Floats], Floats]:
-    """The part of a draft head that joins the states of several layers: [n, all] → [n, size]."""
-    (given,) = session.get_inputs()
+class Fusion:
+    """The part of a draft head that joins the states of several of the target's layers.
 
-    def fuse(states: Floats) -> Floats:
-        fused: Floats = session.run(None, {given.name: states[None]})[0][0]
-        return fused
+    Args:
+        session: its graph.
+        fused: [max_tokens, size], where the joined states go.
 
-    return fuse
+    Attributes:
+        states: [max_tokens, all], those to be joined.
+    """
+
+    def __init__(self, session: Session, fused: Floats) -> None:
+        (given,), (made,) = session.get_inputs(), session.get_outputs()
+        self.states: Floats = np.empty((len(fused), given.shape[-1]), np.float32)
+        self._session = session
+        self._fused = fused
+        self._names = given.name, made.name
+        self._bindings: dict[int, ort.IOBinding] = {}
+
+    def run(self, count: int) -> None:
+        """Join the first `count` states."""
+        if (binding := self._bindings.get(count)) is None:
+            given, made = self._names
+            states, fused = self.states[None, :count], self._fused[None, :count]
+            binding = self._bindings[count] = bind(self._session, {given: states}, {made: fused})
+        self._session.run_with_iobinding(binding)
 
 
 def _known_inputs(session: Session) -> set[str]:

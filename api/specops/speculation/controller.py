@@ -23,7 +23,7 @@ from operator import add, truediv
 
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.speculation.acceptance import Acceptance, SpeculationState
-from specops.speculation.drafters.base import LEAST_REACH, DraftRequest
+from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
@@ -31,7 +31,6 @@ _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one toke
 _BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
 # The quickest of so many begins the mean: one that waited for a core would keep it high.
 _FIRST_ASKS = 8
-_SURE = 0.5  # probability of a draft's first token from which on no other drafter is asked
 
 
 @dataclass(slots=True)
@@ -43,6 +42,7 @@ class _Account:
     asking: float = 0.0  # mean seconds that it takes to ask for a request, without a model's passes
     asks: int = 0  # number of steps in which it was asked
     spare: float = 0.0  # seconds that asking may lose
+    expected: float = 1.0  # mean number of tokens that its drafts promise
     reads: bool | None = None  # see `Controller.reading_pays`; None until asked in a step
 
 
@@ -82,14 +82,15 @@ class Controller:
         share a pass of 0.4 ms. Where that does not pay, drafters are still asked within a fixed
         share of the time. All requests are asked in the same steps, so that the other steps take
         no time for it. A new request is asked at least once, and begins with what others' texts
-        have brought. Where a cheaper drafter is sure already, no other is asked.
+        have brought. Where a cheaper one's draft promises as much as its drafts mostly do, it is
+        not asked.
         """
-        found = request.draft.accept_probs
-        if found and found[0] >= _SURE:
+        account = self._accounts.get(drafter)
+        if account is not None and 0 < account.expected <= request.draft.expected:
             return False
         if not request.adaptive:
             return True
-        gain, account = request.speculation.gains.get(drafter), self._accounts.get(drafter)
+        gain = request.speculation.gains.get(drafter)
         return gain is None or gain >= 0 or account is None or account.spare >= 0
 
     def reading_pays(self, drafter: str) -> bool:
@@ -124,6 +125,10 @@ class Controller:
             bound = max(LEAST_REACH, added * requests / plain)
             self._bounds[requests, prompt_tokens] = bound
         return bound
+
+    def token_seconds(self, requests: int) -> float:
+        """Seconds in which a token comes lately, where so many requests decode together."""
+        return self._target.cost(requests) / requests / self.estimated_speedup
 
     # -- how many draft tokens to verify ---------------------------------------------------------
 
@@ -221,6 +226,11 @@ class Controller:
             lengths[index] = 1
 
     # -- what came of it -------------------------------------------------------------------------
+
+    def found(self, drafter: str, draft: Draft) -> None:
+        """Learn what a drafter that was asked has proposed."""
+        account = self._account(drafter)
+        account.expected += _WEIGHT * (draft.expected - account.expected)
 
     def drawn(self, tokens: int, seconds: float) -> None:
         """Learn how long it took to draw so many tokens from logits that were adjusted before."""

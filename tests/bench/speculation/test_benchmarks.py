@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
+from bench.engine.together import Promises
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
 from bench.speculation import chat, compare, concurrency, simulated
 from bench.speculation.ways import Sizes
 from bench.tools.report import Outcome
+from specops.request import Draft
 from specops.runtime.cost_model import CostModel
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, measured, run
 
@@ -46,7 +48,7 @@ def test_concurrency_runs_requests_at_once_and_all_to_their_end(tiny: BenchModel
     plan = concurrency.Plan(2, Sizes(24), loads=(2,))
     (rows,) = kept(concurrency.run(tiny, PROMPTS[:2], plan))["loads"].values()
     assert all(row["tokens_per_second"] > 0 for row in rows)
-    assert all(row["equal"] == row["greedy"] == 2 * 4 for row in rows)  # each prompt four times
+    assert all(row["equal"] == row["repeatable"] == 2 * 4 for row in rows)  # each prompt four times
     assert rows[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
 
 
@@ -56,7 +58,7 @@ def test_simulated_measures_every_length_at_the_acceptance_asked_for(tiny: Bench
         found = {row["label"]: row for row in rows}
         lengths = ["simulated, k=1", "simulated, k=3", "simulated, adaptive"]
         assert list(found) == ["plain", *lengths]
-        assert all(row["equal"] == row["greedy"] for row in rows)
+        assert all(row["equal"] == row["repeatable"] for row in rows)
         if name.endswith("acceptance 0"):
             assert all(row["tokens_per_jump"] == 1 for row in rows)  # nothing was accepted
         else:
@@ -83,22 +85,41 @@ def test_targets_are_judged_by_medians_of_speed_and_tokens_per_pass() -> None:
     plan, code = concurrency.Plan(2, SIZES, loads=(4,)), measured({CODE: [1.6, 1.6]}, at_once=4)
     (line,) = concurrency.outcome(MODEL, {CODE: {4: code}}, plan, ADAPTIVE).targets
     assert (line.measured, line.line) == (pytest.approx(1.6), 1.5)
-    alone, four = measured({"story": [0.5], "code": [2.0]}), measured({"story": [1.25]}, at_once=4)
-    outcome = chat.outcome(MODEL, alone, four, SIZES, "held out")
-    assert [line.met for line in outcome.targets] == [False, False, False, True, True]
-    assert set(outcome.result["kinds"]) == {"story", "code", "all", "all, 4 clients"}
+    alone, four = measured({"story": [0.5], "code": [3.0]}), measured({"story": [1.25]}, at_once=4)
+    outcome = chat.outcome(MODEL, {chat.GREEDY: {1: alone, 4: four}}, SIZES, "held out")
+    assert [line.met for line in outcome.targets] == [False, False, False, True, False, True]
+    assert set(outcome.result["drawn"][chat.GREEDY]) == {"story", "code", "all", "all, 4 clients"}
 
 
 def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
-    data, four = measured({CODE: [1.5]}), measured({CODE: [1.25]}, at_once=4)
+    data = measured({CODE: [1.5]})
 
     def sound() -> set[bool]:
         alone = compare.outcome(MODEL, data, SIZES, ADAPTIVE)
-        return {alone.sound, chat.outcome(MODEL, data, four, SIZES, "").sound}
+        return {alone.sound, chat.outcome(MODEL, {chat.SAMPLED: {1: data}}, SIZES, "").sound}
 
     assert sound() == {True}
     data.runs[ADAPTIVE] = [run("ab", 1.0)]
     assert sound() == {False}
+
+
+def test_promises_are_compared_with_what_came_true_where_there_were_many() -> None:
+    data, promised = measured({CODE: [1.5, 1.5]}), Promises()
+    for accepted in (0, 1, 2, 2):
+        draft = Draft((5, 6), drafter="head", accept_probs=(0.45, 0.72)[: accepted + 1])
+        draft.accepted = accepted
+        promised += Promises.of(draft)
+    assert promised.counts == {
+        ("head", 4): (4, pytest.approx(1.8), 3),
+        ("head", 7): (3, pytest.approx(2.16), 2),
+    }
+    assert promised.most_off(4) == pytest.approx(0.3)
+    assert promised.most_off(5) == 0.0
+    first, second = data.runs[ADAPTIVE]
+    data.runs[ADAPTIVE] = [replace(one, promises=promised) for one in (first, second)]
+    outcome = chat.outcome(MODEL, {chat.GREEDY: {1: data}}, SIZES, "")
+    assert [line["made"] for line in outcome.result["promises"]] == [8, 6]
+    assert outcome.targets[-1].met  # too few to tell
 
 
 def test_two_hundred_questions_of_eight_kinds_a_third_for_choosing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.models import BenchModel
-from bench.prompts import CREATIVE, Prompt
+from bench.prompts import CREATIVE, GREEDY, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
 from specops.request import SamplingParams, SourceStats
@@ -21,8 +21,8 @@ DRAFTED = [
 BOTH = [[Prompt("code", "a")], [Prompt(CREATIVE, "b")]]
 
 
-def row(config: Config = SUFFIX, temperature: float = 0.0) -> Row:
-    drawn = Prompt("code", "a", SamplingParams(temperature=temperature))
+def row(config: Config = SUFFIX, sampling: SamplingParams = GREEDY) -> Row:
+    drawn = Prompt("code", "a", sampling)
     return Measured([[drawn], BOTH[1]], {PLAIN: BASES, config: DRAFTED}).row(config)
 
 
@@ -41,10 +41,14 @@ def test_figures_are_sums_over_all_prompts_and_ratios_are_by_batch() -> None:
     assert (never.acceptance, never.mean_acceptance_length, never.misses) == (0.0, 0.0, 0.0)
 
 
-def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
-    assert (row().equal, row().greedy) == (1, 2)
-    sampled = row(temperature=0.8)
-    assert (sampled.equal, sampled.greedy) == (0, 1)
+def test_equal_counts_the_outputs_that_could_be_and_are_plain_decodings() -> None:
+    assert (row().equal, row().repeatable) == (1, 2)
+    for sampling, compared in (
+        (SamplingParams(0.8), (0, 1)),
+        (SamplingParams(0.8, seed=1), (1, 2)),
+    ):
+        sampled = row(sampling=sampling)
+        assert (sampled.equal, sampled.repeatable) == compared
 
 
 def test_every_configuration_runs_on_every_prompt_in_every_round(tiny: BenchModel) -> None:
@@ -63,7 +67,7 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny: BenchMode
     drafted = {config: told[0].stats.draft_tokens for config, told in answers.items()}
     assert drafted[PLAIN] == 0
     assert drafted[configs[1]] > drafted[configs[0]] > 0
-    assert [row.greedy for row in found.rows()] == [2] * 4
+    assert [(row.equal, row.repeatable) for row in found.rows()] == [(4, 4)] * 4
 
 
 def test_a_way_learns_from_its_own_requests_alone(tiny: BenchModel) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
+from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import LayerStates
-from specops.speculation.drafters import eagle
-from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 
 SURE, UNSURE = 2.0, 0.1  # states: of ten tokens the guess has 0.45 with the first, 0.11 else
@@ -42,23 +42,48 @@ class Runner:
         return logits
 
 
-class Made:
-    """A drafter with its runner and the target's states."""
+class Costs(CostModel):
+    """A pass takes so many seconds, however long it takes here."""
 
-    def __init__(self, *, depth: int = 3, num_blocks: int = 12) -> None:
-        self.runner, self.states = Runner(num_blocks), LayerStates()
+    def __init__(self, seconds: float) -> None:
+        super().__init__([1], [seconds])
+
+    def cost(self, tokens: int, work: float = 0.0) -> float:
+        return self.seconds[0]
+
+    def observe(self, tokens: int, work: float, seconds: float) -> None:
+        pass
+
+
+class Made:
+    """A drafter with its runner and the target's states, beside a target of a token a second."""
+
+    def __init__(self, *, depth: int = 3, num_blocks: int = 12, seconds: float = 1e-9) -> None:
+        self.runner, self.states = Runner(num_blocks), LayerStates(1)
         self.drafter = EagleDrafter(
             self.runner,  # type: ignore[arg-type]
             None,
             self.states,
-            range(100, 110),
+            tokens=range(100, 110),
             depth=depth,
-            target_seconds=lambda: 1e9,
+            costs=Costs(seconds),
         )
 
     def compute(self, slot: int, start: int, *states: float) -> None:
         """The target has computed tokens from a position on."""
         self.states.receive(slot, start, np.array(states, np.float32)[:, None])
+
+    def ask(self, texts: dict[int, list[int]], count: int, min_reach: float) -> list[Draft]:
+        """Ask for some slots together."""
+        requests = [
+            DraftRequest(slot, tokens, count, min_reach=min_reach) for slot, tokens in texts.items()
+        ]
+        self.drafter.prepare(requests, 1.0)
+        return [self.drafter.look_up(one.slot, one.text, count, min_reach) for one in requests]
+
+    def look_up(self, slot: int, tokens: list[int], count: int, min_reach: float = 0.02) -> Draft:
+        (found,) = self.ask({slot: tokens}, count, min_reach)
+        return found
 
 
 def test_a_pass_reads_what_waits_and_further_ones_go_on_where_it_is_likely() -> None:
@@ -71,7 +96,7 @@ def test_a_pass_reads_what_waits_and_further_ones_go_on_where_it_is_likely() -> 
     made.compute(2, 0, UNSURE, UNSURE)
     texts[0].append(8)
     texts[2].append(3)
-    found = made.drafter.look_up(0, texts[0], 4, 0.15)
+    found, other = made.ask(texts, 4, 0.15)
     assert made.runner.passes == [
         [(0, 0, [6, 7, 8], 1), (2, 0, [2, 3], 1)],
         [(0, 3, [109], 1)],
@@ -79,7 +104,8 @@ def test_a_pass_reads_what_waits_and_further_ones_go_on_where_it_is_likely() -> 
     ]
     assert found.tokens == (109, 100)
     assert found.accept_probs == pytest.approx((0.45, 0.45), abs=0.01)
-    assert made.drafter.look_up(2, texts[2], 4, 0.05).tokens == (104,)
+    assert other.tokens == ()  # less likely than it must be
+    assert made.look_up(2, texts[2], 4, 0.05).tokens == (104,)
     assert len(made.runner.passes) == 3
 
 
@@ -88,10 +114,10 @@ def test_what_comes_replaces_the_guesses() -> None:
     made.drafter.begin(0, tokens, "ann")
     made.compute(0, 0, SURE, SURE)
     tokens.append(7)
-    assert made.drafter.look_up(0, tokens, 4, 0.05).tokens == (108, 109, 100)
+    assert made.look_up(0, tokens, 4, 0.05).tokens == (108, 109, 100)
     tokens += [108, 3]  # one guess was right
     made.compute(0, 2, 0.5, 0.25)
-    made.drafter.look_up(0, tokens, 1, 0.05)
+    made.look_up(0, tokens, 1, 0.05)
     assert made.runner.passes[3] == [(0, 2, [108, 3], 1)]
     assert made.runner.states[3] == [0.5, 0.25]
 
@@ -99,7 +125,6 @@ def test_what_comes_replaces_the_guesses() -> None:
 def test_each_draft_is_judged_by_what_came_in_its_own_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the slot's next draft is made because another slot is asked for."""
     made, texts, guesses = Made(depth=1), {0: [5, 6, 7], 2: [1, 2, 3]}, {0: 108, 2: 104}
     judged: list[tuple[tuple[int, ...], list[int]]] = []
 
@@ -110,14 +135,22 @@ def test_each_draft_is_judged_by_what_came_in_its_own_place(
     for slot, tokens in texts.items():
         made.drafter.begin(slot, tokens, "ann")
         made.compute(slot, 0, SURE, SURE)
-    for slot, tokens in texts.items():
-        assert made.drafter.look_up(slot, tokens, 4, 0.05).tokens == (guesses[slot],)
+    assert [draft.tokens for draft in made.ask(texts, 4, 0.05)] == [(108,), (104,)]
     for slot, tokens in texts.items():
         tokens += [guesses[slot], 9]
         made.compute(slot, 2, SURE, SURE)
-    for slot, tokens in texts.items():
-        made.drafter.look_up(slot, tokens, 4, 0.05)
+    made.ask(texts, 4, 0.05)
     assert judged == [((108,), [108, 9]), ((104,), [104, 9])]
+
+
+def test_passes_are_run_only_for_those_that_ask_and_as_long_as_their_drafts_may_be() -> None:
+    made, texts = Made(depth=4), {slot: [5, 6, 7] for slot in range(3)}
+    for slot, tokens in texts.items():
+        made.drafter.begin(slot, tokens, "ann")
+        made.compute(slot, 0, SURE, SURE)
+    requests = [DraftRequest(0, texts[0], 1), DraftRequest(2, texts[2], 3)]
+    made.drafter.prepare(requests, 1.0)
+    assert [[one[0] for one in spans] for spans in made.runner.passes] == [[0, 2], [2], [2]]
 
 
 def test_states_that_come_again_are_read_once_and_missing_ones_begin_anew() -> None:
@@ -126,12 +159,12 @@ def test_states_that_come_again_are_read_once_and_missing_ones_begin_anew() -> N
     made.compute(0, 0, 1, 2, 3)
     made.compute(0, 1, 2, 3, 4)
     tokens.append(9)
-    made.drafter.look_up(0, tokens, 1, 0.0)
+    made.look_up(0, tokens, 1, 0.0)
     assert made.runner.states == [[1, 2, 3, 4]]
     assert made.drafter.held(0, tokens) == 4
     tokens += [1, 2, 3]
     made.compute(0, 6, 7)
-    made.drafter.look_up(0, tokens, 1, 0.0)
+    made.look_up(0, tokens, 1, 0.0)
     assert made.runner.passes[-1] == [(0, 0, [3], 1)]
     assert made.drafter.held(0, tokens) is None
 
@@ -143,36 +176,41 @@ def test_only_so_many_states_wait() -> None:
     made.compute(0, 0, *range(MOST_WAITING - 1))
     assert not made.runner.passes
     made.compute(0, MOST_WAITING - 1, 0, 0)
-    assert made.runner.passes == [[(0, 0, tokens[1 : MOST_WAITING + 1], 0)]]
-    assert made.drafter.look_up(0, tokens, 4) == NO_DRAFT  # the target has not read the text
+    assert made.runner.passes == [[(0, 0, tokens[1:MOST_WAITING], 0)]]
+    assert made.look_up(0, tokens, 4) == NO_DRAFT  # the target has not read the text
 
 
 def test_without_room_a_slot_is_let_go() -> None:
     made = Made(num_blocks=1)
-    tokens = list(range(100))
+    tokens = list(range(140))
     made.drafter.begin(0, tokens, "ann")
-    made.compute(0, 0, *range(99))
-    assert (made.runner.passes, made.states.followed) == ([], set())
+    made.compute(0, 0, *range(139))
+    assert len(made.runner.passes) == 1  # as far as there was room
+    assert made.states.followed == set()
     assert made.drafter.held(0, tokens) is None
-    assert made.drafter.look_up(0, tokens, 4) == NO_DRAFT
-    made.compute(0, 99, 0)
+    assert made.look_up(0, tokens, 4) == NO_DRAFT
+    made.compute(0, 139, 0)
     made.drafter.release(0)
 
 
+@pytest.mark.parametrize(("seconds", "length"), [(0.2, 3), (0.3, 2), (0.5, 1)])
+@pytest.mark.parametrize("slots", [1, 2])
 def test_a_guess_that_costs_more_than_it_may_bring_is_not_made(
-    monkeypatch: pytest.MonkeyPatch,
+    seconds: float, length: int, slots: int
 ) -> None:
-    """But one is tried again after a while: a pass may have been slow for another reason."""
-    monkeypatch.setattr(eagle, "_FADING", 0.99)
-    made, tokens, lengths = Made(), [5, 6], list[int]()
-    made.drafter._seconds, made.drafter._target_seconds = 2.0, lambda: 1.0
+    """Of a pass that guesses for several each has its part."""
+    made, texts = Made(seconds=seconds * slots), {slot: [5, 6, 7] for slot in range(slots)}
+    for slot, tokens in texts.items():
+        made.drafter.begin(slot, tokens, "ann")
+        made.compute(slot, 0, SURE, SURE)
+    assert [len(draft.tokens) for draft in made.ask(texts, 4, 0.0)] == [length] * slots
+
+
+def test_what_waits_at_the_end_is_read_so_that_the_next_turn_begins_behind_it() -> None:
+    made, tokens = Made(), list(range(80))
     made.drafter.begin(0, tokens, "ann")
-    made.compute(0, 0, SURE, SURE)
-    tokens.append(7)
-    for place in range(2, 152):
-        found = made.drafter.look_up(0, tokens, 4, 0.05)
-        lengths.append(len(found.tokens))
-        made.compute(0, place, SURE)
-        tokens.append(found.tokens[0])
-    assert lengths[:69] == [1] * 69  # not even a sure guess pays before
-    assert max(lengths) > 1
+    made.compute(0, 0, *range(79))
+    made.drafter.release(0)
+    assert [one[1] for spans in made.runner.passes for one in spans] == [0, 63]
+    made.drafter.begin(1, [*tokens, 5], "ann")
+    assert made.drafter.held(1, tokens) == 79

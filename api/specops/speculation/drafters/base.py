@@ -20,6 +20,7 @@ __all__ = [
     "DraftModel",
     "DraftRequest",
     "LookupDrafter",
+    "better",
 ]
 
 LEAST_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
@@ -35,14 +36,15 @@ class DraftRequest:
         slot: the request's slot.
         text: the whole text so far, prompt first. Between two steps it only grows: by accepted
             draft tokens and one token of the target's own.
-        max_draft: largest number of draft tokens: those that were found, or that a draft model may
-            be asked for.
+        max_draft: largest number of draft tokens: those that were found, or that a drafter may be
+            asked for.
         sampling: how the target draws its tokens.
         rng: the request's random numbers, for draft tokens that are drawn. With a seed they are
             drawn by `sampling.draw_seeded` at their place in the text: the target's noise.
         speculation: what speculation has brought to the request so far.
         start: number of tokens that the request's next token looks back at.
         adaptive: the controller chooses how many draft tokens are verified; otherwise all are.
+        min_reach: with a smaller probability to be reached a draft token is not verified.
         draft: the draft tokens, maybe none.
         num_uncomputed: number of tokens that a draft model has to compute before the first draft
             token; 0 where the draft tokens were looked up.
@@ -60,6 +62,7 @@ class DraftRequest:
     speculation: SpeculationState = field(default_factory=SpeculationState)
     start: int = 0
     adaptive: bool = True
+    min_reach: float = LEAST_REACH
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     num_uncomputed: int = 0
     asked: dict[str, float] = field(default_factory=dict)
@@ -79,8 +82,19 @@ class LookupDrafter(ABC):
 
     name: ClassVar[str]
 
+    @property
+    def read_seconds(self) -> float:
+        """Seconds that it computes for each token of a prompt, behind the target's pass."""
+        return 0.0
+
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
         """A client's request with this prompt begins in a free slot."""
+
+    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:  # noqa: B027
+        """The requests that are looked up next, all together; in `token_seconds` one gets a token.
+
+        A drafter that runs passes runs them here, for these requests alone.
+        """
 
     @abstractmethod
     def look_up(
@@ -139,3 +153,23 @@ class Chain(NamedTuple):
     def drafters(self) -> tuple[LookupDrafter | DraftModel, ...]:
         """All of them, in the order in which they are asked."""
         return self.lookups if self.model is None else (*self.lookups, self.model)
+
+
+def better(one: Draft, other: Draft) -> Draft:
+    """The one of two drafts of a request that brings more tokens.
+
+    As far as they agree, both have the larger probability of the two.
+    """
+    if not (one.accept_probs and other.accept_probs):
+        return other if other.accept_probs or not one.tokens else one
+    agreed = 0
+    for first, second in zip(one.tokens, other.tokens, strict=False):
+        if first != second:
+            break
+        agreed += 1
+    if agreed:
+        surer = map(max, one.accept_probs[:agreed], other.accept_probs)
+        common = tuple(surer)
+        for draft in (one, other):
+            draft.accept_probs = common + draft.accept_probs[agreed:]
+    return max(one, other, key=lambda draft: draft.expected)

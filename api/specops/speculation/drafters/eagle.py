@@ -10,23 +10,29 @@ further guess is one more pass. Those entries are overwritten by what really com
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from specops.runtime.batch import Batch
-from specops.runtime.cost_model import mean_with
-from specops.runtime.model_runner import LayerStates, ModelRunner
-from specops.runtime.sampling import Floats
-from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
+from specops.runtime.cost_model import CostModel
+from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.model_runner import Fusion, LayerStates, ModelRunner
+from specops.runtime.sampling import Floats, logprob
+from specops.speculation.drafters.base import (
+    LEAST_REACH,
+    NO_DRAFT,
+    Draft,
+    DraftRequest,
+    LookupDrafter,
+)
 from specops.speculation.drafters.head import Calibration
 
-MOST_WAITING = 64  # states of a slot; they are read when there are more, asked or not
+MOST_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
 _TOKEN_BITS = 32
-_WEIGHT = 1 / 32  # of the newest pass in the mean cost of a guess
-_FADING = 1023 / 1024  # of that mean where no pass is run: one that was slow is not the last
 
 
 @dataclass(slots=True)
@@ -35,23 +41,27 @@ class _Slot:
 
     Attributes:
         tokens: the sequence's, as far as they are known; the list grows outside.
+        waiting: [MOST_WAITING, size], states of the positions behind the entries, which the head
+            has not read.
         first: position of the head's first entry: the target may have taken those before from its
             cache, without their states.
         entries: number of final entries.
-        waiting: states [n, size] of the positions that follow, which the head has not read.
-        num_waiting: number of these positions.
+        num_waiting: number of states that wait.
+        draft: the latest one.
         length: number of tokens that `draft` follows; 0: there is none.
         judged: number of tokens that the draft to be judged by what comes followed; 0: none.
+        reach: the probability that the whole draft is accepted.
     """
 
     tokens: Sequence[int]
+    waiting: Floats
     first: int = 0
     entries: int = 0
-    waiting: list[Floats] = field(default_factory=list)
     num_waiting: int = 0
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     length: int = 0
     judged: int = 0
+    reach: float = 1.0
 
     @property
     def end(self) -> int:
@@ -64,12 +74,12 @@ class EagleDrafter(LookupDrafter):
 
     Args:
         runner: the head, with as many slots as the target has.
-        fuse: joins the states of several layers, [n, all] to [n, size]; None: there is one.
+        fusion: joins the states of several layers; None: there is one.
         states: hands over what the target's layers read.
         tokens: the tokens that the head can guess, in the order of its logits.
         depth: largest number of guesses in a row.
         calibration: factor and summand for the logit of each guess in a row, see `HeadFolder`.
-        target_seconds: what a pass of the target over one token costs now.
+        costs: of the head's passes, with what joins states and finds the likeliest token.
     """
 
     name = "head"
@@ -77,29 +87,34 @@ class EagleDrafter(LookupDrafter):
     def __init__(
         self,
         runner: ModelRunner,
-        fuse: Callable[[Floats], Floats] | None,
+        fusion: Fusion | None,
         states: LayerStates,
-        tokens: Sequence[int],
         *,
+        tokens: Sequence[int],
         depth: int,
         calibration: Sequence[tuple[float, float]] = (),
-        target_seconds: Callable[[], float],
+        costs: CostModel,
     ) -> None:
         self.runner = runner
-        self._fuse = fuse
+        self.costs = costs
+        self._fusion = fusion
         self._states = states
-        self._tokens = np.array(tokens)
+        self._tokens = tokens
         self._calibration = Calibration(calibration, depth)
-        self._target_seconds = target_seconds
-        self._logits: Floats = np.empty((0, len(tokens)), np.float32)  # of the latest pass
-        self._seconds = 0.0  # mean of a pass that makes another guess
+        self._guesses: list[tuple[int, float]] = []  # of the latest pass: row, how sure of it
         self._slots: dict[int, _Slot] = {}
         states.receive = self._receive
+
+    @property
+    def read_seconds(self) -> float:
+        """Seconds that it takes to read the state of a prompt's token."""
+        return self.costs.cost(MOST_WAITING) / MOST_WAITING
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what earlier requests left of its entries."""
         held = self.runner.cache.begin(slot, _keys(tokens), client)
-        self._slots[slot] = _Slot(tokens, entries=held)
+        waiting: Floats = np.empty((MOST_WAITING, self._states.size), np.float32)
+        self._slots[slot] = _Slot(tokens, waiting, entries=held)
         self._states.followed.add(slot)
 
     def held(self, slot: int, tokens: Sequence[int]) -> int | None:
@@ -113,20 +128,43 @@ class EagleDrafter(LookupDrafter):
 
     def release(self, slot: int) -> None:
         """Forget the slot's sequence. The prefix cache may keep its entries."""
-        if self._slots.pop(slot, None) is not None:
-            self.runner.cache.release(slot)
-            self._states.followed.discard(slot)
+        own = self._slots.get(slot)
+        try:
+            if own is not None and not own.first and self.runner.cache.reuse is not PrefixCache.OFF:
+                self._read([slot], leave=0)  # a request that goes on from here begins behind them
+        finally:
+            self._let_go(slot)
+
+    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+        """Guess for the requests whose texts have moved on, in one pass for each guess."""
+        going = {
+            item.slot: item
+            for item in requests
+            if (own := self._slots.get(item.slot)) is not None
+            and own.num_waiting
+            and own.length != len(item.text)
+            and own.end + 1 == len(item.text)
+        }
+        slots = self._read(list(going), leave=0, guess=True)
+        for slot in slots:
+            own = self._slots[slot]
+            if own.judged:  # learn from what came in a draft's place, whether verified or not
+                self._calibration.learn(own.draft, own.tokens[own.judged :])
+            own.draft, own.length, own.judged, own.reach = NO_DRAFT, len(own.tokens), 0, 1.0
+        guess = 0
+        while slots:
+            self._take(guess, slots)
+            share = self.costs.cost(len(slots)) / token_seconds / len(slots)
+            rows = [row for row, slot in enumerate(slots) if self._pays(guess, going[slot], share)]
+            slots = self._go_on(guess, [slots[row] for row in rows], rows)
+            guess += 1
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
     ) -> Draft:
-        """The guesses for the slot. Passes make them for all slots that have moved on."""
+        """The guesses for the slot that `prepare` has made."""
         own = self._slots.get(slot)
-        if own is None or own.end + 1 != len(tokens):
-            return NO_DRAFT
-        if own.length != len(tokens):
-            self._draft(min_reach)
-        if own.length != len(tokens):
+        if own is None or own.length != len(tokens):
             return NO_DRAFT
         found = own.draft.likely(count, min_reach)
         if found.tokens:
@@ -145,9 +183,10 @@ class EagleDrafter(LookupDrafter):
         cache.begin(0, tokens[1:], share=False)
         cache.reserve(0, len(tokens) - 1)
         batch.add(0, 0, tokens[1:], len(tokens) - 1)
-        self._forward(batch, self._fused(states[:-1]))
+        self._forward(batch, [states[:-1]])
         cache.release(0)
-        return float((self._tokens[self._logits.argmax(1)] == likeliest[1:]).mean())
+        guessed = [self._tokens[row] for row, _ in self._guesses]
+        return float(np.equal(guessed, likeliest[1:]).mean())
 
     # -- the target's states -----------------------------------------------------------------------
 
@@ -160,129 +199,119 @@ class EagleDrafter(LookupDrafter):
             self.runner.cache.release(slot)
             self.runner.cache.begin(slot, (), share=False)
             own.first, own.entries, own.num_waiting = start, 0, 0
-            own.waiting.clear()
         rows = rows[own.end - start :]
-        if len(rows):
-            own.waiting.append(rows.copy())
-            own.num_waiting += len(rows)
-        if own.num_waiting >= MOST_WAITING:
-            self._read([slot])
+        while len(rows) and slot in self._slots:
+            room = MOST_WAITING - own.num_waiting
+            more, rows = rows[:room], rows[room:]
+            own.waiting[own.num_waiting : own.num_waiting + len(more)] = more
+            own.num_waiting += len(more)
+            if own.num_waiting == MOST_WAITING:
+                self._read([slot], leave=1)  # the last one will guess
 
-    def _read(self, slots: Sequence[int], *, guess: bool = False) -> list[int]:
+    def _let_go(self, slot: int) -> None:
+        if self._slots.pop(slot, None) is not None:
+            self.runner.cache.release(slot)
+            self._states.followed.discard(slot)
+
+    def _read(self, slots: Sequence[int], *, leave: int, guess: bool = False) -> list[int]:
         """Read the states that wait, as far as the tokens after them are known, in one pass.
 
         Args:
             slots: the slots.
-            guess: also compute the logits after each slot's last entry; then all tokens are known.
+            leave: number of the last states that go on waiting.
+            guess: also guess after each slot's last entry; then all tokens are known.
 
         Returns:
-            The slots of the pass, in its order. The others have no room.
+            The slots of the pass, in its order. The others have nothing to read, or no room.
         """
         batch, members, rows = Batch(), list[int](), list[Floats]()
         for slot in slots:
             own = self._slots[slot]
             place = own.first + own.entries + 1  # of the first entry's token
-            count = own.num_waiting if guess else own.num_waiting - 1  # the last one will guess
-            tokens = own.tokens[place : place + count]
+            tokens = own.tokens[place : place + own.num_waiting - leave]
             length = own.entries + len(tokens)
-            if not tokens or length > self.runner.cache.context:
+            if not tokens:
                 continue
-            if not self.runner.cache.reserve(slot, length):
-                self.release(slot)
+            if length > self.runner.cache.context or not self.runner.cache.reserve(slot, length):
+                self._let_go(slot)
                 continue
             batch.add(slot, own.entries, tokens, int(guess))
-            waiting = np.concatenate(own.waiting)
-            rows.append(waiting[: len(tokens)])
-            own.waiting = [waiting[len(tokens) :]]
-            own.num_waiting -= len(tokens)
-            own.entries = length
+            rows.append(own.waiting[: len(tokens)])
             members.append(slot)
         if members:
-            self._forward(batch, self._fused(np.concatenate(rows)))
-        for slot in members:
+            self._forward(batch, rows)
+        for slot, read in zip(members, rows, strict=True):
             own = self._slots[slot]
+            left = own.num_waiting - len(read)
+            own.waiting[:left] = own.waiting[len(read) : own.num_waiting]
+            own.num_waiting, own.entries = left, own.entries + len(read)
             keys = own.tokens[own.first + 1 :] if own.first else _keys(own.tokens)
             self.runner.cache.commit(slot, keys, own.entries)
         return members
 
-    def _fused(self, states: Floats) -> Floats:
-        return states if self._fuse is None else self._fuse(states)
-
-    def _forward(self, batch: Batch, states: Floats) -> None:
-        if self.runner.given_states is not None:
-            self.runner.given_states[: len(states)] = states
-        self._logits = self.runner.forward(batch)
-
     # -- guesses -----------------------------------------------------------------------------------
 
-    def _draft(self, min_reach: float) -> None:
-        """Guess for all slots whose tokens have moved on."""
-        slots = [
-            slot
-            for slot, own in self._slots.items()
-            if own.num_waiting and own.end + 1 == len(own.tokens)
-        ]
-        slots = self._read(slots, guess=True)
-        reaches = dict.fromkeys(slots, 1.0)
-        for slot in slots:
-            own = self._slots[slot]
-            self._judge(own)  # before its draft is replaced, whichever slot was asked for
-            own.draft, own.length = NO_DRAFT, len(own.tokens)
-        for guess in range(self._calibration.depth):
-            rows = self._take(guess, slots, reaches)
-            bound = min_reach
-            if self._seconds:  # of which each slot has its part
-                bound += self._seconds / self._target_seconds() / max(1, len(slots))
-            going_on = [index for index, slot in enumerate(slots) if reaches[slot] >= bound]
-            if guess + 1 == self._calibration.depth:
-                return
-            begun = time.perf_counter()
-            slots = self._go_on(guess, [slots[index] for index in going_on], rows[going_on])
-            if not slots:
-                self._seconds *= _FADING
-                return
-            seconds = time.perf_counter() - begun
-            self._seconds = mean_with(self._seconds, seconds, _WEIGHT)
+    def _forward(self, batch: Batch, states: Sequence[Floats]) -> None:
+        """Run a pass over states of the target, or over the head's own where it has no others."""
+        begun = time.perf_counter()
+        given = self.runner.given_states if self._fusion is None else self._fusion.states
+        if given is not None:
+            np.concatenate(states, out=given[: batch.num_tokens])
+        if self._fusion is not None:
+            self._fusion.run(batch.num_tokens)
+        self._guess(batch, begun)
 
-    def _take(self, guess: int, slots: Sequence[int], reaches: dict[int, float]) -> Floats:
-        """Add the likeliest token of each row of the latest pass to its slot's draft.
+    def _guess(self, batch: Batch, begun: float) -> None:
+        """Run a pass over the runner's states, and find the likeliest token of each row."""
+        self._guesses = []
+        for logits in self.runner.forward(batch):
+            found = logprob(logits, 0, 1).top[0]
+            self._guesses.append((found[0], math.exp(found[1])))
+        self.costs.observe(batch.num_tokens, batch.attention_work, time.perf_counter() - begun)
 
-        Returns:
-            The states that further guesses follow from, [n, size].
-        """
-        logits = self._logits
-        best = logits.argmax(1)
-        sure = 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
-        for slot, row, confidence in zip(slots, best.tolist(), sure.tolist(), strict=True):
-            own, probability = self._slots[slot], self._calibration.promise(guess, confidence)
+    def _take(self, guess: int, slots: Sequence[int]) -> None:
+        """Add the guesses of the latest pass to the slots' drafts."""
+        for slot, (row, sure) in zip(slots, self._guesses, strict=True):
+            own, probability = self._slots[slot], self._calibration.promise(guess, sure)
             own.draft = Draft(
-                (*own.draft.tokens, int(self._tokens[row])),
+                (*own.draft.tokens, self._tokens[row]),
                 accept_probs=(*own.draft.accept_probs, probability),
             )
-            reaches[slot] *= probability
-        states = self.runner.next_states
-        return np.empty((0, 0), np.float32) if states is None else states[: len(slots)]
+            own.reach *= probability
 
-    def _go_on(self, guess: int, slots: Sequence[int], states: Floats) -> list[int]:
-        """Compute the entry of each slot's latest guess, from the state that it came from."""
-        batch, rows, members = Batch(), list[int](), list[int]()
-        for row, slot in enumerate(slots):
+    def _pays(self, guess: int, request: DraftRequest, share: float) -> bool:
+        """Whether a request's next guess is worth its `share` of a pass, in tokens."""
+        if guess + 1 >= min(request.max_draft, self._calibration.depth):
+            return False
+        reach = self._slots[request.slot].reach
+        return not request.adaptive or reach >= request.min_reach + share
+
+    def _go_on(self, guess: int, slots: Sequence[int], rows: Sequence[int]) -> list[int]:
+        """Compute the entry of each slot's latest guess, from the state that it came from.
+
+        Args:
+            guess: the number of guesses before it.
+            slots: the slots.
+            rows: for each, the row of the latest pass that it came from.
+
+        Returns:
+            The slots of the pass. The others have no room.
+        """
+        begun, batch, kept = time.perf_counter(), Batch(), list[int]()
+        for slot, row in zip(slots, rows, strict=True):
             own = self._slots[slot]
             place = own.entries + guess
-            room = place < self.runner.cache.context and self.runner.cache.reserve(slot, place + 1)
-            if room:
+            if place < self.runner.cache.context and self.runner.cache.reserve(slot, place + 1):
                 batch.add(slot, place, own.draft.tokens[-1:], 1)
-                members.append(slot)
-                rows.append(row)
-        if members:
-            self._forward(batch, states[rows])
+                kept.append(row)
+        members = [span.slot for span in batch.spans]
+        given, made = self.runner.given_states, self.runner.next_states
+        if members and given is not None and made is not None:
+            given[: len(kept)] = made[kept]
+            self._guess(batch, begun)
+        else:
+            self._guesses = []
         return members
-
-    def _judge(self, own: _Slot) -> None:
-        """Learn from the tokens that came in the place of a draft, whether verified or not."""
-        if own.judged:
-            self._calibration.learn(own.draft, own.tokens[own.judged :])
-            own.judged = 0
 
 
 def _keys(tokens: Sequence[int]) -> list[int]:
