@@ -17,6 +17,7 @@ from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
 from specops.runtime.batch import Batch
 from specops.runtime.model_runner import ModelRunner
+from specops.speculation.drafters.base import DraftRequest
 from specops.speculation.drafters.eagle import EagleDrafter
 from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import LAYERS, Reference, write_head
@@ -111,12 +112,12 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
             latest[:] = logits.copy()
         return logits
 
-    def watched(self: EagleDrafter, guess: int, slots: list[int]) -> None:
-        for slot, logits in zip(slots, latest, strict=True):
-            own = self._slots[slot]
+    def watched(self: EagleDrafter, guess: int, requests: list[DraftRequest]) -> None:
+        for item, logits in zip(requests, latest, strict=True):
+            own = self._slots[item.slot]
             text, before = list(own.tokens[: own.length]), list(own.draft.tokens)
             seen.append(Guess(text, before, logits))
-        take(self, guess, slots)
+        take(self, guess, requests)
 
     monkeypatch.setattr(EagleDrafter, "_take", watched)
     monkeypatch.setattr(ModelRunner, "forward", run_pass)

@@ -50,7 +50,7 @@ class FixedLengths(Controller):
 
 
 class Promising(LookupDrafter):
-    """Finds one token, as likely as it is told; none with probability 0."""
+    """Finds one token of its own, as likely as it is told; none with probability 0."""
 
     def __init__(self, name: str, probability: float = 0.0) -> None:
         self.name = name  # type: ignore[misc]
@@ -62,7 +62,8 @@ class Promising(LookupDrafter):
     ) -> Draft:
         self.asked += 1
         found = self.probability > min_reach
-        return Draft((9,), accept_probs=(self.probability,)) if found else NO_DRAFT
+        token = 9 + len(self.name)
+        return Draft((token,), accept_probs=(self.probability,)) if found else NO_DRAFT
 
 
 class CrampedModel(ScriptedModel):
@@ -140,7 +141,7 @@ def test_where_there_is_no_room_for_a_draft_token_no_drafter_is_asked(
 # asked: the lookup, the head, the model.
 Case = tuple[float, float, int, str, str | None, str | None, tuple[int, int, int]]
 CHAIN: list[Case] = [
-    (0.6, 0.9, 4, "suffix", None, None, (1, 0, 0)),  # a sure lookup is enough
+    (0.6, 0.9, 4, "suffix", None, None, (1, 0, 0)),  # as much as the head mostly promises
     (0.45, 0.4, 4, "suffix", None, None, (1, 1, 0)),  # the likelier one is taken
     (0.35, 0.4, 4, "head", None, None, (1, 1, 0)),
     (0.0, 0.0, 4, "draft", None, None, (1, 1, 1)),
@@ -151,13 +152,15 @@ CHAIN: list[Case] = [
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("case", CHAIN)
-def test_a_chain_asks_the_cheapest_first_and_the_next_where_that_is_not_sure(
+def test_a_chain_asks_the_cheapest_first_and_the_next_where_that_promises_too_little(
     case: Case, adaptive: bool
 ) -> None:
     lookup, head, most, source, missed, declined, asked = case
     parts, model = (Promising("suffix", lookup), Promising("head", head)), ScriptedModel(Text())
-    chain = {"cascade": Chain(parts, model)}
-    (item,) = propose(chain, FixedLengths(most), decoding("cascade", adaptive=adaptive))
+    chain, controller = {"cascade": Chain(parts, model)}, FixedLengths(most)
+    for _ in range(400):
+        controller.found("head", Draft((9,), accept_probs=(0.5,)))
+    (item,) = propose(chain, controller, decoding("cascade", adaptive=adaptive))
     assert (item.draft.drafter, item.missed, item.declined) == (source, missed, declined)
     assert (*(part.asked for part in parts), len(model.asked)) == asked
 
@@ -181,6 +184,33 @@ def test_the_time_of_each_drafter_is_told_apart_and_fixed_lengths_have_no_part_i
     assert fixed.asked == {}
     assert adaptive.asked == {"lookup": 1.0, "model": 0.0}
     assert fixed.draft_seconds == adaptive.draft_seconds == 5.0
+
+
+def test_a_lookup_hears_of_all_that_ask_it_together_and_of_nobody_else() -> None:
+    told: list[tuple[list[int], float]] = []
+
+    class Head(Promising):
+        def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+            told.append(([item.slot for item in requests], token_seconds))
+
+    lookup, head = Scripted(Text(), 1.0, name="lookup"), Head("head", 0.9)
+    both = {"lookup": Chain((lookup,)), "head": Chain((head,)), "both": Chain((lookup, head))}
+    states = [decoding(name) for name in ("lookup", "head", "both", "head")]
+    found = propose(both, FixedLengths(2), *states)
+    assert told == [([1, 2, 3], pytest.approx(tinyllama().cost(4) / 4))]
+    assert [item.draft.drafter for item in found] == ["lookup", "head", "head", "head"]
+
+
+def test_where_a_head_s_pass_fails_those_that_asked_it_fail() -> None:
+    class Failing(Promising):
+        def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+            raise RuntimeError("no such pass")
+
+    asked = {**chains(Scripted(Text(), 1.0, name="lookup")), **chains(Failing("head", 0.9))}
+    states = [decoding("head"), decoding("lookup")]
+    (item,) = propose(asked, FixedLengths(2), *states)
+    assert (item.state, len(item.draft.tokens)) == (states[1], 2)
+    assert states[0].error == "no such pass"
 
 
 def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:

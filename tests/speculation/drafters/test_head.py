@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specops.runtime.model_runner import HiddenStates
-from specops.speculation.drafters.base import NO_DRAFT, Draft
-from specops.speculation.drafters.head import Calibration, HeadDrafter
+from specops.speculation.drafters.base import NO_DRAFT
+from specops.speculation.drafters.head import HeadDrafter
 
 TOKENS = (10, 20, 30, 40)  # of the table; code 4 stands for all others
 
@@ -88,25 +88,6 @@ def test_promises_follow_what_comes(right: tuple[float, float], kept: float) -> 
     assert draft.accept_probs[0] == pytest.approx(kept, abs=0.06)
     if right[0] == 1:
         assert draft.accept_probs[1] > 0.9
-
-
-def test_promises_become_true_at_every_confidence() -> None:
-    """A head that was never calibrated is sure too often and unsure too often."""
-    chance, learnt = np.random.default_rng(0), Calibration((), 1)
-    for logit in chance.normal(0.3, 2.0, 4000):
-        promise = learnt.promise(0, 1 / (1 + math.exp(-logit)))
-        right = chance.random() < 1 / (1 + math.exp(0.7 - 0.6 * logit))
-        learnt.learn(Draft((1,), accept_probs=(promise,)), [1 if right else 2])
-    for logit in (-3.0, 0.0, 3.0):
-        true = 1 / (1 + math.exp(0.7 - 0.6 * logit))
-        assert learnt.promise(0, 1 / (1 + math.exp(-logit))) == pytest.approx(true, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("line", "sure"), [((1.0, 0.0), math.nan), ((1.0, math.nan), 0.5), ((1e3, 0.0), 0.0)]
-)
-def test_a_damaged_head_promises_nothing(line: tuple[float, float], sure: float) -> None:
-    assert Calibration([line], 1).promise(0, sure) < 1e-300
 
 
 @pytest.mark.parametrize(("least", "tokens"), [(0.3, 2), (0.4, 1), (0.79, 1), (0.81, 0)])

@@ -160,7 +160,7 @@ def better(one: Draft, other: Draft) -> Draft:
 
     As far as they agree, both have the larger probability of the two.
     """
-    if not (one.accept_probs and other.accept_probs):
+    if not (one.accept_probs and other.accept_probs):  # what is known is worth more
         return other if other.accept_probs or not one.tokens else one
     agreed = 0
     for first, second in zip(one.tokens, other.tokens, strict=False):

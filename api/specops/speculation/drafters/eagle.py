@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,10 +29,13 @@ from specops.speculation.drafters.base import (
     DraftRequest,
     LookupDrafter,
 )
-from specops.speculation.drafters.head import Calibration
+from specops.speculation.drafters.calibration import Calibration
 
 MOST_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
 _TOKEN_BITS = 32
+_KINDS = 6
+_FIRST_PROMISE = 0.5  # of the mean promises, before there were any
+_WEIGHT = 1 / 48  # of the newest promise in them
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class _Slot:
         length: number of tokens that `draft` follows; 0: there is none.
         judged: number of tokens that the draft to be judged by what comes followed; 0: none.
         reach: the probability that the whole draft is accepted.
+        kinds: of its guesses, see `_kind`.
     """
 
     tokens: Sequence[int]
@@ -62,6 +66,7 @@ class _Slot:
     length: int = 0
     judged: int = 0
     reach: float = 1.0
+    kinds: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -100,7 +105,8 @@ class EagleDrafter(LookupDrafter):
         self._fusion = fusion
         self._states = states
         self._tokens = tokens
-        self._calibration = Calibration(calibration, depth)
+        self._calibration = Calibration(calibration, depth, _KINDS)
+        self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
         self._guesses: list[tuple[int, float]] = []  # of the latest pass: row, how sure of it
         self._slots: dict[int, _Slot] = {}
         states.receive = self._receive
@@ -145,18 +151,19 @@ class EagleDrafter(LookupDrafter):
             and own.length != len(item.text)
             and own.end + 1 == len(item.text)
         }
-        slots = self._read(list(going), leave=0, guess=True)
+        slots = self._read(list(going), leave=0, guesses=going)
         for slot in slots:
             own = self._slots[slot]
             if own.judged:  # learn from what came in a draft's place, whether verified or not
-                self._calibration.learn(own.draft, own.tokens[own.judged :])
+                self._calibration.learn(own.draft, own.tokens[own.judged :], own.kinds)
             own.draft, own.length, own.judged, own.reach = NO_DRAFT, len(own.tokens), 0, 1.0
+            own.kinds = []
         guess = 0
         while slots:
-            self._take(guess, slots)
+            self._take(guess, [going[slot] for slot in slots])
             share = self.costs.cost(len(slots)) / token_seconds / len(slots)
             rows = [row for row, slot in enumerate(slots) if self._pays(guess, going[slot], share)]
-            slots = self._go_on(guess, [slots[row] for row in rows], rows)
+            slots = self._go_on(guess, [going[slots[row]] for row in rows], rows)
             guess += 1
 
     def look_up(
@@ -183,7 +190,7 @@ class EagleDrafter(LookupDrafter):
         cache.begin(0, tokens[1:], share=False)
         cache.reserve(0, len(tokens) - 1)
         batch.add(0, 0, tokens[1:], len(tokens) - 1)
-        self._forward(batch, [states[:-1]])
+        self._forward(batch, [states[:-1]], [0.0] * (len(tokens) - 1))
         cache.release(0)
         guessed = [self._tokens[row] for row, _ in self._guesses]
         return float(np.equal(guessed, likeliest[1:]).mean())
@@ -213,13 +220,20 @@ class EagleDrafter(LookupDrafter):
             self.runner.cache.release(slot)
             self._states.followed.discard(slot)
 
-    def _read(self, slots: Sequence[int], *, leave: int, guess: bool = False) -> list[int]:
+    def _read(
+        self,
+        slots: Sequence[int],
+        *,
+        leave: int,
+        guesses: Mapping[int, DraftRequest] | None = None,
+    ) -> list[int]:
         """Read the states that wait, as far as the tokens after them are known, in one pass.
 
         Args:
             slots: the slots.
             leave: number of the last states that go on waiting.
-            guess: also guess after each slot's last entry; then all tokens are known.
+            guesses: the slots' requests, to guess after each one's last entry; then all tokens are
+                known. None: only read.
 
         Returns:
             The slots of the pass, in its order. The others have nothing to read, or no room.
@@ -235,11 +249,12 @@ class EagleDrafter(LookupDrafter):
             if length > self.runner.cache.context or not self.runner.cache.reserve(slot, length):
                 self._let_go(slot)
                 continue
-            batch.add(slot, own.entries, tokens, int(guess))
+            batch.add(slot, own.entries, tokens, int(guesses is not None))
             rows.append(own.waiting[: len(tokens)])
             members.append(slot)
         if members:
-            self._forward(batch, rows)
+            asked = [] if guesses is None else [guesses[slot] for slot in members]
+            self._forward(batch, rows, [one.sampling.temperature for one in asked])
         for slot, read in zip(members, rows, strict=True):
             own = self._slots[slot]
             left = own.num_waiting - len(read)
@@ -251,67 +266,88 @@ class EagleDrafter(LookupDrafter):
 
     # -- guesses -----------------------------------------------------------------------------------
 
-    def _forward(self, batch: Batch, states: Sequence[Floats]) -> None:
-        """Run a pass over states of the target, or over the head's own where it has no others."""
+    def _forward(
+        self, batch: Batch, states: Sequence[Floats], temperatures: Sequence[float]
+    ) -> None:
+        """Run a pass over the target's states."""
         begun = time.perf_counter()
         given = self.runner.given_states if self._fusion is None else self._fusion.states
         if given is not None:
             np.concatenate(states, out=given[: batch.num_tokens])
         if self._fusion is not None:
             self._fusion.run(batch.num_tokens)
-        self._guess(batch, begun)
+        self._guess(batch, temperatures, begun)
 
-    def _guess(self, batch: Batch, begun: float) -> None:
+    def _guess(self, batch: Batch, temperatures: Sequence[float], begun: float) -> None:
         """Run a pass over the runner's states, and find the likeliest token of each row."""
         self._guesses = []
-        for logits in self.runner.forward(batch):
-            found = logprob(logits, 0, 1).top[0]
-            self._guesses.append((found[0], math.exp(found[1])))
+        for logits, temperature in zip(self.runner.forward(batch), temperatures, strict=True):
+            ((row, sure),) = logprob(logits / temperature if temperature else logits, 0, 1).top
+            self._guesses.append((row, math.exp(sure)))
         self.costs.observe(batch.num_tokens, batch.attention_work, time.perf_counter() - begun)
 
-    def _take(self, guess: int, slots: Sequence[int]) -> None:
-        """Add the guesses of the latest pass to the slots' drafts."""
-        for slot, (row, sure) in zip(slots, self._guesses, strict=True):
-            own, probability = self._slots[slot], self._calibration.promise(guess, sure)
-            own.draft = Draft(
-                (*own.draft.tokens, self._tokens[row]),
-                accept_probs=(*own.draft.accept_probs, probability),
-            )
+    def _take(self, guess: int, requests: Sequence[DraftRequest]) -> None:
+        """Add the guesses of the latest pass to the requests' drafts."""
+        for request, (row, sure) in zip(requests, self._guesses, strict=True):
+            own = self._slots[request.slot]
+            tokens = (*own.draft.tokens, self._tokens[row])
+            own.kinds.append(_kind(request, tokens))
+            probability = self._calibration.promise(guess, sure, own.kinds[-1])
+            own.draft = Draft(tokens, accept_probs=(*own.draft.accept_probs, probability))
             own.reach *= probability
+            self._usual[guess] += _WEIGHT * (probability - self._usual[guess])
 
     def _pays(self, guess: int, request: DraftRequest, share: float) -> bool:
         """Whether a request's next guess is worth its `share` of a pass, in tokens."""
-        if guess + 1 >= min(request.max_draft, self._calibration.depth):
+        following = guess + 1
+        if following >= min(request.max_draft, self._calibration.depth):
             return False
-        reach = self._slots[request.slot].reach
+        reach = self._slots[request.slot].reach * self._usual[following]
         return not request.adaptive or reach >= request.min_reach + share
 
-    def _go_on(self, guess: int, slots: Sequence[int], rows: Sequence[int]) -> list[int]:
-        """Compute the entry of each slot's latest guess, from the state that it came from.
+    def _go_on(
+        self, guess: int, requests: Sequence[DraftRequest], rows: Sequence[int]
+    ) -> list[int]:
+        """Compute the entry of each request's latest guess, from the state that it came from.
 
         Args:
             guess: the number of guesses before it.
-            slots: the slots.
+            requests: the requests.
             rows: for each, the row of the latest pass that it came from.
 
         Returns:
             The slots of the pass. The others have no room.
         """
         begun, batch, kept = time.perf_counter(), Batch(), list[int]()
-        for slot, row in zip(slots, rows, strict=True):
-            own = self._slots[slot]
+        temperatures = list[float]()
+        for request, row in zip(requests, rows, strict=True):
+            own = self._slots[request.slot]
             place = own.entries + guess
-            if place < self.runner.cache.context and self.runner.cache.reserve(slot, place + 1):
-                batch.add(slot, place, own.draft.tokens[-1:], 1)
+            length = place + 1
+            if length <= self.runner.cache.context and self.runner.cache.reserve(
+                request.slot, length
+            ):
+                batch.add(request.slot, place, own.draft.tokens[-1:], 1)
+                temperatures.append(request.sampling.temperature)
                 kept.append(row)
-        members = [span.slot for span in batch.spans]
         given, made = self.runner.given_states, self.runner.next_states
-        if members and given is not None and made is not None:
+        if kept and given is not None and made is not None:
             given[: len(kept)] = made[kept]
-            self._guess(batch, begun)
+            self._guess(batch, temperatures, begun)
         else:
             self._guesses = []
-        return members
+        return [span.slot for span in batch.spans]
+
+
+def _kind(request: DraftRequest, tokens: tuple[int, ...]) -> int:
+    """What the last one of guesses has to be calibrated by: below `_KINDS`.
+
+    What is drawn is less often the likeliest token. And a lookup that says the same is evidence of
+    another kind, as one that says something else is evidence against it.
+    """
+    found = request.draft.tokens[: len(tokens)]
+    seen = len(found) == len(tokens)
+    return 3 * (request.sampling.temperature > 0) + seen * (1 + (found == tokens))
 
 
 def _keys(tokens: Sequence[int]) -> list[int]:

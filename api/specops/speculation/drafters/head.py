@@ -8,61 +8,13 @@ the tokens that come correct its probabilities.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from specops.runtime.model_runner import DraftHead, HiddenStates
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
+from specops.speculation.drafters.calibration import Calibration
 
 _LEAST_SURE = 0.5  # least promise of a guess for another guess to be built upon it
-_EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
-# Share of an error that corrects the logit of a promise, and times the confidence's logit its
-# factor: some thousand tokens are remembered, and a promise varies by 0.012.
-_LEARN = 0.005
-_LEAST_FACTOR = 0.1
-_MOST_LOGIT = 700.0  # exp of more overflows; `min` takes it in the place of NaN, too
-
-
-class Calibration:
-    """Turns a head's confidence into the probability that a guess is accepted, and corrects it.
-
-    Args:
-        fitted: factor and summand for the logit of each guess in a row, see `HeadFolder`. The last
-            one counts for all further guesses; without any, the confidence is taken as it is.
-        depth: number of guesses in a row.
-    """
-
-    def __init__(self, fitted: Sequence[tuple[float, float]], depth: int) -> None:
-        fitted = fitted or ((1.0, 0.0),)
-        self.depth = depth
-        lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)]
-        self._factors = [max(_LEAST_FACTOR, factor) for factor, _ in lines]
-        self._summands = [summand for _, summand in lines]
-
-    def promise(self, guess: int, sure: float) -> float:
-        """The probability of a guess, by its place, that the head is so sure of."""
-        against = -self._factors[guess] * _logit(sure) - self._summands[guess]
-        return 1 / (1 + math.exp(min(_MOST_LOGIT, against)))
-
-    def learn(self, draft: Draft, came: Sequence[int]) -> None:
-        """Learn from the tokens that came in the place of a draft, whether verified or not."""
-        for guess, (token, probability) in enumerate(
-            zip(draft.tokens, draft.accept_probs, strict=True)
-        ):
-            if guess == len(came):
-                return
-            right = came[guess] == token
-            error, factor = _LEARN * (right - probability), self._factors[guess]
-            own = (_logit(probability) - self._summands[guess]) / factor
-            self._summands[guess] += error
-            self._factors[guess] = max(_LEAST_FACTOR, factor + error * own)
-            if not right:
-                return
-
-
-def _logit(probability: float) -> float:
-    probability = min(max(probability, _EDGE), 1 - _EDGE)
-    return math.log(probability / (1 - probability))
 
 
 class HeadDrafter(LookupDrafter):

@@ -1,0 +1,32 @@
+"""Of two drafts the one that brings more tokens is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from specops.speculation.drafters.base import NO_DRAFT, Draft, better
+
+
+def draft(tokens: str, *probabilities: float) -> Draft:
+    return Draft(tuple(map(ord, tokens)), accept_probs=probabilities)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tokens", "probabilities"),
+    [
+        (draft("abc", 0.4, 0.9, 0.9), draft("d", 0.9), "abc", (0.4, 0.9, 0.9)),  # 1.084 of 0.9
+        (draft("abc", 0.3, 0.9, 0.9), draft("d", 0.9), "d", (0.9,)),  # 0.813
+        (draft("abc", 0.4, 0.9, 0.9), draft("a", 0.7), "abc", (0.7, 0.9, 0.9)),  # both say a
+        (draft("abc", 0.8, 0.2, 0.9), draft("ad", 0.7, 0.6), "ad", (0.8, 0.6)),
+        (draft("ab", 0.5, 0.5), draft("ab", 0.4, 0.6), "ab", (0.5, 0.6)),
+        (NO_DRAFT, draft("a", 0.1), "a", (0.1,)),
+        (draft("ab"), draft("c", 0.1), "c", (0.1,)),  # nobody knows what the first is worth
+        (draft("c", 0.1), draft("ab"), "c", (0.1,)),
+        (draft("ab"), draft("cd"), "ab", ()),  # the cheaper one
+    ],
+)
+def test_the_better_draft_has_the_larger_sum_of_reaches(
+    one: Draft, other: Draft, tokens: str, probabilities: tuple[float, ...]
+) -> None:
+    found = better(one, other)
+    assert (found.tokens, found.accept_probs) == (tuple(map(ord, tokens)), probabilities)
