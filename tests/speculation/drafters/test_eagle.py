@@ -156,7 +156,8 @@ def test_what_a_lookup_says_counts_for_or_against_a_guess() -> None:
         (promised[place % 3],) = made.drafter.look_up(0, tokens, 4, 0.0).accept_probs
         made.compute(0, 2 * place + 1, SURE)
         tokens.append(guess if said == (guess,) else 55)
-    assert max(promised[:2]) < 0.15 < 0.8 < promised[2]
+    assert max(promised[:2]) < 0.25
+    assert promised[2] > 0.75
 
 
 def test_passes_are_run_only_for_those_that_ask_and_as_long_as_their_drafts_may_be() -> None:

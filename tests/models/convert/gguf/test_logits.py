@@ -16,9 +16,10 @@ import onnx
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, GGUFWriter
+from gguf.quants import dequantize
 from onnx import numpy_helper
 
-from specops.heads.target_rows import output_rows
+from specops.heads.target_rows import output_blocks, output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes
@@ -236,6 +237,10 @@ def test_rows_of_the_head_are_those_of_the_file(tmp_path: Path) -> None:
     tokens = [3, 319, 7]
     expected = stored_tensors(tmp_path / "plain")["lm_head.weight"][tokens]
     np.testing.assert_array_equal(output_rows(model.graph_file, tokens, 256), expected)
+    blocks = output_blocks(model.graph_file, tokens)
+    assert blocks is not None
+    assert blocks.shape == (3, 256)
+    np.testing.assert_array_equal(dequantize(blocks[1:].blocks(), Kind.Q6_K), expected[1:])
 
 
 LLAMA3 = {
