@@ -16,7 +16,7 @@ from bench.models import CACHE, LAYER_KINDS, BenchModel, configured, layer_kind,
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import before, kernels
+from bench.runtime import before, guess, kernels
 from bench.scale import scale
 from bench.serving import at_once
 from bench.speculation import chat, compare, concurrency, equality, simulated
@@ -100,6 +100,10 @@ BENCHMARKS = {
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
         "the operators of a pass",
     ),
+    "guess": Benchmark(
+        lambda o, plan: guess.run(plan, o.cache), guess.FULL, guess.QUICK,
+        "what a guess of Qwen3 4B's draft head costs, in its whole shape (8 GB of disk at first)",
+    ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "against another checkout"),
     "scheduling": Benchmark(
         lambda o, plan: scheduling.run(tinyllama(o.cache), plan),
@@ -156,6 +160,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, equality, shapes, editor, peers, serving, quality: where what they "
-        "make and install is kept (default: %(default)s)",
+        help="scheduling, caps, equality, shapes, guess, editor, peers, serving, quality: where "
+        "what they make and install is kept (default: %(default)s)",
     )  # fmt: skip

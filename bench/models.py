@@ -34,7 +34,9 @@ from tests.checkpoints import (
     make_llama_checkpoint,
     make_qwen35_checkpoint,
 )
+from tests.eagle_heads import write_head
 from tests.models_e2e.repositories import REPOSITORIES
+from tests.mtp_blocks import make_checkpoint as make_mtp_checkpoint
 from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
@@ -100,16 +102,10 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
     changes. The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and
     12 GB for Phi-3 Mini. The export runs in a process of its own, which frees its memory.
     """
-    digest = hashlib.sha256(weights_digest().encode())
-    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    home = cache / f"shapes-{digest.hexdigest()[:12]}"
-    folder = home / f"{name.rpartition('/')[2]}-{quant}"
+    folder = _home(cache) / f"{name.rpartition('/')[2]}-{quant}"
     if (folder / _PEAK).is_file():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    for outdated in set(cache.glob("shapes-*")) - {home}:
-        shutil.rmtree(outdated)
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
     try:
         progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
@@ -122,7 +118,8 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
         with tempfile.TemporaryFile("w+") as said:
             child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
             _, status, usage = os.wait4(child.pid, 0)  # of this child alone
-            if status:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            if child.returncode:
                 said.seek(0)
                 raise BuildError(f"{checkpoint} cannot be exported: {said.read().strip()}")
         (folder / _PEAK).write_text(str(1024 * usage.ru_maxrss), encoding="ascii")
@@ -134,6 +131,28 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
 def converter_peak(folder: Path) -> int:
     """Peak of the resident memory, in bytes, of the converter that made a folder of `shape`."""
     return int((folder / _PEAK).read_text(encoding="ascii"))
+
+
+def head_shape(name: str, cache: Path = CACHE) -> Path:
+    """The checkpoint of a published draft head with random weights, beside the shapes."""
+    folder = _home(cache) / name.rpartition("/")[2]
+    if not folder.is_dir():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        REPOSITORIES[name].write(part, None)
+        part.rename(folder)
+    return folder
+
+
+def _home(cache: Path) -> Path:
+    """The folder for what this version of the exporter makes; those of other versions go."""
+    digest = hashlib.sha256(weights_digest().encode())
+    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    home = cache / f"shapes-{digest.hexdigest()[:12]}"
+    for outdated in set(cache.glob("shapes-*")) - {home}:
+        shutil.rmtree(outdated)
+    return home
 
 
 def weights_digest() -> str:
@@ -161,8 +180,13 @@ def _llama_160m_checkpoint(path: Path) -> None:
     _write_tokenizer(path)
 
 
-# Small models of kinds of layers that Llama does not have: the function that writes a checkpoint.
+# Small models with heads, and of kinds of layers that Llama does not have, by what writes them.
+HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
+    "eagle-3-head": partial(make_llama_checkpoint, layers=8, context=2048),
+    "mtp-block": partial(make_mtp_checkpoint, layers=4, context=2048),
+}
 LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
+    **HEAD_KINDS,
     "short-convolution": partial(make_lfm2_checkpoint, layers=4, attention=(1,), context=2048),
     "gated-delta": partial(make_qwen35_checkpoint, context=2048),
     "heads-by-layer": partial(make_gemma4_checkpoint, context=2048),
@@ -170,10 +194,23 @@ LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
 
 
 def layer_kind(name: str, cache: Path = CACHE) -> BenchModel:
-    """A small random model, one of LAYER_KINDS; its draft model is itself in 4 bits."""
-    target, draft = (shape(name, quant, cache) for quant in ("int8-32", "int4-32-rtn"))
-    settings = replace(plain(target, target.parent), draft=str(draft), context=2048)
+    """A small random model, one of LAYER_KINDS; its draft is a head, or itself in 4 bits."""
+    target = shape(name, "int8-32", cache)
+    if name not in HEAD_KINDS:
+        draft = str(shape(name, "int4-32-rtn", cache))
+    else:
+        draft = "" if name == "mtp-block" else str(_random_head(name, target))
+    settings = replace(plain(target, target.parent), draft=draft, context=2048)
     return BenchModel(name, f"small random model, {name.replace('-', ' ')}", settings)
+
+
+def _random_head(kind: str, target: Path) -> Path:
+    """An EAGLE-3 head with random weights beside its target's folder."""
+    folder = target.with_name(f"{kind}-head")
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory() as scratch:
+            write_head(folder, target=LAYER_KINDS[kind](Path(scratch) / "target"))
+    return folder
 
 
 _WRITERS = LAYER_KINDS | {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.random_weights import Shapes
+
 Config = dict[str, Any]
 LAYERS = 8  # of the targets here
 SURE = [[0.0, 6.0]]  # a calibration that trusts every guess: chains become as long as they may
@@ -57,7 +59,7 @@ def write_head(
     rng, heads, kv_heads, size, wide = np.random.default_rng(seed), 4, 2, 16, 96
 
     def matrix(out: int, inputs: int) -> np.ndarray[Any, Any]:
-        return (rng.normal(size=(out, inputs)) * inputs**-0.5).astype(np.float32)
+        return np.asarray(rng.normal(size=(out, inputs)) * inputs**-0.5, np.float32)
 
     def vector(count: int) -> np.ndarray[Any, Any]:
         return rng.uniform(0.5, 1.5, count).astype(np.float32)
@@ -128,6 +130,31 @@ def write_head(
     (folder / "config.json").write_text(json.dumps(own))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def eagle_shapes(config: Config) -> Shapes:
+    """The tensors of a published head with this config.json, without those of integers.
+
+    It reads three of the target's layers, which are as wide as itself, and has no embedding.
+    """
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    queries, keys = (
+        config["head_dim"] * config[f"num_{kind}_heads"] for kind in ("attention", "key_value")
+    )
+    shapes: Shapes = {
+        "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, queries),
+        "midlayer.mlp.gate_proj.weight": (wide, hidden),
+        "midlayer.mlp.up_proj.weight": (wide, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, wide),
+        "fc.weight": (hidden, 3 * hidden),
+        "lm_head.weight": (config["draft_vocab_size"], hidden),
+    }
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    shapes |= {f"midlayer.{norm}.weight": (hidden,) for norm in norms}
+    return shapes | {"norm.weight": (hidden,)}
 
 
 class Reference:

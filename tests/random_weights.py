@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -20,9 +21,16 @@ _BLOCK = (1 << 20) - 3  # a prime: in a larger tensor, whose values repeat, no t
 
 
 def write_safetensors(
-    file: Path, shapes: Shapes, dtype: str, tensors: Iterator[np.ndarray[Any, Any]]
+    file: Path,
+    shapes: Shapes,
+    dtype: str,
+    tensors: Iterator[np.ndarray[Any, Any]],
+    integers: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> None:
-    """Writes `tensors`, in the order of `shapes`, as a safetensors file of one dtype."""
+    """Writes `tensors`, in the order of `shapes`, as a safetensors file of one dtype.
+
+    Behind them come `integers`: int64 or bool.
+    """
     item = _numpy_dtype(dtype)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -33,12 +41,18 @@ def write_safetensors(
             "shape": shape,
             "data_offsets": [start, end],
         }
+    for name, values in integers.items():
+        start, end = end, end + values.nbytes
+        kind = "BOOL" if values.dtype == np.bool_ else "I64"
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
             stream.write(tensor.astype(item, copy=False).view(np.uint8).data)
+        for values in integers.values():
+            stream.write(values.tobytes())
 
 
 class RandomWeights:

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
-from bench.models import LLAMA_160M, TINYLLAMA, shape
+from bench.models import LLAMA_160M, TINYLLAMA, head_shape, shape
 from bench.serving.load import Ask, Script, figure, follow, metric, once
 from bench.serving.server import ServerError, environment, serving
 from bench.tools.quiet import watched
@@ -52,13 +52,14 @@ PUBLISHED = {
     "gemma-3-1b": "google/gemma-3-1b-it",
     "lfm2.5-1.2b": "LiquidAI/LFM2.5-1.2B-Instruct",
 }
+HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}  # which their presets name
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is served, and under which cap."""
 
-    model: str  # tinyllama, with its draft, or one of PUBLISHED
+    model: str  # tinyllama, with its draft, or one of PUBLISHED, perhaps with a head
     quant: str  # int4 or int8, blocks of 128
     cap_gb: float
     swap: bool
@@ -153,10 +154,14 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
 def prepared(case: Case, cache: Path) -> Settings:
     """The case's settings, after everything that is made once per machine was made."""
     name, quant = PUBLISHED.get(case.model, case.model), WEIGHTS[case.quant]
-    drafted = case.model == TINYLLAMA
+    draft = NO_DRAFTER
+    if case.model == TINYLLAMA:
+        draft = str(shape(LLAMA_160M, "int8-128", cache))
+    elif case.model in HEADS:
+        draft = str(head_shape(HEADS[case.model], cache))
     settings = Settings(
         target=str(shape(name, quant, cache)),
-        draft=str(shape(LLAMA_160M, "int8-128", cache)) if drafted else NO_DRAFTER,
+        draft=draft,
         cache_dir=cache / "caps",
         drain_timeout=0,  # the load ends with the server
     )

@@ -31,7 +31,7 @@ CAPS_GB = {
 TITLES = {
     "tinyllama": "TinyLlama-1.1B shape, 160 M draft",
     "phi3": "Phi-3 Mini shape (3.8 B)",
-    "qwen3-4b": "Qwen3 4B shape",
+    "qwen3-4b": "Qwen3 4B shape, EAGLE-3 head",
     "gemma-3-1b": "Gemma 3 1B shape",
     "lfm2.5-1.2b": "LFM2.5 1.2B shape",
 }

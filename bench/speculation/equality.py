@@ -5,7 +5,7 @@ length answers it in other processes, together with other requests: they arrive 
 with passes of random width, with and without the prefix cache, with a KV cache so small that
 requests give up their blocks, with one thread and with two, with every kernel that this processor
 runs. All tokens must be equal, and all log-probabilities to the bit. Fewer prompts go to small
-random models of other kinds of layers, each with itself in 4 bits as its draft model.
+random models with draft heads, and of other kinds of layers, with themselves in 4 bits as drafts.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ from safetensors.numpy import load_file, save_file
 from specops.heads.checkpoint import HeadCheckpoint
 from specops.heads.layer import EagleLayer, Target
 from specops.models.convert import ExportError
+from specops.models.convert.checkpoint import HEAD
+from specops.models.convert.quantization import BlockFormat
+from specops.models.convert.weights import WeightStore
+from specops.models.graph.tensors import values_of
 from specops.models.head_folder import is_head_checkpoint
 from tests.checkpoints import make_llama_checkpoint
 from tests.eagle_heads import write_head
@@ -21,6 +25,7 @@ from tests.eagle_heads import write_head
 VOCAB, WIDTH, LAYERS = 320, 64, 8
 TARGET = Target(VOCAB, WIDTH, LAYERS, 256)
 
+_OF_LAYERS = ("sliding_window", "rope_scaling")
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
@@ -83,6 +88,19 @@ def test_tokens_can_be_given_by_either_table_or_be_all(target: Path, tmp_path: P
     assert layer(whole).tokens == tuple(range(VOCAB))
 
 
+def test_of_a_large_vocabulary_the_first_tokens_are_guessed(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specops.heads.layer.MOST_GUESSABLE", 48)
+    folder = write_head(tmp_path / "head", target=target, rows=VOCAB, d2t=False)
+    found = layer(folder)
+    assert (found.tokens, found.shape.vocab_size) == (tuple(range(48)), 48)
+    rows = load_file(folder / "model.safetensors")
+    np.testing.assert_array_equal(found._table(HEAD, {}).parts[0], rows[HEAD][:48])
+    chosen = layer(write_head(tmp_path / "chosen", target=target))
+    assert len(chosen.tokens) == 100  # those that its makers have chosen stay
+
+
 def test_weights_in_8_bits_have_scales_beside_them(target: Path, tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", target=target)
     name = "midlayer.mlp.down_proj.weight"
@@ -115,7 +133,14 @@ def test_a_state_dict_of_torch_has_its_integers_too(target: Path, tmp_path: Path
 
 
 def _set(**values: Any) -> Change:
-    return lambda config, tensors: config.update(values)
+    """Settings, where the layout has them."""
+
+    def edit(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+        layer = config.get("transformer_layer_config", config)
+        for key, value in values.items():
+            (layer if key in {*layer, *_OF_LAYERS} else config)[key] = value
+
+    return edit
 
 
 def _drop(name: str) -> Change:
@@ -131,6 +156,7 @@ def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
     del tensors["lm_head.weight"]
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "speculators"])
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -160,12 +186,30 @@ def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
         (_add("d2t", np.arange(100) * 4), "d2t is damaged"),
         (_add("d2t", -np.arange(100)), "d2t is damaged"),
         (_add("d2t", np.zeros(100, np.float32)), "not 100 integers"),
+        (_add("d2t", np.r_[np.zeros(99, np.int64), 300]), "d2t is damaged"),
+        (_add("d2t", np.zeros(101, np.int64)), "not 100 integers"),
+        (_set(hidden_size="64"), "'hidden_size' must be a positive integer"),
+        (_set(hidden_size=None), "'hidden_size'"),
+        (_set(hidden_size=128), "'hidden_size' is 128, but the target's states have 64 values"),
+        (_set(num_key_value_heads=3), "'num_key_value_heads' must divide"),
+        (_set(head_dim=20), "'head_dim' is 20"),
+        (_set(rope_scaling={"rope_type": "odd", "factor": 2.0}), "rope"),
+        (
+            _set(draft_vocab_size=None),
+            r"not 320 integers|\[100, 64\], config.json expects \[320, 64\]",
+        ),
+        (_add("embed_tokens.weight", np.ones((100, 64), np.float32)), r"expects \[320, 64\]"),
+        (_add("midlayer.self_attn.kv_a_proj.weight", np.ones((8, 64), np.float32)), "is not part"),
+        (_add("layers.1.mlp.up_proj.weight", np.ones((96, 64), np.float32)), "is not part"),
+        (_add("midlayer.mlp.up_proj.weight", np.ones((96, 64), np.int8)), "has dtype I8"),
+        (_drop("norm.weight"), "norm.weight is missing"),
+        (_drop("midlayer.self_attn.k_proj.weight"), "k_proj.weight is missing"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(
-    edit: Change, message: str, target: Path, tmp_path: Path
+    edit: Change, message: str, nested: bool, target: Path, tmp_path: Path
 ) -> None:
-    folder = change(write_head(tmp_path / "head", target=target), edit)
+    folder = change(write_head(tmp_path / "head", target=target, nested=nested), edit)
     assert is_head_checkpoint(folder)
     with pytest.raises(ExportError, match=message):
         layer(folder)
@@ -188,3 +232,21 @@ def test_a_model_is_no_head(target: Path, tmp_path: Path) -> None:
     assert not is_head_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("[" * 100_000)
     assert not is_head_checkpoint(tmp_path)
+
+
+def test_tied_output_rows_are_those_of_the_tokens_in_any_weights(
+    target: Path, tmp_path: Path
+) -> None:
+    """They are some of the embedding's rows, in the same file and format."""
+    folder = write_head(
+        tmp_path / "head", target=target, embedding=True, output=False, tie_word_embeddings=True
+    )
+    found = layer(folder)
+    with WeightStore(tmp_path / "weights", lambda nbytes: None) as store:
+        whole, rows = found._table("embed_tokens.weight", {}), found._table(HEAD, {})
+        stored = BlockFormat(8, 64)
+        store.table_blocks("embedding", whole, stored)
+        store.matmul_blocks("logits", rows, stored)
+    codes = {item.name: values_of(item, tmp_path) for item in store.initializers}
+    table = codes["embedding.codes"][list(found.tokens)]
+    np.testing.assert_array_equal(codes["logits.codes"].reshape(len(table), -1), table)

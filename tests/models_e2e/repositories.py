@@ -1,4 +1,4 @@
-"""The repositories on the hub that presets name, with random weights.
+"""The repositories of models and draft heads on the hub that presets name, with random weights.
 
 Configurations are the published ones. The weights lie in the same kinds of files: safetensors (one
 or several), with or without the prefix of the class, or torch's own. Layers can be left out; the
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
@@ -26,17 +29,55 @@ from tests.checkpoints import (
     relative_shapes,
     write_checkpoint,
 )
+from tests.eagle_heads import eagle_shapes
 from tests.models.graph.published_graph import write_published
-from tests.random_weights import RandomWeights, Shapes
+from tests.random_weights import RandomWeights, Shapes, write_safetensors
 from tests.text import published_tokenizers as tokenizers
 
 Config = dict[str, Any]
 PHI3_GRAPH = "phi3-mini-4k-instruct-cpu-int4-rtn-block-32-acc-level-4.onnx"
 
 
+class Published(ABC):
+    """A repository.
+
+    Attributes:
+        config: its config.json.
+        shapes: the shapes of a configuration's tensors, by their stored names.
+    """
+
+    config: Config
+    shapes: Callable[[Config], Shapes]
+
+    @abstractmethod
+    def write(self, folder: Path, layers: int | None) -> None:
+        """Write the repository into `folder`; a model has so many layers, or all its own."""
+
+
 @dataclass(frozen=True)
-class Repository:
-    """A published model.
+class Head(Published):
+    """An EAGLE-3 head of some bfloat16 tensors and two of integers."""
+
+    config: Config
+    shapes: Callable[[Config], Shapes] = eagle_shapes
+
+    def write(self, folder: Path, layers: int | None) -> None:
+        """Write the head, which always has one layer."""
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        shapes, rows = self.shapes(self.config), self.config["draft_vocab_size"]
+        chosen = np.arange(rows) * self.config["vocab_size"] // rows
+        integers = {
+            "d2t": chosen - np.arange(rows),
+            "t2d": np.isin(np.arange(self.config["vocab_size"]), chosen),
+        }
+        tensors = RandomWeights(0, "bfloat16").of(shapes)
+        write_safetensors(folder / "model.safetensors", shapes, "bfloat16", tensors, integers)
+
+
+@dataclass(frozen=True)
+class Repository(Published):
+    """A model.
 
     Attributes:
         config: its config.json.
@@ -347,12 +388,29 @@ def _lfm2(
     return Repository(config, lfm2_shapes, tokenizers.written(tokenizers.gpt2))
 
 
+def _head(architecture: str, epsilon: float, theta: float, *sizes: int) -> Head:
+    hidden, heads, wide, vocab = sizes
+    config = {
+        **_sizes(hidden, 1, heads, 8, wide, vocab, 40960),
+        "architectures": [architecture],
+        "model_type": "llama",
+        "draft_vocab_size": 32000,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": epsilon,
+        "rope_theta": theta,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    return Head(config)
+
+
 def _llama_tokenizer(folder: Path, vocab: int) -> None:
     tokenizers.written(tokenizers.llama)(folder, vocab)
     (folder / "tokenizer.model").write_bytes(b"SentencePiece's own, which is not needed")
 
 
-REPOSITORIES = {
+REPOSITORIES: dict[str, Published] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": Repository(
         {
             **_LLAMA,
@@ -379,6 +437,13 @@ REPOSITORIES = {
     "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072),
     "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144),
     "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728),
+    "AngelSlim/Qwen3-1.7B_eagle3": _head(
+        "LlamaForCausalLMEEagle3", 1e-6, 1e6, 2048, 16, 6144, 151936
+    ),
+    "AngelSlim/Qwen3-4B_eagle3": _head("Eagle3LlamaForCausalLM", 1e-6, 1e6, 2560, 32, 9728, 151936),
+    "thoughtworks/Llama-3.2-3B-Instruct-Eagle3": _head(
+        "LlamaForCausalLMEagle3", 1e-5, 5e5, 3072, 24, 8192, 128256
+    ),
     "meta-llama/Llama-3.2-1B-Instruct": _llama32(2048, 16, 32),
     "meta-llama/Llama-3.2-3B-Instruct": _llama32(3072, 28, 24),
     "google/gemma-3-270m-it": _gemma3(640, 18, 2048),

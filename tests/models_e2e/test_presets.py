@@ -23,13 +23,19 @@ from tests.checkpoints import llama_shapes
 from tests.loopback import free_port
 from tests.models.hub_server import Hub, folder_paths
 from tests.models.hub_server import serving as serving_hub
-from tests.models_e2e.repositories import REPOSITORIES, save_state_dict, write_phi3_graph
+from tests.models_e2e.repositories import (
+    REPOSITORIES,
+    Head,
+    Repository,
+    save_state_dict,
+    write_phi3_graph,
+)
 from tests.models_e2e.service import Running, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.reference]
 
 CAP = 4 << 30
-LAYERS = 2
+LAYERS, HEAD_LAYERS = 2, 4  # a head reads what enters layers 2, half of them and all but three
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
@@ -54,6 +60,11 @@ def models_of(name: str) -> list[HubModel]:
     return [model for model in found if model is not None]
 
 
+def has_head(name: str) -> bool:
+    """Return whether a preset's draft is a head."""
+    return any(isinstance(REPOSITORIES.get(model.repo), Head) for model in models_of(name))
+
+
 def published(name: str, folder: Path) -> Hub:
     """Return a hub with a preset's models."""
     models, repos = models_of(name), {}
@@ -63,7 +74,8 @@ def published(name: str, folder: Path) -> Hub:
             write_phi3_graph(path, LAYERS)
             repos[model.repo] = folder_paths(path, f"{model.subfolder}/")
         else:
-            REPOSITORIES[model.repo].write(path, None if name in WHOLE else LAYERS)
+            layers = HEAD_LAYERS if has_head(name) else LAYERS
+            REPOSITORIES[model.repo].write(path, None if name in WHOLE else layers)
             repos[model.repo] = folder_paths(path)
     return Hub(repos, tuple({model.revision for model in models}))
 
@@ -135,7 +147,8 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
 def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, note: Note) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
     preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"
-    drafter = str(preset.settings.get("drafter", "draft" if len(models) > 1 else "suffix"))
+    usual = "cascade" if has_head(name) else "draft" if len(models) > 1 else "suffix"
+    drafter = str(preset.settings.get("drafter", usual))
     hub = published(name, tmp_path / "published")
     with serving_hub(hub):
         env = environment(name, cache, hub)
@@ -162,6 +175,7 @@ def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, note: Note) -> None:
     """The preset `custom`: model.pt, model.json and a tokenizer in a folder."""
     pytest.importorskip("torch", reason="needs the extra `reference`")
     repository = REPOSITORIES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert isinstance(repository, Repository)
     config = {**repository.config, "num_hidden_layers": LAYERS, "torch_dtype": "float32"}
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.heads.checkpoint import HeadCheckpoint
-from specops.models.contract import FUSED, NEXT_STATES, STATES
+from specops.models.contract import FUSED, MOST_GUESSABLE, NEXT_STATES, STATES
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.families.family import Shapes
@@ -89,8 +89,12 @@ class EagleLayer(GatedDecoder):
         rows = given.integer("draft_vocab_size", vocab_size)
         trained = given.integer("max_position_embeddings", target.context)
         values = {"original_max_position_embeddings": trained} | values
-        # How long texts may be is the target's matter.
-        values |= {"max_position_embeddings": target.context, "vocab_size": rows}
+        # How long texts may be is the target's matter. All of a large vocabulary are too many rows.
+        self._stored_rows, everything = rows, rows == vocab_size and not {_D2T, _T2D} & set(stored)
+        values |= {
+            "max_position_embeddings": target.context,
+            "vocab_size": min(rows, MOST_GUESSABLE) if everything else rows,
+        }
         super().__init__(ModelConfig(values, self.file))
         self.target, hidden = target, self.shape.hidden_size
         self.head_norms = "layers.0.self_attn.q_norm.weight" in stored
@@ -116,7 +120,7 @@ class EagleLayer(GatedDecoder):
                 f"target's have {target.hidden_size} values a token, and the head's are {hidden}"
             )
         checkpoint.expect(self.tensors(), ("*rotary_emb.inv_freq", _D2T, _T2D))
-        self.tokens = self._tokens(rows)
+        self.tokens = self._tokens(self.shape.vocab_size)
 
     @property
     def fuses(self) -> bool:
@@ -158,7 +162,7 @@ class EagleLayer(GatedDecoder):
             shapes["input_norm.weight"] = (self.width,)
         for index in range(len(self.layers_read) if self.fc_norm else 0):
             shapes[f"fc_norm.{index}.weight"] = (self.target.hidden_size,)
-        own = {_EMBEDDING: (self.target.vocab_size, hidden), HEAD: (self.shape.vocab_size, hidden)}
+        own = {_EMBEDDING: (self.target.vocab_size, hidden), HEAD: (self._stored_rows, hidden)}
         stored = self.checkpoint.tensors
         return shapes | {name: shape for name, shape in own.items() if name in stored}
 
@@ -234,7 +238,12 @@ class EagleLayer(GatedDecoder):
     def _table(self, name: str, tables: Mapping[str, Matrix]) -> Matrix:
         if name == HEAD and self._tied:
             return self.checkpoint.matrix(_EMBEDDING).reordered([np.array(self.tokens)])
-        return tables[name] if name in self.shared else self.checkpoint.matrix(name)
+        if name in self.shared:
+            return tables[name]
+        matrix = self.checkpoint.matrix(name)
+        if name == HEAD and len(self.tokens) < self._stored_rows:
+            return matrix.divided(len(self.tokens))[0]
+        return matrix
 
     # -- what the settings say ----------------------------------------------------------------
 
@@ -277,7 +286,7 @@ class EagleLayer(GatedDecoder):
             found = self.checkpoint.integers(_D2T, rows) + np.arange(rows)
         elif _T2D in stored:
             found = np.flatnonzero(self.checkpoint.integers(_T2D, size))
-        elif rows == size:
+        elif self._stored_rows == size:
             found = np.arange(rows)
         else:
             raise ExportError(

@@ -17,7 +17,8 @@ HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
 FUSION_GRAPH = "fusion.onnx"
 EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
-    *("llamaforcausallmeagle3", "eagle3llamaforcausallm", "llamaeagle3draftmodel"),
+    *("llamaforcausallmeagle3", "llamaforcausallmeeagle3", "eagle3llamaforcausallm"),
+    "llamaeagle3draftmodel",
     *("eagle3speculator", "eagle3draftmodel", "qwen3eagle3model"),
 )
 # In names of heads' architectures, in lower case, those included that cannot be run.

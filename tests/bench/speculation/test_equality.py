@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.models import BenchModel
+from bench.models import HEAD_KINDS, BenchModel, layer_kind
 from bench.prompts import CODE, Prompt
 from bench.speculation import equality, equality_worker
 from bench.speculation.equality import Count, Plan
@@ -98,3 +99,14 @@ def test_every_way_is_compared_in_all_circumstances(tiny: BenchModel) -> None:
     of_all = sum(count["requests"] for count in ways.values())
     for kind, found in counts.items():
         assert sum(count["requests"] for count in found.values()) == of_all, kind
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_heads_are_compared_like_all_drafters(kind: str, tmp_path: Path) -> None:
+    model = layer_kind(kind, tmp_path)
+    model = replace(model, settings=replace(model.settings, threads=1, max_k_draft=3))
+    done = equality.run([model], PROMPTS, PLAN)
+    assert done.sound
+    ways = {f"{name}, k={k}" for name in ("head", "cascade") for k in (1, 2, 3)}
+    assert {*ways, "head, adaptive"} <= set(done.result["counts"][kind]["way"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import ml_dtypes
 import numpy as np
@@ -113,7 +114,8 @@ class Matrix:
     def reordered(self, orders: Sequence[NDArray[np.int64]]) -> Matrix:
         """The same parts, each with its rows in another order."""
         parts = (part[order] for part, order in zip(self.parts, orders, strict=True))
-        return Matrix(f"{self.name}, reordered", tuple(parts))
+        order = crc32(np.concatenate(orders).tobytes())  # a name stands for the same rows
+        return Matrix(f"{self.name} in the order {order:08x}", tuple(parts))
 
     def divided(self, row: int) -> tuple[Matrix, Matrix]:
         """The rows before one, and the others."""

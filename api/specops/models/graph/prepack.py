@@ -27,6 +27,7 @@ from typing import BinaryIO
 import onnx
 from onnx import TensorProto, helper
 
+from specops.models.contract import MOST_GUESSABLE
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import is_head, rewrite
@@ -37,10 +38,6 @@ from specops.runtime import kernels, layer_shapes
 from specops.runtime.layer_shapes import LayerShape
 from specops.runtime.session import ModelLoadError, load, plain_options
 
-# Logits of an MTP block: those of the first tokens. Tokenizers of byte pairs number tokens by the
-# order of merges, the frequent ones first: these are 98.3 % of English text and of Python under
-# Qwen's vocabulary (ids below 32,000: 93 %), and take a quarter of the time of all 248,320.
-MTP_LOGITS = 1 << 16
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
@@ -73,7 +70,7 @@ def prepack(
     data = destination.with_name(f"{destination.name}.data")
     parts = [_Part(graph, destination, states, final=mtp is not None)]
     if mtp is not None:
-        parts.append(_Part(mtp, destination.with_name(mtp.name), most_logits=MTP_LOGITS))
+        parts.append(_Part(mtp, destination.with_name(mtp.name), most_logits=MOST_GUESSABLE))
     written: Written = {}
     with data.open("wb") as target:
         for part in parts:
