@@ -33,6 +33,7 @@ _NEXT_STATES = "next_states"  # of a draft head, which takes `states`
 _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _KEPT_INPUTS = "kept_inputs"  # only of models with layers without attention
 _PROGRESS = "progress"  # and of those with states
+_LOGIT_SPANS = "logit_spans"  # of models whose last layers keep nothing: of the rows of logits
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
@@ -141,6 +142,7 @@ class ModelRunner:
         # Always as many spans as slots: the operator skips empty spans.
         self._spans = np.zeros(3 * cache.num_slots, np.int64)
         self._progress = np.zeros(2 * cache.num_slots, np.int64)
+        self._logit_spans = np.zeros(3 * cache.num_slots, np.int64)
         self._logit_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
@@ -240,6 +242,7 @@ class ModelRunner:
     def _fill(self, batch: Batch) -> None:
         """Write spans and, if the graph has inputs for them, progress and positions."""
         rows: list[int] = []
+        last: list[int] = []
         progress: list[int] = []
         positions: list[int] = []
         for span in batch.spans:
@@ -251,12 +254,15 @@ class ModelRunner:
                     f"a pass may write {low} to {high - 1}"
                 )
             rows += (slot, start, count)
+            last += (slot, start + count - span.num_logits, span.num_logits)
             if self.cache.kept_inputs is not None:
                 progress += self.cache.kept_inputs.write(slot, start, count, span.settled)
             if _POSITIONS in self._given:
                 positions += range(start, start + count)
         self._spans[: len(rows)] = rows
         self._spans[len(rows) :] = 0
+        self._logit_spans[: len(last)] = last
+        self._logit_spans[len(last) :] = 0
         self._progress[: len(progress)] = progress
         if _POSITIONS in self._given:
             self._positions[: len(positions)] = positions
@@ -289,6 +295,8 @@ class ModelRunner:
             inputs[_KEPT_INPUTS] = self.cache.kept_inputs.descriptor
         if _PROGRESS in self._given:
             inputs[_PROGRESS] = self._progress.reshape(-1, 2)
+        if _LOGIT_SPANS in self._given:
+            inputs[_LOGIT_SPANS] = self._logit_spans.reshape(-1, 3)
         outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
             outputs[_HIDDEN] = self._hidden[None, :num_logits]
@@ -412,7 +420,15 @@ def _known_inputs(session: Session) -> set[str]:
         ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
-    optional = {_POSITIONS, _STATE_ROWS, _FINAL_ROWS, _STATES, _KEPT_INPUTS, _PROGRESS}
+    optional = {
+        _POSITIONS,
+        _STATE_ROWS,
+        _FINAL_ROWS,
+        _STATES,
+        _KEPT_INPUTS,
+        _PROGRESS,
+        _LOGIT_SPANS,
+    }
     if names - optional != _INPUTS:
         raise ModelLoadError(
             f"the graph's inputs are {', '.join(sorted(names))}, not {', '.join(sorted(_INPUTS))}"

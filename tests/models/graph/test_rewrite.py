@@ -11,11 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.graph.nodes import RefusedGraphError
+from specops.models.graph.nodes import RefusedGraphError, attributes_of
 from specops.models.graph.rewrite import rewrite
 from specops.runtime import kernels
-from specops.runtime.layer_shapes import Attention
+from specops.runtime.layer_shapes import Attention, SharedAttention
 from tests.checkpoints import (
+    make_gemma4_checkpoint,
     make_gpt2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
@@ -118,6 +119,25 @@ def test_attention_says_what_it_said(tmp_path: Path) -> None:
             *(f"layers.{layer}.qkv", "", "", "spans", "block_tables", "cache"),
             *("cos_cache", "sin_cache"),
         ]
+
+
+def test_layers_with_the_same_keys_and_values_keep_them_once(tmp_path: Path) -> None:
+    """Gemma 4's last layers; rows without logits do not go through them, unless a head reads."""
+    source = make_gemma4_checkpoint(tmp_path / "source")
+    int8 = Quantization.parse("int8-32")
+    graph = export_checkpoint(source, tmp_path / "onnx", quantization=int8).graph_file
+    of_window, full = Attention(kv_heads=2, head_size=16), Attention(kv_heads=2, head_size=32)
+    table = [of_window, full, SharedAttention(0), SharedAttention(0), SharedAttention(1)]
+    for states in ((), (4,)):
+        model = onnx.load(graph, load_external_data=False)
+        assert rewrite(model, states) == table
+        nodes = [node for node in model.graph.node if node.op_type == kernels.ATTENTION]
+        assert [bool(node.input[1]) for node in nodes] == [True, True, False, False, False]
+        places = [attributes_of(node)["layer"] for node in nodes]
+        assert places == [0, 1, 0, 0, 1]
+        behind = ["spans" if states else "logit_spans"] * 3
+        assert [node.input[3] for node in nodes] == ["spans", "spans", *behind]
+        assert {*attributes_of(nodes[0])["head_size"]} == {16, 32}
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])

@@ -6,7 +6,7 @@ the tokens whose logits are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from specops.models.contract import GGUF_MATMUL, NEXT_STATES, STATES
 from specops.models.graph.nodes import RefusedGraphError, Wiring, attributes_of, mixers, set_nodes
 
+LOGIT_SPANS = "logit_spans"  # of graphs in which the last layers keep nothing
 LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
 FINAL_ROWS = "final_rows"  # of a target with an MTP block
 CONTROL: dict[str, list[str | int]] = {
@@ -44,10 +45,19 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
         graph.initializer.remove(tensor)
 
 
-def gather_logit_rows(graph: onnx.GraphProto, taken: str = LOGIT_ROWS) -> None:
-    """After the last layer's mixer, take the rows `taken` of every tensor from before it."""
-    constants = {tensor.name for tensor in graph.initializer}
-    last = mixers(graph.node)[-1]
+def gather_logit_rows(
+    graph: onnx.GraphProto, taken: str = LOGIT_ROWS, reading: Collection[str] = ()
+) -> None:
+    """After the last layer that keeps something, take the rows `taken` of every tensor before it.
+
+    Args:
+        graph: a rewritten graph.
+        taken: an input with places of tokens.
+        reading: outputs of the attention that reads what other layers keep: behind the cut it goes
+            over the spans of these rows alone.
+    """
+    constants = {*CONTROL, *(tensor.name for tensor in graph.initializer)}
+    last = [node for node in mixers(graph.node) if node.output[0] not in reading][-1]
     behind = _descendants(graph, last)
     wiring = Wiring(graph)
     for node in reversed(graph.node):  # of a vector's parts the vector: its rows are taken once
@@ -68,6 +78,8 @@ def gather_logit_rows(graph: onnx.GraphProto, taken: str = LOGIT_ROWS) -> None:
                         helper.make_node("Gather", [name, taken], [rows], name=rows, axis=1)
                     )
                 node.input[place] = rows
+            if node.output[0] in reading:
+                node.input[list(node.input).index("spans")] = LOGIT_SPANS
         nodes.append(node)
     set_nodes(graph, nodes)
 
@@ -98,6 +110,8 @@ def declare(graph: onnx.GraphProto) -> None:
     for rows in (STATE_ROWS, FINAL_ROWS):
         if rows in read:
             shapes[rows] = [rows]
+    if LOGIT_SPANS in read:
+        shapes[LOGIT_SPANS] = CONTROL["spans"]
     given = [item for item in graph.input if item.name == STATES]  # of a draft head
     follows = [item for item in graph.output if item.name == NEXT_STATES]
     states = [item for item in graph.output if item.name == STATES]

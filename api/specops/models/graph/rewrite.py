@@ -9,12 +9,14 @@ sequences becomes one that goes on after what is kept of a slot's tokens.
 Inputs of the new graph: `input_ids` int64 [1, T]; `position_ids` int64 [1, T], if positions are
 learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` int64 [slots, blocks];
 `cache` int64 [4]; `logit_rows` int64 [L]; with layers without attention `kept_inputs` int64 [5],
-and if these have states `progress` int64 [S, 2]. Outputs: `logits` float32 [1, L, vocabulary], and
-`hidden` float32 [1, L, size], the last hidden state, which is the input of the product that gives
-the logits. An output that the caller does not ask for costs nothing. For a draft head there are
-also `state_rows` int64 [R] and `states` float32 [1, R, size of all]: what enters some layers. For
-the model's own MTP block there are instead `final_rows` int64 [R] and `states` [1, R, size], the
-last hidden states of these tokens; `logit_rows` then are places in `final_rows`.
+and if these have states `progress` int64 [S, 2]; where the last layers read the keys and values of
+others `logit_spans` int64 [S, 3], the spans of the rows `logit_rows`: no other token goes through
+these layers. Outputs: `logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the
+last hidden state, which is the input of the product that gives the logits. An output that the
+caller does not ask for costs nothing. For a draft head there are also `state_rows` int64 [R] and
+`states` float32 [1, R, size of all]: what enters some layers. For the model's own MTP block there
+are instead `final_rows` int64 [R] and `states` [1, R, size], the last hidden states of these
+tokens; `logit_rows` then are places in `final_rows`.
 
 A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
@@ -115,7 +117,9 @@ def rewrite(
     if final:
         output_final_states(graph)
     else:
-        gather_logit_rows(graph)
+        shared = {name for name, kept in attention.items() if isinstance(kept, SharedAttention)}
+        # A draft head may read states of all tokens in these layers, too.
+        gather_logit_rows(graph, reading=() if states else shared)
     declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
