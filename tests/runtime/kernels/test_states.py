@@ -76,6 +76,64 @@ def test_thousands_of_tokens_stay_close(shape: Shape) -> None:
     assert error(found, layer.reference(tokens)[0]) < 1e-4
 
 
+def test_the_delta_rule_is_that_of_transformers() -> None:
+    """In its recurrent form and float32; with the norm that follows it."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    shape, count = TRUE_SHAPES["Qwen3.5-4B"], 300
+    layer, tokens = Layer(shape), random_tokens(shape, count, 0)
+    given = {name: torch.tensor(rows) for name, rows in (tokens | layer.weights).items()}
+    heads, keys, size = shape.heads, shape.groups * shape.key_size, shape.value_size
+    mixed = given["mixed"].split([keys, keys, heads * size], -1)
+    queries, key, value = (part.reshape(1, count, -1, size) for part in mixed)
+    out, state = qwen.torch_recurrent_gated_delta_rule(
+        *(part.repeat_interleave(heads // shape.groups, 2) for part in (queries, key)),
+        value,
+        g=(given["decay"] * torch.nn.functional.softplus(given["a"] + given["bias"]))[None],
+        beta=given["b"].sigmoid()[None],
+        initial_state=None,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    norm = qwen.Qwen3_5RMSNormGated(size, eps=1e-6)
+    norm.weight.data = given["norm"]
+    out = norm(out.reshape(-1, size), given["gate"].reshape(-1, size)).reshape(count, -1)
+    found = layer.step([tokens], (0, 0, count, 0, count))
+    assert error(found, out.detach().numpy()) < 2e-5
+    assert error(layer.state(0), state[0].numpy()) < 2e-5
+
+
+def test_the_state_space_is_that_of_transformers() -> None:
+    """Token by token in float32."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    granite = pytest.importorskip(
+        "transformers.models.granitemoehybrid.modeling_granitemoehybrid"
+    )
+    shape, count = TRUE_SHAPES["Granite-4.0-h"], 300
+    layer, tokens = Layer(shape), random_tokens(shape, count, 0)
+    given = {name: torch.tensor(rows) for name, rows in (tokens | layer.weights).items()}
+    heads, size, width = shape.heads, shape.value_size, shape.key_size
+    x, b, c = given["mixed"].split([heads * size, width, width], -1)
+    state, out = torch.zeros(1, heads, size, width), []
+    for t in range(count):
+        y = granite.mamba2_selective_state_update(
+            state,
+            x[t].reshape(1, heads, size),
+            given["dt"][t].reshape(1, heads, 1).expand(1, heads, size),
+            given["decay"][:, None, None].expand(heads, size, width),
+            b[t].reshape(1, 1, width),
+            c[t].reshape(1, 1, width),
+            given["skip"][:, None].expand(heads, size),
+            z=None,
+            dt_bias=given["bias"][:, None].expand(heads, size),
+            dt_softplus=True,
+        )
+        out.append(y.reshape(-1) * torch.nn.functional.silu(given["gate"][t]))
+    found = layer.step([tokens], (0, 0, count, 0, count))
+    assert error(found, torch.stack(out).numpy()) < 2e-5
+    assert error(layer.state(0), state[0].mT.numpy()) < 2e-5
+
+
 def test_extreme_decays_and_rates_stay_finite_and_right() -> None:
     """Decays of e^-316 to e^0, rates from 0 to 1, values from -0.3 to 25."""
     shape, count, rng = SHAPES["GatedDelta"], 200, np.random.default_rng(3)
