@@ -258,6 +258,7 @@ NAMED = {
     "phi3": "Phi-3, Phi-3.5, Phi-4",
     "lfm2": "LFM2, LFM2.5",
     "qwen35": "Qwen3.5",
+    "granitehybrid": "Granite 4.0 h without experts",
     "gpt2": "GPT-2",
 }
 

@@ -240,6 +240,45 @@ def make_qwen35_checkpoint(path: Path, **options: Any) -> Path:
     return _make_gated(path, "qwen3_5_text", "Qwen3_5ForCausalLM", qwen35_shapes, own, **options)
 
 
+def make_granite_hybrid_checkpoint(
+    path: Path, *, attention: Sequence[int] = (1,), **options: Any
+) -> Path:
+    """Writes a Granite 4.0 checkpoint without experts: attention in some layers, else Mamba-2."""
+    layers = options.get("layers", 3)
+    ffn, hidden = options.get("ffn", 160), options.get("hidden", _SIZES["hidden"])
+    own = {
+        "layer_types": ["attention" if one in attention else "mamba" for one in range(layers)],
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": ffn,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.0625,
+        "logits_scaling": 8.0,
+        "mamba_expand": 2,
+        "mamba_n_heads": 2 * hidden // 32,
+        "mamba_d_head": 32,
+        "mamba_d_state": 48,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    return _make_gated(
+        path,
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        granite_hybrid_shapes,
+        own,
+        **{"layers": layers, **options},
+    )
+
+
 def make_opt_checkpoint(
     path: Path,
     *,
@@ -594,6 +633,47 @@ def qwen35_shapes(settings: Config) -> Shapes:
             "mlp.gate_proj.weight": (wide, hidden),
             "mlp.up_proj.weight": (wide, hidden),
             "mlp.down_proj.weight": (hidden, wide),
+        }
+        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
+    return shapes
+
+
+def granite_hybrid_shapes(settings: Config) -> Shapes:
+    """Layers without attention have Mamba-2; a feed-forward's first product is one tensor."""
+    hidden, wide = settings["hidden_size"], settings["shared_intermediate_size"]
+    head = hidden // settings["num_attention_heads"]
+    heads, keys = settings["mamba_n_heads"], head * settings["num_key_value_heads"]
+    inner = heads * settings["mamba_d_head"]
+    channels = inner + 2 * settings["mamba_d_state"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not settings["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    attention: Shapes = {
+        "self_attn.q_proj.weight": (hidden, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, hidden),
+    }
+    mamba: Shapes = {
+        "mamba.in_proj.weight": (inner + channels + heads, hidden),
+        "mamba.conv1d.weight": (channels, 1, settings["mamba_d_conv"]),
+        "mamba.A_log": (heads,),
+        "mamba.D": (heads,),
+        "mamba.dt_bias": (heads,),
+        "mamba.norm.weight": (inner,),
+        "mamba.out_proj.weight": (hidden, inner),
+    }
+    if settings["mamba_conv_bias"]:
+        mamba["mamba.conv1d.bias"] = (channels,)
+    for layer, kind in enumerate(settings["layer_types"]):
+        parts = (attention if kind == "attention" else mamba) | {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "shared_mlp.input_linear.weight": (2 * wide, hidden),
+            "shared_mlp.output_linear.weight": (hidden, wide),
         }
         shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
     return shapes

@@ -1,7 +1,7 @@
 """Models with layers without attention: the same text however passes are cut, little read twice.
 
-A small LFM2, whose convolutions read the two tokens before each, and a small Qwen3.5, whose gated
-delta rule has a state. Their weights are random.
+A small LFM2, whose convolutions read the two tokens before each, a small Qwen3.5, whose gated delta
+rule has a state, and a small Granite 4, whose Mamba-2 has one. Their weights are random.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 from specops.speculation.drafters.base import Draft, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from tests.checkpoints import make_lfm2_checkpoint, make_qwen35_checkpoint
+from tests.checkpoints import (
+    make_granite_hybrid_checkpoint,
+    make_lfm2_checkpoint,
+    make_qwen35_checkpoint,
+)
 from tests.passes import prepared
 from tests.simulated_target import (
     Clock,
@@ -70,12 +74,14 @@ class Known(LookupDrafter):
         return Draft(tuple(((found + wrong) % VOCAB).tolist()))
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3.5"])
+@pytest.fixture(scope="module", params=["lfm2", "qwen3.5", "granite"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "source"
     config = {"max_position_embeddings": 2048}
     if request.param == "qwen3.5":
         return make_qwen35_checkpoint(path, layers=3, config=config)
+    if request.param == "granite":
+        return make_granite_hybrid_checkpoint(path, config=config)
     return make_lfm2_checkpoint(path, layers=4, attention=(1,), config=config)
 
 

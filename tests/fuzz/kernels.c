@@ -656,8 +656,6 @@ static void recurrence(Case *c) {
     put_attribute(c, "first", first, 0), put_attribute(c, "total", total, 0);
     put_attribute(c, "state_first", state_first, 0), put_attribute(c, "state_total", states, 0);
     put_attribute(c, "tiled", one_in(2), 0), put_attribute(c, "epsilon", 0, 1e-6f);
-    put_attribute(c, "time_min", 0, one_in(2) ? 0 : 0.1f);
-    put_attribute(c, "time_max", 0, one_in(2) ? INFINITY : 2);
     if (one_in(8)) {  // whole sequences, without a memory
         put_state_layer(c, delta, odd, groups, heads, key, value, from_to(0, 3), from_to(0, 20));
         if (one_in(4)) make_wrong(c, sizes);

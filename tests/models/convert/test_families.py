@@ -27,6 +27,7 @@ from tests.checkpoints import (
     YARN,
     make_gemma4_checkpoint,
     make_gpt2_checkpoint,
+    make_granite_hybrid_checkpoint,
     make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
@@ -177,6 +178,20 @@ CASES = {
         {NORM: 16},
     ),
     "qwen3.5": Case(make_qwen35_checkpoint, {}, 2.2),
+    "granite hybrid": Case(make_granite_hybrid_checkpoint, {}, 1.8),
+    "granite hybrid that rotates": Case(
+        make_granite_hybrid_checkpoint,
+        {
+            "attention": (0, 2),
+            "config": {"position_embedding_type": "rope", "mamba_conv_bias": False},
+        },
+        1.8,
+    ),
+    "granite 4 without states": Case(
+        make_granite_hybrid_checkpoint,
+        {"layers": 2, "attention": (0, 1), "config": {"position_embedding_type": "rope"}},
+        1.8,
+    ),
     "qwen3.5 ends without attention": Case(
         make_qwen35_checkpoint,
         {

@@ -67,8 +67,6 @@ def state_space(
     bias: Floats,
     skip: Floats,
     state_size: int,
-    time_min: float = 0.0,
-    time_max: float = np.inf,
 ) -> tuple[Doubles, Doubles]:
     """The outputs [T, heads * size], and the last state [heads, state_size, size]."""
     heads, (count, inner) = len(decay), gate.shape
@@ -76,7 +74,7 @@ def state_space(
     x, b, c = np.split(np.float64(mixed), [inner, inner + keys], axis=1)
     x = x.reshape(count, heads, -1)
     b, c = (_shared(part, keys // state_size, heads) for part in (b, c))
-    rates = np.clip(_softplus(np.float64(dt) + bias), time_min, time_max)
+    rates = _softplus(np.float64(dt) + bias)
     decays = np.exp(rates * decay)
     state = np.zeros((heads, state_size, inner // heads))
     out = np.empty_like(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ class Shape:
     value_size: int
     first: int = 5  # other layers' floats of a position, and of the states
     state_first: int = 32
-    limits: tuple[float, float] = (0.0, float("inf"))
     tiled: bool = False  # head j reads the keys of group j % groups
 
     @property
@@ -105,12 +104,7 @@ class Layer:
                 "tiled": int(shape.tiled),
             }
         else:
-            least, most = shape.limits
-            self.settings = {
-                "state_size": shape.key_size,
-                "time_min": least,
-                "time_max": most,
-            }
+            self.settings = {"state_size": shape.key_size}
         attributes = self.settings | {
             "first": shape.first,
             "total": self.total,
@@ -166,6 +160,5 @@ TRUE_SHAPES = {
     "Qwen3.5-4B": Shape("GatedDelta", groups=2, heads=4, key_size=128, value_size=128),
     "Qwen3.5-4B's GGUF": Shape("GatedDelta", 2, 4, key_size=128, value_size=128, tiled=True),
     "Granite-4.0-h": Shape("StateSpace", groups=1, heads=4, key_size=128, value_size=64),
-    "limited": replace(SHAPES["StateSpace"], limits=(0.1, 1.5)),
     "largest": Shape("StateSpace", groups=1, heads=2, key_size=256, value_size=128),
 }

@@ -106,9 +106,7 @@ def test_the_delta_rule_is_that_of_transformers() -> None:
 def test_the_state_space_is_that_of_transformers() -> None:
     """Token by token in float32."""
     torch = pytest.importorskip("torch", reason="needs the extra `reference`")
-    granite = pytest.importorskip(
-        "transformers.models.granitemoehybrid.modeling_granitemoehybrid"
-    )
+    granite = pytest.importorskip("transformers.models.granitemoehybrid.modeling_granitemoehybrid")
     shape, count = TRUE_SHAPES["Granite-4.0-h"], 300
     layer, tokens = Layer(shape), random_tokens(shape, count, 0)
     given = {name: torch.tensor(rows) for name, rows in (tokens | layer.weights).items()}

@@ -15,7 +15,8 @@ operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias
 all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
 and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
 A checkpoint's table that is meant to stay on disk has such rows, too, in 8 bits.
-`ShortConv` and `GatedDelta` of that domain, in graphs with such layers, compute whole sequences.
+`ShortConv`, `GatedDelta` and `StateSpace` of that domain, in graphs with such layers, compute whole
+sequences.
 
 The engine rewrites graphs (`specops.models.graph.rewrite`).
 """
@@ -39,8 +40,8 @@ from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
-from specops.runtime.kernels import DOMAIN, GATED_DELTA, SHORT_CONV
-from specops.runtime.layer_shapes import GatedDelta
+from specops.runtime.kernels import DOMAIN, GATED_DELTA, SHORT_CONV, STATE_SPACE
+from specops.runtime.layer_shapes import GatedDelta, StateSpace
 
 Float = NDArray[np.float32]
 
@@ -354,14 +355,16 @@ class DecoderGraph:
             **attributes,
         )
 
-    def short_convolution(self, name: str, x: str, weight: Float) -> str:
+    def short_convolution(self, name: str, x: str, weight: Float, bias: Float | None = None) -> str:
         """The short convolution with `weight` [channels, taps], whose last column is the token's.
 
         Of three times so many channels, B, C and x behind each other: C times the convolution of
         B * x. Of so many: SiLU of the convolution.
         """
-        taps = self._weights.vector(f"{name}.weight", np.ascontiguousarray(weight.T))
-        return self._node(SHORT_CONV, [x, taps], name, domain=DOMAIN, first=0, total=len(weight))
+        operands = [x, self._weights.vector(f"{name}.weight", np.ascontiguousarray(weight.T))]
+        if bias is not None:
+            operands.append(self._weights.vector(f"{name}.bias", bias))
+        return self._node(SHORT_CONV, operands, name, domain=DOMAIN, first=0, total=len(weight))
 
     def gated_delta(
         self,
@@ -392,6 +395,34 @@ class DecoderGraph:
             key_heads=shape.key_heads,
             epsilon=epsilon,
             tiled=int(tiled),
+            first=0,
+            total=shape.kept_floats,
+            state_first=0,
+            state_total=shape.state_floats,
+        )
+
+    def state_space(
+        self,
+        name: str,
+        operands: Sequence[str],
+        weights: Mapping[str, Float],
+        shape: StateSpace,
+    ) -> str:
+        """Mamba-2's state space, its output gated but not normalized: [batch, sequence, values].
+
+        Args:
+            name: of the result.
+            operands: x, B and C behind each other; the output's gate; dt.
+            weights: `decay` [heads], below 0; `bias` [heads] of dt; `skip` [heads], D.
+            shape: of the layer.
+        """
+        stored = [self._weights.vector(f"{name}.{part}", one) for part, one in weights.items()]
+        return self._node(
+            STATE_SPACE,
+            [*operands, *stored],
+            name,
+            domain=DOMAIN,
+            state_size=shape.state_size,
             first=0,
             total=shape.kept_floats,
             state_first=0,

@@ -155,6 +155,11 @@ class ModelConfig(Entries):
             raise self.error(key, f"must be {called}")
         return values[:count]
 
+    def require(self, key: str, *allowed: Any) -> None:
+        """An error unless the key is absent or has one of these values."""
+        if key in self and (value := self._get(key)) not in allowed:
+            raise self.error(key, f"is {short(value)}; it must be {allowed[0]} or absent")
+
     def require_flag(self, key: str, needed: bool) -> None:
         """An error unless the key is absent or the boolean that an export needs."""
         if self.flag(key, needed) != needed:

@@ -59,6 +59,7 @@ from specops.runtime.layer_shapes import (
     Recurrent,
     SharedAttention,
     ShortConv,
+    StateSpace,
 )
 
 # Of the engine's own operators that exports may have, in their form over whole sequences: their
@@ -66,6 +67,7 @@ from specops.runtime.layer_shapes import (
 _RECURRENCES = {
     kernels.SHORT_CONV: (3, ("spans", "kept_inputs")),
     kernels.GATED_DELTA: (7, ("spans", "progress", "kept_inputs")),
+    kernels.STATE_SPACE: (6, ("spans", "progress", "kept_inputs")),
 }
 
 # GroupQueryAttention's inputs by place, and what may stand there
@@ -261,6 +263,11 @@ def _recurrence(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> Rec
         taps, channels = dims(1, 2, "weight [taps, channels]")
         return ShortConv(channels, taps)
     given = attributes_of(node)
+    if node.op_type == kernels.STATE_SPACE:
+        (heads,), state_size = dims(3, 1, "decay [heads]"), given["state_size"]
+        size = given["state_total"] // (heads * state_size)
+        alone = StateSpace(heads, 0, size, state_size).kept_floats
+        return StateSpace(heads, (given["total"] - alone) // state_size, size, state_size)
     (heads,), (size,) = dims(4, 1, "decay [heads]"), dims(6, 1, "norm [value_size]")
     key_size = given["state_total"] // (heads * size)
     return GatedDelta(given["key_heads"], heads, key_size, size)

@@ -45,7 +45,6 @@ typedef struct {
     const float *decays, *rates;             // [tokens][heads]: a and b; of Mamba-2 both are dt
     const float *decay, *bias, *skip, *norm; // [heads], but the norm [value_size]
     float epsilon, scale;                    // of norms; of queries
-    float time_min, time_max;                // of Mamba-2's rates
     float *out;                              // [tokens][heads * value_size]
     const Span *spans;                       // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;

@@ -61,11 +61,7 @@ static void prepare_rates(const StatesPass *pass, Tile *t, int64_t head) {
         a[i] = pass->decays[(t->row + i) * pass->heads + head];
         b[i] = pass->rates[(t->row + i) * pass->heads + head];
     }
-    Floats time = softplus(load(a) + pass->bias[head]);
-    if (!pass->delta) {
-        time = choose(time < pass->time_min, splat(pass->time_min), time);
-        time = choose(time > pass->time_max, splat(pass->time_max), time);
-    }
+    const Floats time = softplus(load(a) + pass->bias[head]);
     store(t->decays, flushed(exponential(time * pass->decay[head])));
     store(t->rates, flushed(pass->delta ? sigmoid(load(b)) : time));
 }

@@ -17,7 +17,7 @@
 //   gate    float32 [..., T, heads * size]
 //   dt      float32 [..., T, heads]: a token's rate is softplus(dt + bias), its decay exp(decay * rate)
 //   decay, bias, skip  float32 [heads]
-//   attributes: state_size; time_min, time_max: of a rate
+//   attributes: state_size
 //
 // Both:
 //   spans        int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
@@ -84,15 +84,10 @@ OrtStatus *create_state_space(const OrtCustomOp *op, const OrtApi *given, const 
                               void **out) {
     (void)op, (void)given;
     Kernel self = {0};
-    const AttributeTo attributes[] = {{"state_size", &self.pass.key_size, NULL},
-                                      {"time_min", NULL, &self.pass.time_min},
-                                      {"time_max", NULL, &self.pass.time_max}};
-    OrtStatus *status = read_attributes(info, attributes, 3);
+    const AttributeTo size = {"state_size", &self.pass.key_size, NULL};
+    OrtStatus *status = read_attributes(info, &size, 1);
     if (status) return status;
-    if (self.pass.key_size < 1) return failure("StateSpace: state_size is below 1");
-    if (!(self.pass.time_min >= 0 && self.pass.time_min <= self.pass.time_max))
-        return failure("StateSpace: time_min is below 0 or above time_max");
-    return create(info, &self, out);
+    return self.pass.key_size < 1 ? failure("StateSpace: state_size is below 1") : create(info, &self, out);
 }
 
 // A tensor with so many numbers for each of a pass's tokens.

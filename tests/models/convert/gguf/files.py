@@ -36,16 +36,18 @@ _MIDDLES = {Kind.Q2_K: 1.5, Kind.Q4_K: 8, Kind.Q5_K: 16}
 _ARCHITECTURES = {  # llama.cpp's names, by `model_type`
     **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
     "qwen3_5_text": "qwen35",
+    "granitemoehybrid": "granitehybrid",
     **{kind: relative.gguf for kind, relative in RELATIVES.items()},
 }
 _ARCHITECTURES["gemma4_text"] = "gemma4"
+_BOTH, _GATE, _UP = "input_linear.weight", "gate_proj.weight", "up_proj.weight"
 _MTP = {  # of an MTP block, which is one more layer
     "mtp.fc.": "eh_proj",
     "mtp.pre_fc_norm_embedding.": "enorm",
     "mtp.pre_fc_norm_hidden.": "hnorm",
     "mtp.norm.": "shared_head_norm",
 }
-_PERMUTED = ("llama", "mistral3", "smollm3", "granite")  # by llama.cpp's converter
+_PERMUTED = ("llama", "mistral3", "smollm3", "granite", "granitehybrid")  # by llama.cpp's converter
 
 
 def stored_tensors(folder: Path) -> dict[str, Array]:
@@ -57,6 +59,25 @@ def _each_tensor(folder: Path) -> Iterator[tuple[str, Array]]:
     checkpoint = Checkpoint(folder)
     for name in checkpoint.tensors:
         yield name, np.asarray(checkpoint._view(name), np.float32)
+
+
+def _parted(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """Gives the halves of Granite's first products of feed-forwards one by one."""
+    for name, values in tensors:
+        if ".shared_mlp." in name and name.endswith(_BOTH):
+            for part, half in zip((_GATE, _UP), np.split(values, 2), strict=True):
+                yield name.replace(_BOTH, part), half
+        else:
+            yield name, values
+
+
+def _joined(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Joins what `_parted` parted."""
+    gates = [name for name in tensors if ".shared_mlp." in name and name.endswith(_GATE)]
+    for name in gates:
+        halves = tensors.pop(name), tensors.pop(name.replace(_GATE, _UP))
+        tensors[name.replace(_GATE, _BOTH)] = np.concatenate(halves)
+    return tensors
 
 
 def packed(kind: Kind, values: Array) -> Array:
@@ -121,6 +142,15 @@ def tiled(config: dict[str, Any], name: str, values: Array, *, back: bool = Fals
     return values[np.concatenate([np.arange(before), before + places])]
 
 
+def _of_mamba(name: str, values: Array) -> Array:
+    """What a file has of a vector of Mamba-2: an axis more."""
+    if name.endswith("mamba.A_log"):
+        return -np.exp(values)[:, None]
+    if name.endswith("mamba.D"):
+        return values[:, None]
+    return values[None] if name.endswith("mamba.norm.weight") else values
+
+
 def _is_one_more(kind: str, name: str) -> bool:
     """Whether a file has a norm's weights plus 1."""
     known = kind == "gemma3_text" or (kind == "qwen3_5_text" and "linear_attn" not in name)
@@ -164,9 +194,11 @@ def write_gguf(
     if change is not None:
         change(writer)
     kept: dict[str, Array] = {}
-    for name, values in _each_tensor(folder):
+    for name, values in _parted(_each_tensor(folder)):
         known = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
         known = known.replace(".dt_bias", ".dt_proj.bias")  # as llama.cpp's converter calls it
+        known = known.replace("shared_mlp.output_linear", "mlp.down_proj")
+        known = known.replace("shared_mlp.", "mlp.")
         called = names.get_name(known, try_suffixes=(".weight", ".bias"))
         for theirs, part in _MTP.items() if blocks else ():
             if name.startswith(theirs):
@@ -185,7 +217,7 @@ def write_gguf(
             stored = stored + np.float32(1)
         stored = tiled(config, name, stored)
         if values.ndim != 2:  # a convolution's [channels, 1, taps] loses the axis of length 1
-            writer.add_tensor(called, np.ascontiguousarray(stored.squeeze()))
+            writer.add_tensor(called, np.ascontiguousarray(_of_mamba(name, stored.squeeze())))
             kept[name] = values
             continue
         kind = kind_of(name)
@@ -202,6 +234,7 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     if dequantized is not None:
+        kept = _joined(kept)
         shutil.copytree(folder, dequantized)
         shapes = {name: values.shape for name, values in kept.items()}
         values = (np.ascontiguousarray(item, np.float32) for item in kept.values())
@@ -226,12 +259,7 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_nextn_predict_layers(blocks)
     writer.add_feed_forward_length(_widths(config))
     writer.add_head_count(config["num_attention_heads"])
-    kv_heads = config["num_key_value_heads"]
-    if config["model_type"] == "lfm2":
-        layers = range(config["num_hidden_layers"])
-        kv_heads = [kv_heads * (layer in config["full_attn_idxs"]) for layer in layers]
-        writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv(_kv_heads(config))
     if epsilon := config.get("rms_norm_eps") or config.get("norm_eps"):
         writer.add_layer_norm_rms_eps(epsilon)
     else:
@@ -252,11 +280,6 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         local = [kind == "sliding_attention" for kind in config["layer_types"]]
         writer.add_sliding_window_pattern(local)
     _write_layers(writer, config)
-    if config["model_type"] == "granite":
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
     if scaling.get("rope_type") == "yarn":
         _write_yarn(writer, scaling)
     if scaling.get("type") == "longrope":
@@ -295,8 +318,21 @@ def _write_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
 
 
+def _kv_heads(config: dict[str, Any]) -> int | list[int]:
+    """Heads of keys and values; where not all layers have attention, those of each layer."""
+    heads: int = config["num_key_value_heads"]
+    if config["model_type"] == "lfm2":
+        layers = range(config["num_hidden_layers"])
+        return [heads * (layer in config["full_attn_idxs"]) for layer in layers]
+    if config["model_type"] == "granitemoehybrid":
+        return [heads * (kind == "attention") for kind in config["layer_types"]]
+    return heads
+
+
 def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:
     """Settings of some architectures."""
+    if config["model_type"] == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     rope = config.get("rope_parameters") or {}
     if sections := config.get("mrope_section") or rope.get("mrope_section"):
         writer.add_rope_dimension_sections([*sections, 0])
@@ -308,6 +344,18 @@ def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         writer.add_ssm_inner_size(values)
         writer.add_full_attention_interval(config["full_attention_interval"])
+    if config["model_type"] == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
+    if config["model_type"].startswith("granite"):
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "cohere2":
         writer.add_logit_scale(config["logit_scale"])
 

@@ -372,9 +372,9 @@ class GatedDecoder(Family):
         # Two products: splitting the result of one costs more.
         return [self.linear(index, part, x) for part in self.up]
 
-    def halves(self, index: int, x: str) -> list[str]:
+    def halves(self, index: int, x: str, part: str = "mlp.gate_up_proj") -> list[str]:
         """`gate_and_up` of a family that stores both as one tensor."""
-        stored, wide = f"{self.layer(index)}.mlp.gate_up_proj.weight", self.feed_forward_size
+        stored, wide = f"{self.layer(index)}.{part}.weight", self.feed_forward_size
         rows = self.checkpoint.matrix_rows
         return [
             self.graph.linear(f"layers.{index}.{part}", x, rows(stored, start, stop))

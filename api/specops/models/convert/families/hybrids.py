@@ -11,12 +11,15 @@ from specops.models.convert.families.gated_decoder import (
     FULL,
     Float,
     GatedDecoder,
+    LayerAttention,
     Norms,
     Order,
     text_config,
 )
+from specops.models.convert.families.relatives import Granite
 from specops.models.convert.model_config import ModelConfig
-from specops.runtime.layer_shapes import GatedDelta
+from specops.models.convert.rope import Rotary
+from specops.runtime.layer_shapes import GatedDelta, StateSpace
 
 _CONV, _LINEAR = "conv", "linear_attention"
 # The kernels' vectors, and their limits.
@@ -201,9 +204,8 @@ class Qwen35(
         a, b = graph.split(f"{name}.ab", few_products, [self._delta.value_heads] * 2)
         weight = read(f"{stored}.conv1d.weight").reshape(-1, self._taps)
         mixed = graph.short_convolution(f"{name}.convolution", mixed, weight)
-        decay = -np.exp(read(f"{stored}.A_log").astype(np.float64)).astype(np.float32)
         weights = {
-            "decay": decay,
+            "decay": _decay(read(f"{stored}.A_log")),
             "bias": read(f"{stored}.dt_bias"),
             "norm": read(f"{stored}.norm.weight"),
         }
@@ -226,6 +228,128 @@ class Qwen35(
         size = self.shape.head_dim
         heads = np.arange(self.shape.num_heads)[:, None] * 2 * size
         return (heads + half * size + np.arange(size)).reshape(-1)
+
+
+class GraniteHybrid(
+    Granite, architectures="GraniteMoeHybridForCausalLM", model_types="granitemoehybrid"
+):
+    """Granite 4.0 without experts: most layers of the h models have Mamba-2, no attention."""
+
+    name = "granitemoehybrid"
+    defaults: ClassVar = {**Granite.defaults, "num_local_experts": 8}
+    optional_biases = ("attention_bias",)
+    must_be_false = ("mamba_proj_bias",)
+
+    def __init__(self, config: ModelConfig) -> None:
+        # A GGUF has the two halves of the feed-forward's first product as two tensors.
+        self._fused = config.flag("fused_feed_forward", True)
+        self._rotates = config.text("position_embedding_type", "none") == "rope"
+        if self._fused:
+            wide = config.integer("shared_intermediate_size", 1024)
+            config = config.replaced(intermediate_size=wide)
+            self.down = "shared_mlp.output_linear"
+        super().__init__(config := config.with_defaults(self.defaults))
+        config.require("num_local_experts", 0)
+        config.require("mamba_n_groups", 1)  # of more groups the gated norm is another one
+        config.require("time_step_limit", [0, float("inf")])
+        if not self._rotates:
+            self.layers = [LayerAttention(None)] * self.shape.num_layers
+        self._taps = _taps(config, "mamba_d_conv", 4)
+        self._has_bias = config.flag("mamba_conv_bias", True)
+        heads = config.integer("mamba_n_heads", 128)
+        inner = config.integer("mamba_expand", 2) * self.shape.hidden_size
+        size = inner // heads
+        config.require("mamba_d_head", size, "auto")
+        state_size = config.integer("mamba_d_state", 256)
+        self._space = StateSpace(heads, 1, size, state_size)
+        if size * heads != inner or size % _VALUES_MULTIPLE:
+            problem = f"must divide {inner} into multiples of {_VALUES_MULTIPLE}"
+            raise config.error("mamba_n_heads", problem)
+        if state_size % _CHANNELS_MULTIPLE or state_size > _LARGEST_HEAD:
+            problem = f"must be a multiple of {_CHANNELS_MULTIPLE}, up to {_LARGEST_HEAD}"
+            raise config.error("mamba_d_state", problem)
+        if kinds := config.list_of(str, "layer_types", self.shape.num_layers):
+            known = {"mamba": _LINEAR, "attention": FULL}  # the names in published files
+            config = config.replaced(layer_types=[known.get(kind, kind) for kind in kinds])
+        self._kinds = _kinds(config, [_LINEAR] * self.shape.num_layers, _LINEAR)
+
+    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
+        """None without rotation."""
+        return super().rotary_tables(config) if self._rotates else {}
+
+    def projection_tensors(self) -> Shapes:
+        """Both halves of the feed-forward's first product are one tensor."""
+        shapes, hidden = super().projection_tensors(), self.shape.hidden_size
+        if not self._fused:
+            return shapes
+        shapes = {part: shape for part, shape in shapes.items() if not part.startswith("mlp.")}
+        return shapes | {"shared_mlp.input_linear.weight": (2 * self.feed_forward_size, hidden)}
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """Mamba-2 in the place of attention, but in a few layers."""
+        layer, hidden, space = super().layer_tensors(index), self.shape.hidden_size, self._space
+        if self._kinds[index] == FULL:
+            return layer
+        inner, channels = self._sizes()
+        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
+        parts: Shapes = {
+            "in_proj.weight": (inner + channels + space.heads, hidden),
+            "conv1d.weight": (channels, 1, self._taps),
+            **({"conv1d.bias": (channels,)} if self._has_bias else {}),
+            **dict.fromkeys(("A_log", "D", "dt_bias"), (space.heads,)),
+            "norm.weight": (inner,),
+            "out_proj.weight": (hidden, inner),
+        }
+        return layer | {f"mamba.{part}": shape for part, shape in parts.items()}
+
+    def gate_and_up(self, index: int, x: str) -> list[str]:
+        """Two products, each with a half of the fused tensor."""
+        if not self._fused:
+            return super().gate_and_up(index, x)
+        return self.halves(index, x, "shared_mlp.input_linear")
+
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention or Mamba-2."""
+        if self._kinds[index] == FULL:
+            return super().mix(index, x, rotary, window)
+        name, stored = f"layers.{index}", f"{self.layer(index)}.mamba"
+        graph, read = self.graph, self.checkpoint.vector
+        inner, channels = self._sizes()
+        gate, mixed, dt = (
+            graph.linear(
+                f"{name}.mamba_{part}",
+                x,
+                self.checkpoint.matrix_rows(f"{stored}.in_proj.weight", start, stop),
+                least_bits=8 if part == "dt" else 0,
+            )
+            for part, start, stop in (
+                ("gate", 0, inner),
+                ("mixed", inner, inner + channels),
+                ("dt", inner + channels, None),
+            )
+        )
+        weight = read(f"{stored}.conv1d.weight").reshape(-1, self._taps)
+        bias = read(f"{stored}.conv1d.bias") if self._has_bias else None
+        mixed = graph.short_convolution(f"{name}.convolution", mixed, weight, bias)
+        weights = {
+            "decay": _decay(read(f"{stored}.A_log")),
+            "bias": read(f"{stored}.dt_bias"),
+            "skip": read(f"{stored}.D"),
+        }
+        x = graph.state_space(f"{name}.states", [mixed, gate, dt], weights, self._space)
+        x = graph.rms_norm(f"{name}.mamba_norm", x, read(f"{stored}.norm.weight"), self._epsilon)
+        x = self.linear(index, "mamba.out_proj", x)
+        return self._part_output(f"{name}.mamba", x, index, self.attention_norms)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Numbers of a token's values, and of what is convolved: values, B and C."""
+        inner = self._space.heads * self._space.size
+        return inner, inner + 2 * self._space.state_size
+
+
+def _decay(logarithms: Float) -> Float:
+    """Of states, from what a checkpoint has."""
+    return -np.exp(logarithms.astype(np.float64)).astype(np.float32)
 
 
 def _taps(config: ModelConfig, key: str, usual: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from specops.models.convert.checkpoint import MTP
 from specops.models.convert.gguf.header import GgufTensor, Metadata
 
-SSM_A = "ssm_a"  # a state's decay, -exp(A_log)
+SSM_A, SSM_D = "ssm_a", "ssm_d"  # a state's decay, -exp(A_log); what skips it
 _LLAMA = {  # Llama's; names with a dot in front belong to a layer
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -240,13 +240,28 @@ _ARCHITECTURES = {
         },
         mtp=True,
     ),
+    "granitehybrid": _Architecture(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_LLAMA,
+            **{f"ssm_{part}": f".mamba.{part}" for part in ("conv1d", "norm")},
+            **{f"ssm_{part}": f".mamba.{part}_proj" for part in ("in", "out")},
+            SSM_A: ".mamba.A_log",
+            SSM_D: ".mamba.D",
+            "ssm_dt.bias": ".mamba.dt_bias",
+        },
+        permuted=True,
+        biases=_BIASES,
+        supported=_GRANITE,
+    ),
     "gpt2": _Architecture("GPT2LMHeadModel", _GPT2, layers="transformer.h"),
 }
+_HYBRID = ("lfm2", "granitehybrid")  # they list each layer's heads of keys; 0: no attention
 _NAME = re.compile(
     r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?"
     r"(?P<whole>(?P<part>(?:(?:shortconv|nextn)\.)?\w+)(?P<kind>\.weight|\.bias|))"
 )
-_WHOLE = (SSM_A, "ssm_dt.bias")  # names without a kind, here or in transformers
+_WHOLE = (SSM_A, SSM_D, "ssm_dt.bias")  # names without a kind, here or in transformers
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.expert_count": (0,),
@@ -270,6 +285,7 @@ _REPEATED = {
     "{arch}.attention.value_length_swa": "{arch}.attention.value_length",
     "{arch}.rope.dimension_count_swa": "{arch}.rope.dimension_count",
 }
+_ROTATES = "{arch}.rope.scaling.finetuned"  # of Granite's
 _SECTIONS = "{arch}.rope.dimension_sections"
 _NOTHING_TURNS = 1e29  # a divisor of frequencies
 _GEMMA3_27B = 62  # layers of the one model with another scale of scores
@@ -309,7 +325,7 @@ def check_architecture(metadata: Metadata) -> None:
     if sections and architecture.interleaved:  # those of GLM-4V are not
         raise metadata.error(_SECTIONS, "must be 0 or absent")
     if metadata.architecture == "granite":  # its switch for rotation; it means nothing elsewhere
-        _neutral(metadata, "{arch}.rope.scaling.finetuned", (True,))
+        _neutral(metadata, _ROTATES, (True,))
 
 
 def _neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
@@ -350,7 +366,7 @@ def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
     heads = metadata.integer("{arch}.attention.head_count")
     if part == "attn_q":
         return heads
-    return metadata.integer("{arch}.attention.head_count_kv", heads)
+    return _kv_heads(metadata, heads)
 
 
 def is_one_more(architecture: str, name: str) -> bool:
@@ -433,7 +449,7 @@ def _gated(
     for key, part in architecture.biases.items():
         config[key] = f"blk.0.{part}.bias" in tensors
     config |= _windows(metadata, config)
-    if metadata.architecture == "granite":
+    if metadata.architecture.startswith("granite"):
         usual = {"attention_multiplier": head_dim**-0.5 if head_dim else 1}
         for key, name in _GRANITE.items():  # 0 means the same as an absent key
             given = key in metadata and metadata.raw(key) != 0
@@ -444,6 +460,8 @@ def _gated(
         config |= _lfm2(metadata, config)
     if gemma4:
         config |= _gemma4(metadata, config, tensors, factors)
+    if metadata.architecture == "granitehybrid":
+        config |= _granite_hybrid(metadata, tensors)
     if metadata.architecture == "qwen35":
         config |= _qwen35(metadata)
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
@@ -453,11 +471,11 @@ def _gated(
 
 
 def _kv_heads(metadata: Metadata, heads: int) -> int:
-    """Heads of keys and values; of LFM2 a list, in which layers without attention have 0."""
+    """Heads of keys and values; of some a list, in which layers without attention have 0."""
     key = "{arch}.attention.head_count_kv"
     if metadata.architecture == "gemma4":
         return _per_layer(metadata, key)[0]
-    if metadata.architecture != "lfm2":
+    if metadata.architecture not in _HYBRID:
         return metadata.integer(key, heads)
     found = set(metadata.listed(key, int)) - {0}
     if len(found) != 1:
@@ -547,10 +565,9 @@ def _gemma4(
 
 def _lfm2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Which layers have attention, and the size of the others' convolutions."""
-    counts = metadata.listed("{arch}.attention.head_count_kv", int)
     return {
         "norm_eps": config["rms_norm_eps"],
-        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "layer_types": _kinds(metadata, "conv"),
         "conv_L_cache": metadata.integer("{arch}.shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,  # a file says the width as it is
     }
@@ -568,6 +585,30 @@ def _qwen35(metadata: Metadata) -> dict[str, Any]:
         "linear_value_head_dim": metadata.integer("{arch}.ssm.inner_size") // max(1, values),
         "linear_value_heads_tiled": True,
     }
+
+
+def _granite_hybrid(metadata: Metadata, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """Which layers have attention, whether it rotates, and the sizes of the others' states."""
+    heads = metadata.integer("{arch}.ssm.time_step_rank")
+    hidden = metadata.integer("{arch}.embedding_length")
+    return {
+        "layer_types": _kinds(metadata, "mamba"),
+        "position_embedding_type": "rope" if metadata.flag(_ROTATES, True) else "none",
+        "mamba_n_heads": heads,
+        "mamba_d_state": metadata.integer("{arch}.ssm.state_size"),
+        "mamba_n_groups": metadata.integer("{arch}.ssm.group_count"),
+        "mamba_d_conv": metadata.integer("{arch}.ssm.conv_kernel"),
+        "mamba_expand": metadata.integer("{arch}.ssm.inner_size") // max(1, hidden),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "num_local_experts": 0,
+        "fused_feed_forward": False,
+    }
+
+
+def _kinds(metadata: Metadata, other: str) -> list[str]:
+    """The kinds of layers: with attention, or another."""
+    counts = metadata.listed("{arch}.attention.head_count_kv", int)
+    return ["full_attention" if count else other for count in counts]
 
 
 def _windows(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:

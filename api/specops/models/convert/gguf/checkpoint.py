@@ -84,19 +84,19 @@ class GgufCheckpoint(Checkpoint):
         """Checks the tensors against `shapes`, in both directions, before any work.
 
         Transformers stores GPT-2's weights transposed, and a file does not; a file leaves out the
-        axis of length 1 of a convolution that mixes no channels.
+        axis of length 1 of a convolution that mixes no channels, and gives some vectors one.
         """
         expected = {
             name: shape[::-1] if len(shape) == 2 and name.startswith(_TRANSPOSED) else shape
             for name, shape in shapes.items()
         }
-        self._compare(
-            {
-                name: (shape[0], *shape[2:]) if len(shape) > 2 else shape
-                for name, shape in expected.items()
-            },
-            ignored,
-        )
+        for name, shape in expected.items():
+            if len(shape) > 2:
+                expected[name] = shape[0], *shape[2:]
+            elif name in self.tensors and len(shape) == 1:
+                stored = self.tensors[name].shape
+                expected[name] = stored if stored in ((*shape, 1), (1, *shape)) else shape
+        self._compare(expected, ignored)
 
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor, or a small one's numbers, as float32 in transformers' order."""
