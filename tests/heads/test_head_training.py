@@ -19,11 +19,12 @@ from specops.heads.layer import Target  # noqa: E402
 from specops.heads.making import write_head  # noqa: E402
 from specops.heads.network import DistillationLoss, HeadNetwork, new_config  # noqa: E402
 from specops.heads.storage import Conversation  # noqa: E402
-from specops.heads.teacher import Teacher  # noqa: E402
+from specops.heads.teacher import Teacher, repeated  # noqa: E402
 from specops.heads.training import GUESSES, Training, acceptance, calibrate, rounds  # noqa: E402
 from tests.eagle_heads import Reference  # noqa: E402
 
 VOCAB, SIZE = 40, 64
+PARTS = slice(4), slice(4, None)  # of a text: prompt and answer
 TOKENS = [token for token in range(VOCAB) if token % 5]  # that it can guess
 TARGET = Target(VOCAB, SIZE, 8, 128)
 CONFIG = new_config(TARGET, len(TOKENS))
@@ -81,6 +82,13 @@ def test_a_lesson_has_what_the_target_makes_of_texts() -> None:
     assert lesson.chosen[-20:].tolist() == came
     assert lesson.mass.min() < 0.2  # where the likeliest token cannot be guessed
     assert lesson.mass.max() > 0.9
+
+
+def test_what_a_lookup_would_guess_counts_less() -> None:
+    assert repeated([5, 6, 7, 5, 6, 7, 6, 8]) == [False, False, False, True, True, False, False]
+    text = Conversation(0, *(np.array([5, 6, 7, 5, 6, 7, 6, 8][at], np.int32) for at in PARTS))
+    lesson = Stairs().lesson([text])
+    assert lesson.repeated.tolist() == [True, True, False, False]
 
 
 def test_unrolled_it_computes_what_a_head_does_in_use(tmp_path: Path) -> None:
@@ -162,7 +170,7 @@ def test_it_learns_and_goes_on_where_it_stopped(
     assert "guesses right" in reported[-1]
     (factor, summand), *more = calibrate([found])
     assert len(more) == GUESSES - 1
-    sure, right = found[0]
+    sure, right, _ = found[0]
     promised = torch.sigmoid(factor * torch.logit(sure, 1e-4) + summand)
     assert abs(float(promised.mean() - right.mean())) < 0.05
 

@@ -159,7 +159,11 @@ def _make(
         seen=training.seen,
         minutes=(progress.known["written"] + training.spent) / 60,
         rows=len(tokens),
-        reached={kind: acceptance(item) for kind, item in found.items()},
+        reached={kind: acceptance(item) for kind, item in found.items()}
+        | {
+            f"{kind}, found by no lookup": acceptance(item, repeated=False)
+            for kind, item in found.items()
+        },
     )
     (path / "README.md").write_text(card(made, evaluations), encoding="utf-8")
     progress.known["finished"] = True

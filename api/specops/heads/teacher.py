@@ -39,6 +39,7 @@ class Lesson(NamedTuple):
         shares: [R, V], the target's probabilities of the tokens that can be guessed, sums 1.
         mass: [R], the target's probability of all of these.
         chosen: [R], which of them came; -1: another token.
+        repeated: [R], whether the token is what a lookup in the text before would guess.
     """
 
     embeddings: Tensor
@@ -47,6 +48,7 @@ class Lesson(NamedTuple):
     shares: Tensor
     mass: Tensor
     chosen: Tensor
+    repeated: Tensor
 
     def places(self, guess: int, right: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Where the guess of a round that is this many after its first is taught.
@@ -66,6 +68,19 @@ class Lesson(NamedTuple):
         if guess and right is not None:
             here[:, 1:] &= right[:, :-1]
         return here, numbers[here]
+
+
+def repeated(tokens: Sequence[int]) -> list[bool]:
+    """Of each token but the first, whether it came behind the same two tokens, or else one, before.
+
+    The last time counts: [5, 6, 7, 5, 6, 7, 6, 8] → [no, no, no, yes, yes, no, no].
+    """
+    followers, found = dict[tuple[int, ...], int](), list[bool]()
+    for at in range(1, len(tokens)):
+        keys = tuple(tokens[max(0, at - 2) : at]), (tokens[at - 1],)
+        found.append(followers.get(keys[0], followers.get(keys[1])) == tokens[at])
+        followers.update(dict.fromkeys(keys, tokens[at]))
+    return found
 
 
 class Teacher(ABC):
@@ -120,6 +135,11 @@ class Teacher(ABC):
         came = [
             token for count, whole in zip(counts, wholes, strict=True) for token in whole[-count:]
         ]
+        again = [
+            one
+            for count, whole in zip(counts, wholes, strict=True)
+            for one in repeated(whole)[-count:]
+        ]
         return Lesson(
             pad_sequence([self.embed(whole[1:-1]) for whole in wholes], batch_first=True),
             pad_sequence(
@@ -129,6 +149,7 @@ class Teacher(ABC):
             chances.div_(mass[:, None].clamp_min(1e-6)),
             mass,
             self._codes[came],
+            torch.tensor(again, device=self._device),
         )
 
     def _chances(self, logits: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Trains a head on texts of its target, and calibrates it. A stopped training can continue later.
 
 The head is unrolled from the start: it guesses several tokens in a row from its own states, as in
-use, and later guesses count less. The loss is the cross entropy to the target's distribution at
-first, and then mostly the total variation.
+use, and later guesses count less. So do tokens that a lookup finds: there no head is asked. The
+loss is the cross entropy to the target's distribution at first, and then mostly the total
+variation.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from specops.system.folders import file_at_once
 
 GUESSES = 3  # in a row
 _FADING = 0.8  # weight of each guess, relative to the one before
+_REPEATED = 0.1  # weight of a token that a lookup finds
 _RATE, _LAST_RATE = 1e-3, 0.03  # and its share at the end
 _WARM_UP = 100  # steps
 _DECAY = 0.02
@@ -36,8 +38,9 @@ _REPORT_SECONDS, _SAVE_SECONDS = 60.0, 120.0
 _EDGE = 1e-6  # same value as in speculation/drafters/calibration.py
 _FIT_STEPS = 50
 
-# For each guess in a row [n] how sure it is, and [n] whether it is right, 0 or 1.
-Found = Sequence[tuple[Tensor, Tensor]]
+# For each guess in a row [n] how sure it is; [n] whether it is right, 0 or 1; and [n] whether a
+# lookup finds the token.
+Found = Sequence[Sequence[Tensor]]
 
 
 class Training:
@@ -133,21 +136,23 @@ class Training:
         rows = self._network.rows
         precise = torch.bfloat16 if rows.is_cuda else torch.float32
         total = torch.zeros((), device=rows.device)
+        mass = torch.where(lesson.repeated, _REPEATED, 1.0) * lesson.mass
         for guess, states in enumerate(guessed(self._network, lesson)):
             here, at = lesson.places(guess)
-            target = lesson.shares[at] if guess else lesson.shares, lesson.mass[at]
+            target = lesson.shares[at] if guess else lesson.shares, mass[at]
             factors = self._mix, (1 - self._mix) * _VARIATION
             loss = DistillationLoss.apply(states[here].to(precise), rows, target, factors)
             total = total + _FADING**guess * loss
         return total
 
     def _report(self) -> None:
-        reached = acceptance(rounds(self._network, self._teacher, self._unseen))
+        found = rounds(self._network, self._teacher, self._unseen)
+        reached, new = acceptance(found), acceptance(found, repeated=False)[0]
         left = max(0.0, self._seconds - self.spent) / 60
         self._tell(
             f"training: {self.seen:,} tokens, {self.seen / max(self.spent, 1e-9):,.0f} "
-            f"tokens/s, guesses right {', '.join(f'{share:.1%}' for share in reached)}, "
-            f"about {left:.0f} min left"
+            f"tokens/s, guesses right {', '.join(f'{share:.1%}' for share in reached)} "
+            f"({new:.1%} of first ones that no lookup finds), about {left:.0f} min left"
         )
 
     def _save(self) -> None:
@@ -182,7 +187,7 @@ def rounds(network: HeadNetwork, teacher: Teacher, texts: Sequence[Conversation]
     Returns:
         The guesses; of later ones in a row, those behind right ones.
     """
-    sure, hits = ([[torch.zeros(0)] for _ in range(GUESSES)] for _ in range(2))
+    parts: list[list[list[Tensor]]] = [[[torch.zeros(0)] * 3] for _ in range(GUESSES)]
     with torch.no_grad():
         for start in range(0, len(texts), teacher.texts):
             lesson = teacher.lesson(texts[start : start + teacher.texts])
@@ -192,14 +197,15 @@ def rounds(network: HeadNetwork, teacher: Teacher, texts: Sequence[Conversation]
                 best = (states[here].float() @ network.rows.T).softmax(-1).max(-1)
                 right = torch.zeros_like(here)
                 right[here] = best.indices == lesson.chosen[rows]
-                sure[guess].append(best.values.cpu())
-                hits[guess].append(right[here].cpu().float())
-    return [(torch.cat(a), torch.cat(b)) for a, b in zip(sure, hits, strict=True)]
+                entry = best.values, right[here].float(), lesson.repeated[rows].float()
+                parts[guess].append([values.cpu() for values in entry])
+    return [[torch.cat(values) for values in zip(*entries, strict=True)] for entries in parts]
 
 
-def acceptance(found: Found) -> list[float]:
-    """The shares of right guesses, by place."""
-    return [float(right.mean()) if len(right) else 0.0 for _, right in found]
+def acceptance(found: Found, *, repeated: bool = True) -> list[float]:
+    """The shares of right guesses, by place; without `repeated` of what no lookup finds."""
+    kept = [right if repeated else right[again == 0] for _, right, again in found]
+    return [float(right.mean()) if len(right) else 0.0 for right in kept]
 
 
 def calibrate(found: Iterable[Found]) -> list[tuple[float, float]]:
@@ -211,7 +217,7 @@ def calibrate(found: Iterable[Found]) -> list[tuple[float, float]]:
         found: what `rounds` found in texts that the head was not trained on, several times.
     """
     guesses = zip(*found, strict=True)
-    return [_fit(*(torch.cat(part) for part in zip(*each, strict=True))) for each in guesses]
+    return [_fit(*map(torch.cat, list(zip(*each, strict=True))[:2])) for each in guesses]
 
 
 def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
