@@ -1,7 +1,7 @@
-"""Qwen3 checkpoints with a random MTP block, and what the block computes, in torch.
+"""Checkpoints of Qwen3.5 and Qwen3 with a random MTP block, and what the block computes, in torch.
 
-Names and order are those of Qwen3.5's files. The reference is slow, begins anew for every guess,
-and reads a checkpoint by itself.
+Names and order are those of Qwen3.5's files; Qwen3 is the same without states, gates and offsets.
+The reference is slow, begins anew for every guess, and reads a checkpoint by itself.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints import make_relative_checkpoint
+from tests.checkpoints import make_qwen35_checkpoint, make_relative_checkpoint
 
 
-def make_checkpoint(folder: Path, *, seed: int = 0, **options: Any) -> Path:
-    """Write a Qwen3 checkpoint, see `tests.checkpoints`, and add an MTP block to it."""
-    make_relative_checkpoint(folder, kind="qwen3", **options)
+def make_checkpoint(
+    folder: Path, *, seed: int = 0, with_states: bool = False, **options: Any
+) -> Path:
+    """Write a checkpoint, see `tests.checkpoints`, and add an MTP block to it.
+
+    `with_states` makes it Qwen3.5's, otherwise it is Qwen3's.
+    """
+    if with_states:
+        make_qwen35_checkpoint(folder, **options)
+    else:
+        make_relative_checkpoint(folder, kind="qwen3", **options)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     rng, hidden = np.random.default_rng(seed), config["hidden_size"]
-    layer = "model.layers.0."
+    layer = "model.layers.1."  # one with attention
     shapes = {
         "fc.weight": (hidden, 2 * hidden),
         **{f"{norm}.weight": (hidden,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden")},
@@ -34,7 +42,7 @@ def make_checkpoint(folder: Path, *, seed: int = 0, **options: Any) -> Path:
         },
     }
     for name, shape in shapes.items():
-        values = rng.uniform(0.5, 1.5, shape)
+        values = rng.uniform(0.5, 1.5, shape) - with_states
         if len(shape) == 2:
             values = rng.normal(size=shape) * shape[1] ** -0.5
         tensors[f"mtp.{name}"] = values.astype(np.float32)
@@ -56,8 +64,10 @@ class Reference:
         self._tensors = {name: torch.from_numpy(values) for name, values in stored.items()}
         self._embedding = self._tensors["model.embed_tokens.weight"]
         self._rows = self._tensors.get("lm_head.weight", self._embedding)
-        size = config["head_dim"]
-        self._angles = torch.tensor(1 / config["rope_theta"] ** (np.arange(0, size, 2) / size))
+        self._gated = self._offsets = config.get("attn_output_gate", False)
+        rope = config.get("rope_parameters") or config
+        size = int(config["head_dim"] * rope.get("partial_rotary_factor", 1))
+        self._angles = torch.tensor(1 / rope["rope_theta"] ** (np.arange(0, size, 2) / size))
 
     def logits(self, tokens: list[int], guesses: list[int], states: Any) -> Any:
         """The logits of the token behind a text and guesses.
@@ -84,15 +94,18 @@ class Reference:
         x = linear(torch.cat([token, state], -1), self._tensors["mtp.fc.weight"])
         y = self._norm(x, "mtp.layers.0.input_layernorm")
         q, k, v = (
-            self._linear(f"self_attn.{part}_proj", y).view(count, -1, size).transpose(0, 1)
-            for part in "qkv"
+            self._linear(f"self_attn.{part}_proj", y).view(count, number, -1).transpose(0, 1)
+            for part, number in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
+        q, gates = q[..., :size], q[..., size:]
         q, k = (
             self._turned(self._norm(vectors, f"mtp.layers.0.self_attn.{part}_norm"))
             for part, vectors in (("q", q), ("k", k))
         )
         k, v = (vectors.repeat_interleave(heads // kv_heads, 0) for vectors in (k, v))
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self._gated:
+            attended = attended * gates.sigmoid()
         x = x + self._linear("self_attn.o_proj", attended.transpose(0, 1).reshape(count, -1))
         y = self._norm(x, "mtp.layers.0.post_attention_layernorm")
         gate = torch.nn.functional.silu(self._linear("mlp.gate_proj", y))
@@ -105,10 +118,12 @@ class Reference:
     def _norm(self, x: Any, name: str) -> Any:
         epsilon = self._config["rms_norm_eps"]
         scale = (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-        return x * scale * self._tensors[f"{name}.weight"]
+        return x * scale * (self._tensors[f"{name}.weight"] + self._offsets)
 
     def _turned(self, x: Any) -> Any:
         angles = self._torch.arange(x.shape[1])[:, None] * self._angles
         cos, sin = angles.cos().float(), angles.sin().float()
-        low, high = x.chunk(2, -1)
-        return self._torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+        size = 2 * len(self._angles)
+        low, high = x[..., :size].chunk(2, -1)
+        turned = [low * cos - high * sin, high * cos + low * sin]
+        return self._torch.cat([*turned, x[..., size:]], -1)

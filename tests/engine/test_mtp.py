@@ -23,7 +23,8 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.request import SamplingParams
 from specops.speculation.drafters import eagle
 from tests.engine import test_eagle_head
-from tests.engine.test_eagle_head import DEPTH, SAMPLED, Guess, everything
+from tests.engine.test_eagle_head import DEPTH, SAMPLED, Guess, everything, prompt, request
+from tests.generating import run
 from tests.models.convert.gguf.files import write_gguf
 from tests.mtp_blocks import Reference, make_checkpoint
 from tests.passes import Passes, prepared
@@ -64,10 +65,15 @@ def test_guesses_are_the_reference_s(
 ) -> None:
     """In chains, among others, after rejections and preemptions, and behind cached beginnings."""
     engine = Engine.load(settings)
-    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
-    transformers = pytest.importorskip("transformers")
     assert engine.info.default_drafter == "cascade"
     everything(engine)
+    compare(checkpoint, guesses)
+
+
+def compare(checkpoint: Path, guesses: list[Guess]) -> None:
+    """Compare a sample of guesses, chains among them, with the reference."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    transformers = pytest.importorskip("transformers")
     assert max(len(item.before) for item in guesses) == DEPTH - 1
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).float().eval()
     reference = Reference(checkpoint)
@@ -89,6 +95,21 @@ def test_a_gguf_has_the_same_block(checkpoint: Path, settings: Settings, tmp_pat
     engine = Engine.load(replace(settings, target=str(file), quant=""))
     assert engine.info.head is not None
     assert everything(engine, drafter="head") == everything(engine, drafter="none")
+
+
+def test_a_block_reads_states_behind_layers_without_attention(
+    settings: Settings, tmp_path: Path, guesses: list[Guess]
+) -> None:
+    """Qwen3.5's: its attention has a gate and turns a part of each head, its norms are offsets."""
+    folder = make_checkpoint(tmp_path / "target", with_states=True)
+    settings = replace(settings, target=str(folder))
+    run(Engine.load(settings), *(request(prompt(seed, 5 + 40 * seed)) for seed in range(3)))
+    compare(folder, guesses)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    file = write_gguf(folder, tmp_path / "model.gguf", lambda name: kind)
+    for target, quant in ((folder, "int8-32"), (file, "")):
+        engine = Engine.load(replace(settings, target=str(target), quant=quant))
+        assert everything(engine, drafter="head") == everything(engine, drafter="none")
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
