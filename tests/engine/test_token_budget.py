@@ -9,6 +9,7 @@ from specops.engine import prompt_reader
 from specops.engine.scheduler import Scheduler
 from specops.request import Logprob
 from specops.runtime.batch import Batch
+from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from tests.simulated_target import (
     Clock,
     SimulatedTarget,
@@ -93,6 +94,31 @@ def test_a_machine_of_another_speed_is_learned(slowness: float) -> None:
     _, pauses = beside(2, 0.15, slowness=slowness)
     assert np.quantile(pauses, 0.95) <= 0.15
     assert max(pauses[8:]) <= 0.15
+
+
+def test_what_a_head_reads_of_a_prompt_is_part_of_the_pause() -> None:
+    """Its pass comes behind the target's, and those that decode wait for both."""
+
+    class Reading(LookupDrafter):
+        name = "head"
+        read_seconds = 0.0
+
+        def look_up(self, *arguments: object, **more: object) -> Draft:
+            return NO_DRAFT
+
+    pieces = []
+    for seconds in (0.0, 1e-3):
+        target, head = SimulatedTarget(context=2048), Reading()
+        head.read_seconds = seconds  # type: ignore[misc]
+        scheduler = make_scheduler(target, [head], max_inter_token_latency=0.15)
+        scheduler.add(make_request(20, 1000))
+        scheduler.step()
+        scheduler.add(make_request(PROMPT, 9, drafter="head", k_draft=4))
+        scheduler.step()
+        pieces.append(target.passes[-1].num_tokens - 1)
+    without, read = pieces
+    saved = tinyllama().cost(without) - tinyllama().cost(read)
+    assert saved == pytest.approx(read * 1e-3, rel=0.15)
 
 
 def test_where_decoding_alone_takes_longer_than_the_bound_prompts_still_get_on() -> None:

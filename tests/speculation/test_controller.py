@@ -417,6 +417,18 @@ def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
     assert look_up(controller, fresh, 1) == 0  # its own text has brought nothing
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_another_drafter_is_asked_only_where_it_mostly_promises_more(adaptive: bool) -> None:
+    controller = small_model()
+    assert controller.asks(request(1, rate=0.9, adaptive=adaptive), "head")  # who knows
+    for _ in range(200):
+        controller.found("head", Draft((5, 6), accept_probs=(0.6, 0.5)))  # 0.9 tokens
+    for most, rate, asked in ((1, 0.85, True), (1, 0.95, False), (3, 0.5, True), (3, 0.6, False)):
+        item = request(most, rate=rate, adaptive=adaptive)
+        assert controller.asks(item, "head") == asked  # 0.5 + 0.25 + 0.125 tokens, then 1.176
+    assert controller.asks(request(adaptive=adaptive), "head")
+
+
 def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:
     """Eight requests in a pass find nothing in 600 steps, then all of them something at once."""
     controller, states = small_model(), [SpeculationState() for _ in range(8)]
