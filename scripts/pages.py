@@ -150,6 +150,8 @@ def api_page() -> str:
 PROCESS_BYTES = 0.35e9  # the process, a pass and the spare of the memory plan: `specops info`
 SCALE_BITS = 16
 KV_ELEMENT_BYTES = 2  # fp16
+STATE_ELEMENT_BYTES = 4
+ON_DISK = "embed_tokens_per_layer"  # of which a token reads one row
 # What `specops info` says of bundled models, in GB.
 MEASURED = {"demo": ("0.01", "0.4"), "smollm2": ("0.10", "0.6")}
 # The repository of a graph that is published ready-made has the shapes of its source.
@@ -161,7 +163,7 @@ def size(config: Config, *names: str) -> int:
     return next(int(config[name]) for name in names if config.get(name))
 
 
-def weight_bytes(repository: str, quant: str) -> float:
+def weight_bytes(repository: str, quant: str, *, without: str = " ") -> float:
     """The mapped weights of a published model in `int8-128` and the like, in bytes.
 
     Within 5 % of what `specops info` says. A matrix has its bits, and a scale (int4: and a zero
@@ -171,8 +173,8 @@ def weight_bytes(repository: str, quant: str) -> float:
     layers, block = int(quant[3]), int(quant.split("-")[1])
     vocabulary = size(published.config, "vocab_size")
     total = 0.0
-    for shape in published.shapes(published.config).values():
-        if len(shape) == 2:
+    for name, shape in published.shapes(published.config).items():
+        if len(shape) == 2 and without not in name:
             bits = 8 if vocabulary in shape else layers
             extra = SCALE_BITS + (bits if bits < 8 else 0)
             total += math.prod(shape) * (bits + extra / block) / 8
@@ -185,10 +187,29 @@ def kv_bytes(repository: str) -> float:
     heads = size(config, "num_attention_heads", "n_head")
     hidden = size(config, "hidden_size", "n_embd")
     kinds = config.get("layer_types")
-    layers = len(attention_layers(kinds)) if kinds else size(config, "num_hidden_layers", "n_layer")
+    if kinds is None:
+        kinds = ["full_attention"] * size(config, "num_hidden_layers", "n_layer")
+    kinds = kinds[: len(kinds) - config.get("num_kv_shared_layers", 0)]
+    kinds += ["full_attention"] * config.get("mtp_num_hidden_layers", 0)
     kv_heads = config.get("num_key_value_heads") or heads
     per_head = config.get("head_dim") or hidden // heads
-    return 2.0 * layers * kv_heads * per_head * KV_ELEMENT_BYTES
+    full = config.get("global_head_dim") or per_head
+    kept = (
+        full if kinds[layer] == "full_attention" else per_head for layer in attention_layers(kinds)
+    )
+    return 2.0 * kv_heads * sum(kept) * KV_ELEMENT_BYTES
+
+
+def state_bytes(repository: str) -> float:
+    """What a request takes in states, in bytes: those of the gated delta rule and of Mamba-2."""
+    config = REPOSITORIES[repository].config
+    sizes = {
+        "linear_attention": "linear_num_value_heads linear_key_head_dim linear_value_head_dim",
+        "mamba": "mamba_n_heads mamba_d_head mamba_d_state",
+    }
+    layers = [sizes[kind].split() for kind in config.get("layer_types", ()) if kind in sizes]
+    numbers = sum(math.prod(config[name] for name in names) for names in layers)
+    return float(numbers * STATE_ELEMENT_BYTES)
 
 
 def memory(preset: Preset) -> tuple[str, str]:
@@ -202,8 +223,11 @@ def memory(preset: Preset) -> tuple[str, str]:
     config = REPOSITORIES[models[0][0]].config
     longest = size(config, "max_position_embeddings", "n_positions")
     context = int(str(preset.settings.get("context", 0))) or longest
-    cache = context * sum(kv_bytes(repository) for repository, _ in models)
-    return f"{weights / 1e9:.2f}", f"{(weights + cache + PROCESS_BYTES) / 1e9:.1f}"
+    cache = sum(
+        context * kv_bytes(repository) + state_bytes(repository) for repository, _ in models
+    )
+    read = sum(weight_bytes(*model, without=ON_DISK) for model in models)
+    return f"{weights / 1e9:.2f}", f"{(read + cache + PROCESS_BYTES) / 1e9:.1f}"
 
 
 def source(text: str) -> str:
@@ -226,6 +250,9 @@ def model_rows() -> list[str]:
         target = source(preset.target)
         if target and preset.quant:
             target += f", `{preset.quant}`"
+        own = (hub := HubModel.parse(preset.target)) and REPOSITORIES.get(hub.repo)
+        if own and own.config.get("mtp_num_hidden_layers"):
+            draft = "its own MTP block"
         weights, total = MEASURED.get(name) or memory(preset)
         lines.append(f"| `{name}` | {preset.about} | {target} | {draft} | {weights} | {total} |")
     return lines

@@ -23,7 +23,7 @@ def test_a_text_and_its_values() -> None:
     assert SamplingDefaults.parse("temperature=0.2,top_p=0.9") == CARD
     assert SamplingDefaults.parse(" top_p = 0.9 , temperature=.2,") == CARD
     assert SamplingDefaults.parse("") == SamplingDefaults()
-    every = "temperature=0,top_k=50,top_p=1,min_p=0.05,repetition_penalty=1.1"
+    every = "temperature=0,top_k=50,top_p=1,min_p=0.05,repetition_penalty=1.1,presence_penalty=-0.5"
     assert str(SamplingDefaults.parse(every)) == every
     assert type(SamplingDefaults.parse(every).top_k) is int
 
@@ -40,6 +40,7 @@ def test_a_text_and_its_values() -> None:
         ("top_k=1.5", "top_k takes a number, not '1.5'"),
         ("top_p=0", "top_p takes a number above 0 to 1, not 0"),
         ("repetition_penalty=11", "repetition_penalty takes a number above 0 to 10, not 11"),
+        ("presence_penalty=3", "presence_penalty takes a number from -2 to 2, not 3"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(text: str, said: str) -> None:
@@ -54,6 +55,9 @@ def test_presets_have_the_sampling_of_their_cards() -> None:
         ).sampling
 
     assert SamplingDefaults.parse(sampling(MODEL="smollm2")) == CARD
+    assert SamplingDefaults.parse(sampling(MODEL="qwen3.5-4b")) == SamplingDefaults(
+        temperature=1, top_k=20, top_p=0.95, presence_penalty=1.5
+    )
     assert sampling(MODEL="smollm2", SAMPLING="none") == "none"
     assert sampling(MODEL="smollm2", TARGET="/another") == ""
     assert sampling(MODEL="demo") == ""

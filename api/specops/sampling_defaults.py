@@ -39,6 +39,7 @@ RANGES = {  # of all that requests, settings and models say
     "top_p": Range(0, 1, included=False),
     "min_p": Range(0, 1),
     "repetition_penalty": Range(0, 10, included=False),
+    "presence_penalty": Range(-2, 2),
 }
 
 
@@ -53,6 +54,7 @@ class SamplingDefaults(NamedTuple):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value:g}" for name, value in self.specified.items())

@@ -149,7 +149,8 @@ async def test_every_way_to_choose_tokens_reaches_the_engine(
 
 @every
 async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: str) -> None:
-    advised = SamplingDefaults(temperature=0.2, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5}
+    advised = SamplingDefaults(temperature=0.2, top_k=20, min_p=0.1, **penalties)
     async with api() as here:
 
         async def drawn(model: SamplingDefaults, **fields: Any) -> dict[str, Any]:
@@ -159,16 +160,19 @@ async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: s
             return {name: getattr(sampling, name) for name in model._fields}
 
         greedy = path == GENERATE
-        nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+        nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        nothing |= {"repetition_penalty": 1.0, "presence_penalty": 0.0}
         usual = await drawn(SamplingDefaults())
         assert usual == nothing | {"temperature": 0.0 if greedy else 1.0}
         assert await drawn(advised) == (usual if greedy else usual | advised.specified)
         null = {} if greedy else {"temperature": None, "top_k": None}
         assert await drawn(advised, **null) == await drawn(advised)
         assert await drawn(advised, temperature=0) == nothing | {"temperature": 0.0}
-        penalty = {"temperature": 0, "repetition_penalty": 1.3}
+        penalty = {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": -1.0}
         assert await drawn(advised, **penalty) == nothing | penalty
         own = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        assert await drawn(advised, **own) == own | penalties
+        own |= {"presence_penalty": 0.0}
         assert await drawn(advised, **own) == own | {"repetition_penalty": 1.1}
 
 

@@ -31,7 +31,7 @@ def sources(preset: Preset) -> list[str]:
 
 
 # No commit of these is known here for certain: they follow the branch main (docs/models.md).
-FOLLOWED = {"LiquidAI/LFM2-350M", "LiquidAI/LFM2-700M", "LiquidAI/LFM2-2.6B"}
+FOLLOWED = {"LiquidAI/LFM2-700M", "LiquidAI/LFM2-2.6B"}
 
 
 @every_preset
@@ -79,6 +79,11 @@ def test_every_part_of_a_preset_can_be_overridden() -> None:
     assert (changed.target_quant, changed.draft_quant) == ("int8-128", "fp32")
     assert choose(Settings(model="tinyllama", draft="none")).draft is None
     assert choose(Settings(model="tinyllama", target="a/b")).draft is None
+
+
+def test_a_preset_without_a_draft_leaves_drafting_to_the_models_own_block() -> None:
+    assert choose(Settings(model="qwen3.5-2b")).uses_mtp
+    assert not choose(Settings(model="qwen3.5-2b", draft="none")).uses_mtp
 
 
 def test_the_custom_preset_wants_a_target() -> None:

@@ -20,12 +20,15 @@ import numpy as np
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
     attention_layers,
+    gemma4_shapes,
     gpt2_shapes,
+    granite_hybrid_shapes,
     lfm2_shapes,
     llama_shapes,
     opt_shapes,
     phi3_shapes,
     qwen2_shapes,
+    qwen35_shapes,
     relative_shapes,
     write_checkpoint,
 )
@@ -100,6 +103,7 @@ class Repository(Published):
             if kinds := config.get("layer_types"):  # up to the first with attention
                 layers = max(layers, attention_layers(kinds)[0] + 1)
                 config["layer_types"] = kinds[:layers]
+                config |= {"num_kv_shared_layers": 0} if "num_kv_shared_layers" in config else {}
             config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
         shapes = self.shapes(config)
         if self.shards:
@@ -285,6 +289,78 @@ _STARCODER2: Config = {
     "use_bias": True,
 }
 
+_QWEN35: Config = {  # the text part
+    **_family("Qwen3_5ForCausalLM", 248044, 248044),
+    "model_type": "qwen3_5_text",
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "mtp_num_hidden_layers": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": True,
+}
+_GRANITE_H: Config = {
+    **_family("GraniteMoeHybridForCausalLM", 100257, 100257),
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "hidden_act": "silu",
+    "logits_scaling": 8.0,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_proj_bias": False,
+    "num_experts_per_tok": 0,
+    "num_local_experts": 0,
+    "pad_token_id": 100256,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "tie_word_embeddings": True,
+}
+_GEMMA4: Config = {  # the text part
+    **_family("Gemma4ForCausalLM", 2, 1),
+    "model_type": "gemma4_text",
+    "attention_bias": False,
+    "attention_k_eq_v": False,
+    "enable_moe_block": False,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 256,
+    "num_global_key_value_heads": None,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000000.0,
+            "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": 262144,
+}
 _LFM2: Config = {
     **_family("Lfm2ForCausalLM", 1, 7),
     **_sizes(2048, 16, 32, 8, 12288, 65536, 128000),
@@ -405,6 +481,51 @@ def _head(architecture: str, epsilon: float, theta: float, *sizes: int) -> Head:
     return Head(config)
 
 
+def _qwen35_shapes(config: Config) -> Shapes:
+    """The text part, and the MTP block: a layer with attention behind two norms and a product."""
+    hidden, last = config["hidden_size"], config["full_attention_interval"] - 1
+    shapes, layer = qwen35_shapes(config), f"model.layers.{last}."
+    block = {
+        f"mtp.layers.0.{name.removeprefix(layer)}": shape
+        for name, shape in shapes.items()
+        if name.startswith(layer)
+    }
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    block |= {f"mtp.{norm}.weight": (hidden,) for norm in norms}
+    return shapes | block | {"mtp.fc.weight": (hidden, 2 * hidden)}
+
+
+def _qwen35(*sizes: int, value_heads: int = 16) -> Repository:
+    config = {**_QWEN35, **_sizes(*sizes, 248320, 262144), "linear_num_value_heads": value_heads}
+    interval = config["full_attention_interval"]
+    config["layer_types"] = [
+        "linear_attention" if number % interval else "full_attention"
+        for number in range(1, config["num_hidden_layers"] + 1)
+    ]
+    return Repository(config, _qwen35_shapes, tokenizers.written(tokenizers.qwen2), shards=2)
+
+
+def _granite_h(
+    *sizes: int, attention: tuple[int, ...], heads: int, head: int, wide: int
+) -> Repository:
+    config = {**_GRANITE_H, **_sizes(*sizes, wide, 100352, 131072), "mamba_n_heads": heads}
+    layers = range(config["num_hidden_layers"])
+    kinds = ["attention" if layer in attention else "mamba" for layer in layers]
+    config |= {"layer_types": kinds, "mamba_d_head": head, "shared_intermediate_size": wide}
+    write = tokenizers.written(tokenizers.starcoder2)
+    return Repository(config, granite_hybrid_shapes, write, shards=2)
+
+
+def _gemma4(*sizes: int, shared: int, every: int, double: bool) -> Repository:
+    config = {**_GEMMA4, **_sizes(*sizes, 262144, 131072), "num_kv_shared_layers": shared}
+    config["use_double_wide_mlp"] = double
+    config["layer_types"] = [
+        "sliding_attention" if number % every else "full_attention"
+        for number in range(1, config["num_hidden_layers"] + 1)
+    ]
+    return Repository(config, gemma4_shapes, tokenizers.written(tokenizers.gemma3), shards=2)
+
+
 def _llama_tokenizer(folder: Path, vocab: int) -> None:
     tokenizers.written(tokenizers.llama)(folder, vocab)
     (folder / "tokenizer.model").write_bytes(b"SentencePiece's own, which is not needed")
@@ -456,6 +577,20 @@ REPOSITORIES: dict[str, Published] = {
     "LiquidAI/LFM2-2.6B": _lfm2(
         *(2048, 32, 10752, 30, (2, 5, 9, 13, 17, 21, 24, 27)), block_auto_adjust_ff_dim=False
     ),
+    "Qwen/Qwen3.5-0.8B": _qwen35(1024, 24, 8, 2, 3584),
+    "Qwen/Qwen3.5-2B": _qwen35(2048, 24, 8, 2, 6144),
+    "Qwen/Qwen3.5-4B": _qwen35(2560, 32, 16, 4, 9216, value_heads=32),
+    "ibm-granite/granite-4.0-h-350m": _granite_h(
+        *(768, 32, 12, 4), attention=(10, 13, 17, 27), heads=48, head=32, wide=2048
+    ),
+    "ibm-granite/granite-4.0-h-1b": _granite_h(
+        *(1536, 40, 12, 4), attention=(5, 15, 25, 35), heads=48, head=64, wide=4096
+    ),
+    "ibm-granite/granite-4.0-h-micro": _granite_h(
+        *(2048, 40, 32, 8), attention=(5, 15, 25, 35), heads=64, head=64, wide=8192
+    ),
+    "google/gemma-4-E2B-it": _gemma4(1536, 35, 8, 1, 6144, shared=20, every=5, double=True),
+    "google/gemma-4-E4B-it": _gemma4(2560, 42, 8, 2, 10240, shared=18, every=6, double=False),
     "microsoft/Phi-4-mini-instruct": Repository(
         _PHI4,
         phi3_shapes,

@@ -61,8 +61,10 @@ def models_of(name: str) -> list[HubModel]:
 
 
 def has_head(name: str) -> bool:
-    """Return whether a preset's draft is a head."""
-    return any(isinstance(REPOSITORIES.get(model.repo), Head) for model in models_of(name))
+    """Return whether a preset's draft is a head, or its target's own MTP block."""
+    models = [REPOSITORIES[model.repo] for model in models_of(name) if not model.subfolder]
+    blocks = (model.config.get("mtp_num_hidden_layers", 0) for model in models[:1])
+    return any(isinstance(model, Head) for model in models) or any(blocks)
 
 
 def published(name: str, folder: Path) -> Hub:

@@ -178,10 +178,14 @@ class ChatTemplate:
         """What the template shows of a conversation, and the model's format of calls.
 
         Raises:
+            ChatTemplateLimitError: the first probe exceeds the limits, and so would conversations.
             TemplateProcessError: see `render`.
         """
+        probes = 0
 
         def render(messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str | None:
+            nonlocal probes
+            probes += 1
             try:
                 return self._render(messages, variables, {}, asks=False)
             except ChatTemplateLimitError:  # each further probe would take a second, too
@@ -192,6 +196,8 @@ class ChatTemplate:
         try:
             return traits_of(self._tools_source, render)
         except ChatTemplateLimitError as error:
+            if probes == 1:
+                raise
             log.warning("tools and calls will be rendered as text: %s", error)
             return TemplateTraits()
 

@@ -125,8 +125,8 @@ class EngineOptions(Constraints):
         ge=0,
         description="sample from logits within so many standard deviations of the largest; 0: all",
     )
-    presence_penalty: float | None = Field(
-        0.0, ge=-2, le=2, description="subtracted from the logits of tokens in the answer"
+    presence_penalty: float | None = drawing_field(
+        "presence_penalty", "subtracted from the logits of tokens in the answer"
     )
     frequency_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
@@ -195,7 +195,9 @@ class EngineOptions(Constraints):
         """Return how tokens are drawn: as the body says, else the model, else the protocol."""
         penalties = (getattr(self, name) for name in self.penalty_fields)
         penalty = next((value for value in penalties if value is not None), None)
-        requested = SamplingDefaults(self.temperature, self.top_k, self.top_p, self.min_p, penalty)
+        requested = SamplingDefaults(
+            *(self.temperature, self.top_k, self.top_p, self.min_p, penalty, self.presence_penalty)
+        )
         chosen = requested.over(model).over(self.usual)
         return chosen if chosen.temperature else requested._replace(temperature=0.0)
 
@@ -214,7 +216,7 @@ class EngineOptions(Constraints):
             min_p=drawing.min_p or 0.0,
             typical_p=self.typical_p or 1.0,
             top_n_sigma=self.top_n_sigma or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
+            presence_penalty=drawing.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=drawing.repetition_penalty or 1.0,
         )

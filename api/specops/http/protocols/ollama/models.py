@@ -140,7 +140,7 @@ def _capabilities(engine: Engine) -> list[str]:
     template = engine.chat_template
     capabilities = {
         "completion": True,
-        "tools": bool(template and template.calls),
+        "tools": template is not None,
         "thinking": bool(template and template.thinking),
         "insert": FillIn.of(engine.tokenizer) is not None,
         "embedding": bool(engine.info.embedding_size),
