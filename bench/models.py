@@ -30,6 +30,7 @@ from specops.presets import DEMO
 from tests import checkpoints, random_weights
 from tests.checkpoints import (
     make_gemma4_checkpoint,
+    make_granite_hybrid_checkpoint,
     make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_qwen35_checkpoint,
@@ -189,6 +190,7 @@ LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
     **HEAD_KINDS,
     "short-convolution": partial(make_lfm2_checkpoint, layers=4, attention=(1,), context=2048),
     "gated-delta": partial(make_qwen35_checkpoint, context=2048),
+    "state-space": partial(make_granite_hybrid_checkpoint, context=2048),
     "heads-by-layer": partial(make_gemma4_checkpoint, context=2048),
 }
 

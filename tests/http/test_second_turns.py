@@ -1,6 +1,6 @@
 """What the next request of a conversation reads again, where the model keeps more than keys.
 
-Small models with random weights, an LFM2 and a Qwen3.5, whose convolutions and states need a
+Small models with random weights (LFM2, Qwen3.5, Granite 4 h), whose convolutions and states need a
 snapshot where a request is to go on behind another one's text. Their chat template is Qwen3.5's in
 short: it ends prompts inside of a thought, and leaves the thoughts of earlier answers out.
 """
@@ -17,7 +17,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from specops.config import Settings
-from tests.checkpoints import make_lfm2_checkpoint, make_qwen35_checkpoint
+from tests.checkpoints import (
+    make_granite_hybrid_checkpoint,
+    make_lfm2_checkpoint,
+    make_qwen35_checkpoint,
+)
 from tests.http.real_engine import in_process
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +50,10 @@ TEMPLATE = """\
 OPENING = 16  # most tokens of what the template writes around a message
 
 
-@pytest.fixture(scope="module", params=[make_lfm2_checkpoint, make_qwen35_checkpoint])
+@pytest.fixture(
+    scope="module",
+    params=[make_lfm2_checkpoint, make_qwen35_checkpoint, make_granite_hybrid_checkpoint],
+)
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("turns") / "model"
     request.param(
