@@ -51,6 +51,7 @@ PUBLISHED = {
     "qwen3-4b": "Qwen/Qwen3-4B",
     "gemma-3-1b": "google/gemma-3-1b-it",
     "lfm2.5-1.2b": "LiquidAI/LFM2.5-1.2B-Instruct",
+    "qwen3.5-4b": "Qwen/Qwen3.5-4B",
 }
 HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}  # which their presets name
 

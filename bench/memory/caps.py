@@ -27,6 +27,7 @@ CAPS_GB = {
     ("qwen3-4b", "int4"): (4.0,),
     ("gemma-3-1b", "int4"): (4.0,),
     ("lfm2.5-1.2b", "int4"): (4.0,),
+    ("qwen3.5-4b", "int4"): (4.0,),
 }
 TITLES = {
     "tinyllama": "TinyLlama-1.1B shape, 160 M draft",
@@ -34,6 +35,7 @@ TITLES = {
     "qwen3-4b": "Qwen3 4B shape, EAGLE-3 head",
     "gemma-3-1b": "Gemma 3 1B shape",
     "lfm2.5-1.2b": "LFM2.5 1.2B shape",
+    "qwen3.5-4b": "Qwen3.5 4B shape",
 }
 AT_ONCE = 4  # requests that are to run at the same time
 QUICK_SECONDS = 5.0
