@@ -101,8 +101,8 @@ BENCHMARKS = {
         "the operators of a pass",
     ),
     "guess": Benchmark(
-        lambda o, plan: guess.run(plan, o.cache), guess.FULL, guess.QUICK,
-        "what a guess of Qwen3 4B's draft head costs, in its whole shape (8 GB of disk at first)",
+        guess.run, guess.FULL, guess.QUICK,
+        "what a guess of a draft head costs, in whole shapes (8 GB of disk at first)",
     ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "against another checkout"),
     "scheduling": Benchmark(
@@ -154,7 +154,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="agents: a folder of chat templates (*.jinja); may be given several times",
     )  # fmt: skip
     parser.add_argument(
-        "--only", default="", help="caps, equality, shapes: those whose names contain this"
+        "--only", default="", help="caps, equality, shapes, guess: those whose names contain this"
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")

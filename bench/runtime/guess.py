@@ -1,29 +1,30 @@
 """What a guess of a draft head costs beside its target's pass over one token.
 
-Qwen3 4B and the published EAGLE-3 head that its preset names, both in their whole shapes with
-random weights. Target and head run in turn, each over one token with a past. What a head does with
-tokens that were accepted is no part of a guess.
+Qwen3 4B with the published EAGLE-3 head that its preset names, and Qwen3.5 0.8B with its own MTP
+block, in their whole shapes with random weights. Target and head run in turn, each over one token
+with a past. What a head does with tokens that were accepted is no part of a guess.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
-from bench.memory.capped import HEADS, PUBLISHED
+from bench.memory.capped import HEADS, PUBLISHED, WEIGHTS
 from bench.models import head_shape, plain, shape
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
+from specops.config import ConfigError
 from specops.engine.loading import load_models
 from specops.runtime.batch import Batch
 from specops.runtime.model_runner import ModelRunner
 from specops.speculation.drafters.eagle import EagleDrafter
 
-_MODEL = "qwen3-4b"
-_WEIGHTS = "int4-128-mixed-rtn"  # the preset's, but for calibration, which changes no sizes
 _PAST = 200  # tokens
 _MOST = 0.12  # of a pass
+Seconds = tuple[list[float], list[float]]
+"""Of passes of the target and of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +35,66 @@ class Plan:
     warm_up: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A published model, its weights, and the head beside it; empty: its own MTP block."""
+
+    target: str
+    quant: str
+    head: str = ""
+
+
+PAIRS = {
+    "qwen3-4b": Pair(PUBLISHED["qwen3-4b"], WEIGHTS["int4"], HEADS["qwen3-4b"]),
+    "qwen3.5-0.8b": Pair("Qwen/Qwen3.5-0.8B", WEIGHTS["int8"]),
+}
 FULL, QUICK = Plan(rounds=41), Plan(rounds=3)
 
 
-def run(plan: Plan, cache: Path) -> Outcome:
-    """Load the pair and time both in turn."""
-    target = shape(PUBLISHED[_MODEL], _WEIGHTS, cache)
-    head = head_shape(HEADS[_MODEL], cache)
-    settings = replace(plain(target, cache / "guess"), draft=str(head), slots=1)
-    models = load_models(settings, lambda state, detail, download=None: progress(detail))
-    drafter = models.head.drafter if models.head else None
-    if not isinstance(drafter, EagleDrafter):
-        raise RuntimeError(f"{head} was not loaded as an EAGLE-3 head")
-    return measure(models.target.runner, drafter.runner, plan)
+def run(options: argparse.Namespace, plan: Plan) -> Outcome:
+    """Measure the pairs whose names contain `--only`, one after the other."""
+    names = [name for name in PAIRS if options.only in name]
+    if not names:
+        raise ConfigError(f"no pair has {options.only!r} in its name: {', '.join(PAIRS)}")
+    found = {}
+    for name in names:
+        pair, cache = PAIRS[name], options.cache
+        target = shape(pair.target, pair.quant, cache)
+        head = str(head_shape(pair.head, cache)) if pair.head else ""
+        settings = replace(plain(target, cache / "guess"), draft=head, slots=1)
+        models = load_models(settings, lambda state, detail, download=None: progress(detail))
+        drafter = models.head.drafter if models.head else None
+        if not isinstance(drafter, EagleDrafter):
+            raise RuntimeError(f"{name} was loaded without a head")
+        found[name] = measure(models.target.runner, drafter.runner, plan)
+    return outcome(found, plan)
 
 
-def measure(target: ModelRunner, head: ModelRunner, plan: Plan) -> Outcome:
-    """The milliseconds of each pass, and what a guess takes of the target's."""
-    sides = {"target, one token": one_token(target), "head, a guess": one_token(head)}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+def measure(target: ModelRunner, head: ModelRunner, plan: Plan) -> Seconds:
+    """The seconds of both passes, round by round."""
+    sides = one_token(target), one_token(head)
+    seconds: Seconds = ([], [])
     for number in range(plan.warm_up + plan.rounds):
-        for name, work in sides.items():
+        for work, found in zip(sides, seconds, strict=True):
             begun = time.perf_counter()
             work()
             if number >= plan.warm_up:
-                seconds[name].append(time.perf_counter() - begun)
-    base, guess = seconds.values()
-    share = Summary.of(ratios(guess, base))
-    rows = [
-        (name, Summary.of(found).spread(2, 1e3), Summary.of(ratios(found, base)).spread(3))
-        for name, found in seconds.items()
-    ]
+                found.append(time.perf_counter() - begun)
+    return seconds
+
+
+def outcome(found: Mapping[str, Seconds], plan: Plan) -> Outcome:
+    """A row and a target for each pair."""
+    rows, targets = [], []
+    for name, (base, guess) in found.items():
+        share = Summary.of(ratios(guess, base))
+        times = (Summary.of(seconds).spread(2, 1e3) for seconds in (base, guess))
+        rows.append((name, *times, share.spread(3)))
+        targets.append(Target(f"{name}: a guess, of a pass", _MOST, share.median, at_most=True))
     notes = (f"medians and quartiles of {plan.rounds} rounds; {_PAST} tokens of past",)
-    table = Table("A guess beside a pass", ("pass", "ms", "of the target's"), rows, notes)
-    line = Target("a guess, of a one-token pass", _MOST, share.median, at_most=True)
-    result = {"plan": asdict(plan), "seconds": seconds}
-    return Outcome(result, [table], targets=[line])
+    columns = ("model", "one token, ms", "a guess, ms", "a guess ÷ one token")
+    table = Table("A guess beside a pass over one token", columns, rows, notes)
+    return Outcome({"plan": asdict(plan), "seconds": found}, [table], targets=targets)
 
 
 def one_token(runner: ModelRunner) -> Callable[[], object]:

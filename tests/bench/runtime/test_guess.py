@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def test_a_guess_is_timed_beside_its_target(
     monkeypatch.setattr(guess, "shape", lambda *_: target)
     monkeypatch.setattr(guess, "head_shape", lambda *_: head)
     monkeypatch.setattr(guess, "plain", lambda *_: replace(settings, target=str(target)))
-    outcome = guess.run(guess.QUICK, tmp_path)
+    options = Namespace(only="qwen3-4b", cache=tmp_path)
+    outcome = guess.run(options, guess.QUICK)
     (line,) = outcome.targets
     assert 0 < line.measured < 10
-    assert [len(found) for found in outcome.result["seconds"].values()] == [3, 3]
+    assert [len(found) for found in outcome.result["seconds"]["qwen3-4b"]] == [3, 3]
