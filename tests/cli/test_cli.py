@@ -19,9 +19,11 @@ import pytest
 from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
+from specops.models.convert import Quantization, export_checkpoint
 from specops.request import GenerationRequest, Piece
 from specops.system.memory import read_memory
 from tests.loopback import free_port
+from tests.mtp_blocks import make_checkpoint
 
 PROMPT = "def add(a, b):"
 TOKENS = 24
@@ -203,6 +205,20 @@ def test_info_describes_model_and_machine(
     assert re.fullmatch(r"cache +\d+ tokens in int8; [\d.,]+ MB", lines["kv"])
     assert lines["batch"] == "invariant  yes"
     assert f"{read_memory().limit / 1e6:,.1f} MB" in lines["memory"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_info_says_that_a_model_drafts_with_its_own_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECOPS_DRAFT", "")
+    made = tmp_path / "made"
+    quantization = Quantization.parse("int8-32")
+    export_checkpoint(make_checkpoint(tmp_path / "target"), made, quantization=quantization)
+    assert main(["info", "--target", str(made)]) == 0
+    lines = about(capsys)
+    assert lines["draft"].startswith("the target's own MTP block; ")
+    assert lines["drafters"] == "head, suffix, cascade, none (default: cascade)"
 
 
 @pytest.mark.usefixtures("environment")

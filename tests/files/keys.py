@@ -86,7 +86,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.final_logit_softcapping": ("none", f"{_GEMMA4}0"),
     "{arch}.pooling_type": ("none", f"{_REFUSED}none"),
     "{arch}.expert_count": ("0", f"{_REFUSED}0"),
-    "{arch}.nextn_predict_layers": ("0", f"{_REFUSED}0"),
+    "{arch}.nextn_predict_layers": (
+        "0",
+        "taken, 1 at most, for `qwen3` and `qwen35`: the last layer is the MTP block; else refused "
+        "unless 0",
+    ),
     "{arch}.embedding_length_out": ("`embedding_length`", f"{_REFUSED}the same"),
     "{arch}.attention.key_length_swa": ("`key_length`", f"{_GEMMA4}the same"),
     "{arch}.attention.value_length_swa": ("`value_length`", f"{_GEMMA4}the same"),

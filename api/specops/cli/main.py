@@ -276,12 +276,14 @@ def _info(options: argparse.Namespace) -> int:
             f"{_megabytes(info.snapshot_bytes)}"
         )
     if info.head is not None:
-        lines["draft"] = f"a head, {_megabytes(_size(info.head))}, {info.head}"
+        lines["draft"] = "the target's own MTP block"
+        if choice.draft is not None:
+            lines["draft"] = f"a head, {_megabytes(_size(info.head))}, {info.head}"
         if info.head_agreement is not None:
             right = f"{info.head_agreement:.0%} of a test text guessed"
             lines["draft"] += f"; {right}"
             if info.head_agreement < LEAST_AGREEMENT:
-                lines["draft"] += ": it is another model's, or was made for other layers"
+                lines["draft"] += ": it is another model's or for other layers, or is damaged"
     elif choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():
