@@ -43,6 +43,8 @@ _PIECE = 16 << 20
 _PACKED = "prepacked_"
 # Errors from missing attributes, shapes that do not fit, and weights that are cut short
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_LOOK_UPS = ("Gather", "GatherBlockQuantized")
+_ROTARY = slice(6, 8), slice(10, 12)  # attention's inputs with tables of its rotation
 _PRODUCTS = ("MatMul", "Gemm")  # the names of all operators that multiply contain one of these
 _ADVICE = (
     "use another export of the model, or its checkpoint (config.json and safetensors), which is "
@@ -183,12 +185,13 @@ def _move_weights(
 ) -> list[dict[str, onnx.StringStringEntryProto]]:
     """Copy weights and their packed forms to page starts, in the order of their use.
 
-    A pass does not read a weight that has a packed form. Such originals go last; ONNX Runtime's
-    format wants them in the file.
+    A pass does not read a weight that has a packed form, and of a table only the rows of its
+    tokens. Tables and such originals go last; ONNX Runtime's format wants the latter in the file.
 
     Returns:
-        The places of these originals.
+        The places of those that go last.
     """
+    tables = _tables(model.graph)
     unused = list[dict[str, onnx.StringStringEntryProto]]()
     outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
     if not outside:
@@ -205,11 +208,22 @@ def _move_weights(
                 for at in range(0, len(fields) - 2, 3):
                     fields[at] = _copy(weights, fields[at], fields[at + 1], target)
                 entry.value = f"{key}|{';'.join(fields)}"
-            if packed:
+            if packed or tensor.name in tables:
                 unused.append(entries)
             else:
                 _move(entries, weights, target)
     return unused
+
+
+def _tables(graph: onnx.GraphProto) -> set[str]:
+    """Return the weights that tokens and positions are looked up in."""
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type in _LOOK_UPS:
+            found.update(node.input)
+        elif (node.domain, node.op_type) == (kernels.DOMAIN, kernels.ATTENTION):
+            found.update(name for places in _ROTARY for name in node.input[places])
+    return found
 
 
 def _move(
