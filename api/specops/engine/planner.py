@@ -83,7 +83,7 @@ class Planner:
         drafters: what each name in a request asks for draft tokens.
         controller: chooses drafters and draft lengths; may be exchanged.
         cost_model: of the target's passes.
-        draft_cost_model: of the draft model's passes; None without one.
+        draft_cost_model: of the passes of a draft model or head; None where there are none.
         clock: seconds.
         max_batched_tokens: most tokens of a pass.
         max_inter_token_latency: longest pause in seconds that prompts may cause in a stream.

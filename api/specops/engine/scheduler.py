@@ -38,7 +38,7 @@ class Scheduler:
         controller: chooses how many draft tokens pay.
         cost_model: of the target's passes.
         tokenizer: the target's.
-        draft_cost_model: of the draft model's passes; None without one.
+        draft_cost_model: of the passes of a draft model or head; None where there are none.
         end_tokens: tokens that end a text.
         max_batched_tokens: most tokens of a pass.
         max_inter_token_latency: seconds between two tokens of a stream that prompts may cause.

@@ -66,8 +66,9 @@ class MachineCollector(Collector):
             f"{NAMESPACE}_pass_cost_seconds",
             "Cost of a forward pass by the cost model: measured at the start, then updated. "
             "`tokens`: a pass of `size` tokens with nothing before them; `draft_tokens`: the same "
-            "for the draft model, once updated with choosing its tokens; `attention`: added cost "
-            "of 1,000,000 pairs of a token and a position that it attends to.",
+            "for the draft model or an EAGLE-3 head, once updated with choosing its tokens; "
+            "`attention`: added cost of 1,000,000 pairs of a token and a position that it attends "
+            "to.",
             labels=["kind", "size"],
         )
         for kind, size, seconds in self.pass_costs():

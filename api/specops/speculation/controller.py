@@ -51,7 +51,7 @@ class Controller:
 
     Args:
         target: costs of the target's passes.
-        draft: costs of the draft model's passes; None without a draft model.
+        draft: costs of the passes of a draft model or head; None where there are none.
         positions: length of the longest draft.
     """
 
