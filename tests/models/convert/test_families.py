@@ -469,6 +469,12 @@ MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
         {"config": {"rope_scaling": {**MROPE, "type": "default", "mrope_section": [6, 5, 5]}}},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        make_qwen35_checkpoint,
+        {},
+        {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
+    ),
     "mistral3 small": (
         "Mistral3ForConditionalGeneration",
         partial(make_relative_checkpoint, kind="mistral"),

@@ -21,6 +21,7 @@ from tests.checkpoints import (
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_qwen35_checkpoint,
     make_relative_checkpoint,
 )
 from tests.models.convert.runner import edit_config
@@ -32,6 +33,7 @@ MAKERS = {
     "opt": make_opt_checkpoint,
     "gpt2": make_gpt2_checkpoint,
     "lfm2": make_lfm2_checkpoint,
+    "qwen3_5_text": make_qwen35_checkpoint,
     "granitemoehybrid": make_granite_hybrid_checkpoint,
     "gemma4_text": make_gemma4_checkpoint,
 }  # the others are `RELATIVES`
@@ -72,6 +74,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"full_attn_idxs": "1"}, "'full_attn_idxs' must be a list of integers"),
     ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "'layer_types' is mamba"),
     ("lfm2", {"block_ff_dim": 480}, r"feed_forward\.\S+ has shape"),
+    ("qwen3_5_text", {"attn_output_gate": False}, "'attn_output_gate' must be true"),
+    ("qwen3_5_text", {"linear_conv_kernel_dim": 9}, "'linear_conv_kernel_dim' must be 1 to 8"),
+    ("qwen3_5_text", {"linear_key_head_dim": 24}, "'linear_key_head_dim' must be a multiple of 16"),
+    ("qwen3_5_text", {"linear_value_head_dim": 48}, "must be a multiple of 32, up to 256"),
+    ("qwen3_5_text", {"linear_num_key_heads": 3}, "must be a multiple of linear_num_key_heads, 3"),
+    ("qwen3_5_text", {"full_attention_interval": 9}, "has no layer with attention"),
+    ("qwen3_5_text", {"layer_types": ["conv"] * 4}, "'layer_types' is conv; supported are"),
+    ("qwen3_5_text", {"linear_num_value_heads": 2}, r"in_proj_qkv\.weight has shape"),
     (
         "granitemoehybrid",
         {"num_local_experts": 64},

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from specops.models.convert import ExportError
 from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.gguf.block_types import TYPES
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
 from specops.runtime.kernels.packing import WeightType, tile_bytes
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_llama_checkpoint, make_qwen35_checkpoint
 from tests.models.convert.gguf.files import (
     BLOCKS,
     DRAWN,
@@ -113,6 +114,22 @@ def test_a_weight_takes_the_bits_that_the_page_says() -> None:
         tiled = tile_bytes(WeightType(kind), 1600, 2560) / (1600 * 2560)
         assert tiled <= stored * (1.06 if kind in (Kind.Q2_K, Kind.Q3_K) else 1.03)
         assert [float(bits) for bits in said[kind.name]] == [8 * stored, 8 * tiled]
+
+
+def test_a_state_that_would_grow_is_refused(tmp_path: Path) -> None:
+    """Each token multiplies it by a power of e whose exponent has the sign of the stored number."""
+    source = make_qwen35_checkpoint(tmp_path / "source", **SIZES)
+    file = write_gguf(source, tmp_path / "model.gguf", lambda name: Kind.Q8_0)
+    checkpoint, name = GgufCheckpoint(file), "model.layers.0.linear_attn.A_log"
+    np.testing.assert_allclose(
+        checkpoint.vector(name), stored_tensors(source)[name][[0, 2, 1, 3]], rtol=1e-5
+    )
+    place = checkpoint.tensors[name].offset
+    with file.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(np.float32(0.5).tobytes())
+    with pytest.raises(ExportError, match=r"blk\.0\.ssm_a is not below 0 everywhere"):
+        GgufCheckpoint(file).vector(name)
 
 
 def test_rows_of_queries_and_keys_stand_where_transformers_has_them(tmp_path: Path) -> None:
