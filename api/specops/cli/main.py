@@ -258,6 +258,10 @@ def _info(options: argparse.Namespace) -> int:
         "context": f"{info.context} tokens; at most {info.slots} requests at the same time",
         "vocabulary": f"{info.vocab_size} tokens",
         "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
+        "states": f"{_megabytes(info.state_bytes)} for all slots; snapshots of them: up to "
+        f"{_megabytes(info.snapshot_bytes)}"
+        if info.state_bytes
+        else "none",
         "sampling": str(info.sampling) or "as each protocol's default",
         "system message": "as the chat template has it"
         if info.system is None
@@ -270,11 +274,6 @@ def _info(options: argparse.Namespace) -> int:
         "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
-    if info.state_bytes:
-        lines["states"] = (
-            f"{_megabytes(info.state_bytes)} for all slots; snapshots of them: up to "
-            f"{_megabytes(info.snapshot_bytes)}"
-        )
     if info.head is not None:
         lines["draft"] = "the target's own MTP block"
         if choice.draft is not None:
