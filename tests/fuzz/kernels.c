@@ -678,9 +678,13 @@ static void recurrence(Case *c) {
     if (one_in(2)) make_wrong(c, sizes);
     else switch (below(4)) {
         case 0: if (count) ((int64_t *)c->inputs[last].data)[below(count * 3)] = odd_number(); break;
-        case 1: if (count) progress[below(count * 2)] += one_in(2) ? odd_number() : from_to(-2, 2); break;
-        case 2: kept[1] = below(slots); break;
-        default: kept[from_to(2, 4)] = one_in(2) ? odd_number() : below(ring);
+        case 1:
+            if (!count) break;
+            progress += below(count * 2);
+            *progress = one_in(2) ? odd_number() : *progress + from_to(-2, 2);
+            break;
+        case 2: kept[1] = below(slots), kept[2] = from_to(0, ring); break;
+        default: kept[from_to(3, 4)] = odd_number();
     }
 }
 
