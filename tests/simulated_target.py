@@ -192,7 +192,7 @@ class SimulatedTarget:
             last += span.tokens[first:]
         self.passes.append(batch)
         self._states = states if batch.hidden else []
-        seconds = self._costs.cost(batch.num_tokens, batch.attention_work)
+        seconds = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
         self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
         if states:
             self._logits[: len(states)] = self.text.logits(states, last)

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_the_costs_of_passes_are_found(
     assert found.sizes[-1] == 96
     if not scatter:
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
+
+
+def test_what_states_cost_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a pass over a token of each slot; what is left of the time of one slot's tokens."""
+    plain = tinyllama()
+    model = CostModel(plain.sizes, plain.seconds, PAIR_SECONDS, 0.002)
+    target = made(monkeypatch, costs=model, num_slots=5)
+    target.cache.shape = replace(target.cache.shape, state_floats=16)
+    for _ in range(2):  # the second one reads what the first one wrote
+        found = calibrate(target, tmp_path / "costs.json")
+        assert found.span_seconds == pytest.approx(0.002, rel=0.1)
+        assert target.cache.used_blocks == 0
+    assert max(len(batch.spans) for batch in target.passes) == 5
 
 
 def test_narrow_passes_are_timed_as_decoding_finds_the_caches(

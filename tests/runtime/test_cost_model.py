@@ -168,6 +168,25 @@ def test_factors_stay_above_0_for_any_observations(
     assert costs.arithmetic > 0
 
 
+def test_each_span_beyond_the_first_reads_a_state_of_its_own() -> None:
+    costs = behaving(CostModel([1, 8], [2.0, 2.5], 1e-6, 0.25), 2.0, 3.0)
+    plain = behaving(CostModel([1, 8], [2.0, 2.5], 1e-6), 2.0, 3.0)
+    for tokens, spans in ((1, 1), (8, 1), (8, 4), (20, 8)):
+        expected = plain.cost(tokens, 1000) + 2.0 * 0.25 * (spans - 1)
+        assert costs.cost(tokens, 1000, spans) == pytest.approx(expected)
+    assert costs.state_seconds(0) == 0
+
+
+def test_states_follow_the_memory_s_speed() -> None:
+    machine = behaving(CostModel([1, 64], [1.0, 9.0], 0.0, 0.5), 1.5, 1.0)
+    costs = CostModel([1, 64], [1.0, 9.0], 0.0, 0.5)
+    for _ in range(300):
+        for tokens, spans in ((1, 1), (8, 8), (64, 1)):
+            costs.observe(tokens, 0.0, machine.cost(tokens, 0.0, spans), spans)
+    assert costs.cost(8, 0.0, 8) == pytest.approx(machine.cost(8, 0.0, 8), rel=0.02)
+    assert costs.memory == pytest.approx(1.5, rel=0.05)
+
+
 def test_the_table_shows_current_times() -> None:
     costs = behaving(CostModel([1, 4], [2.0, 3.0], 1e-6), 2.0, 3.0)
     assert list(costs.table()) == [
