@@ -40,8 +40,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (conversations, "_ANSWER_TOKENS", 12),
         (conversations, "_LEAST_DISTINCT", 0.0),
         (making, "_HELD_OUT", 3),
+        (making, "_SLOTS", 6),
         (making, "_WRITING", 0.7),
-        (making, "_TRAINING", 0.1),
+        (making, "_TRAINING", 0.05),
         (making, "_REPORT_SECONDS", 0.0),
         (training, "_REPORT_SECONDS", 0.0),
         (training, "_REPORTED", 2),
@@ -129,7 +130,7 @@ def test_on_another_device_a_target_in_torch_writes_and_teaches(
     """This machine's processor stands for a GPU: all that it runs is torch's."""
     monkeypatch.setattr(on_gpu, "_WAITING", 24)
     settings, said = replace(tiny_settings, draft="none"), list[str]()
-    make_head(settings, tmp_path / "head", MINUTES, said.append, device="cpu:0", clock=clock(6))
+    make_head(settings, tmp_path / "head", MINUTES, said.append, device="cpu:0", clock=clock(12))
     assert any(text.startswith("writing") for text in said)
     assert any(text.startswith("training") for text in said)
     assert (tmp_path / "head" / "model.safetensors").exists()
