@@ -127,6 +127,9 @@ class FakeTokenizer:
     def token(self, text: str) -> int | None:
         return None
 
+    def mark(self, text: str) -> int | None:
+        return self.token(text)
+
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 

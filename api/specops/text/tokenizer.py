@@ -53,6 +53,12 @@ class Tokenizer:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._special = {index: token.content for index, token in added.items() if token.special}
+        # llguidance takes all added tokens of this form for special ones, too.
+        self._marks = {
+            token.content: index
+            for index, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
         self._shown: dict[int, bytes] = {}  # cache of `shown_bytes`
         self._decoder = decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
@@ -148,6 +154,10 @@ class Tokenizer:
     def token(self, text: str) -> int | None:
         """Return the token with this spelling, special tokens included; None if there is none."""
         return self._tokenizer.token_to_id(text)
+
+    def mark(self, text: str) -> int | None:
+        """Return the token that is this mark; None if a grammar has to spell it in letters."""
+        return self._marks.get(text)
 
     def vocabulary(self) -> dict[str, int]:
         """Return every entry with its id, added tokens included."""

@@ -6,8 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from specops.request import Grammar, GrammarKind
+from specops.text.grammar import Grammars
+from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import THINKING, Tool
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader
@@ -228,6 +235,39 @@ def test_marks_that_are_special_tokens_are_those_in_the_grammar() -> None:
         'calls: "call:" call "}" <[3]>',
     ):
         assert rule in lark.text
+
+
+def with_tokens(tags: tuple[str, ...], *, special: bool) -> Tokenizer:
+    """A tokenizer of bytes, and of these tags."""
+    letters = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    fast = FastTokenizer(BPE(letters, []))
+    fast.pre_tokenizer, fast.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    fast.add_tokens([AddedToken(tag, special=special, normalized=False) for tag in tags])
+    return Tokenizer(fast)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", [name for name, form in BY_NAME.items() if form.tags])
+def test_tags_that_are_tokens_are_these_tokens_in_the_grammar(name: str, special: bool) -> None:
+    """As in Qwen's, Gemma 4's and LFM2's vocabularies, where a call in letters is another one."""
+    form = BY_NAME[name]
+    tags = (*form.tags, *THINK)
+    known = with_tokens(tags, special=special)
+    marks = {tag: token for tag in tags if (token := known.mark(tag)) is not None}
+    grammars = Grammars(known, len(known.vocabulary()), frozenset({0}))
+    call = written(form, [*GOOD, ("search", {})])
+    texts = {
+        True: (call, f"{THINK[0]}hm{THINK[1]}\n{call}"),
+        False: (f"I ask.{call}", "I say <b>."),
+    }
+    for required, allowed_texts in texts.items():
+        grammar = CallGrammar(form, marks, THINK, begun=False).grammar(
+            TOOLS, required=required, parallel=True
+        )
+        for text in (*texts[True], *allowed_texts):
+            tokens = [*known.encode(text, special_tokens=False), 0]
+            assert grammars.matcher(grammar).allows(tokens) == len(tokens), text
+            assert not required or text not in texts[False]
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:

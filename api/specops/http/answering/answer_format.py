@@ -28,14 +28,12 @@ class AnswerFormat:
         self._thinking = template.thinking if template else None
         self._begun = begun
         tags = (*(self._calls.tags if self._calls else ()), *tags_in(*(self._thinking or ())))
-        known = {tag: tokenizer.token(tag) for tag in tags}
+        known = ((tag, tokenizer.mark(tag)) for tag in tags)
+        self._marks = {tag: token for tag, token in known if token is not None}
         # A decoded text leaves special tokens out.
-        self._special = {
-            tag: token
-            for tag, token in known.items()
-            if token is not None and not tokenizer.decode([token])
+        self._tags = {
+            token: tag for tag, token in self._marks.items() if not tokenizer.decode([token])
         }
-        self._tags = {token: tag for tag, token in self._special.items()}
 
     def reader(self) -> AnswerReader:
         """Return a new reader, for one answer."""
@@ -74,7 +72,7 @@ class AnswerFormat:
         if not (bound or (text_grammar and besides)):
             return text_grammar
         calls = self._calls or GENERIC
-        writer = CallGrammar(calls, self._special, self._thinking, self._begun)
+        writer = CallGrammar(calls, self._marks, self._thinking, self._begun)
         callable_ = asked.callable
         tools = [tool for tool in asked.tools if callable_ is None or tool.name in callable_]
         return writer.grammar(

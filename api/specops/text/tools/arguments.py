@@ -31,7 +31,7 @@ _TYPES: dict[type, set[str]] = {
 _LITERAL = r"""
     "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
     | (?P<key>[^\s"'{}\[\](),:]+) (?=\s*:) | (?P<word>[^\s"'{}\[\](),:]+)
-    | (?P<bracket>[()]) | (?P<comma>,) (?=\s*[\])}])
+    | (?P<bracket>[()]) | (?P<comma>,) (?=\s*[\])}]) | (?P<unclosed>["'].*)
 """
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "0": "\0"}
 _ESCAPES |= {letter: letter for letter in "\\\"'/"}

@@ -29,7 +29,7 @@ class CallGrammar:
 
     Args:
         calls: the model's format of calls.
-        special: the tags that are special tokens, with their token ids.
+        special: the tags that are tokens of their own, with their ids; see `Tokenizer.mark`.
         thinking: the tags around the model's thoughts; None if it does not think.
         begun: whether the prompt ends with the first of these tags.
     """
@@ -85,14 +85,11 @@ class CallGrammar:
         """Return the rules of text: `said` is a text without calls, `before` one up to a call."""
         if self.calls.bare:
             return [r"said: SAID?", r"SAID: /[^{ \t\r\n](.|\n)*/"]
-        if self.calls.mark in self.special:
-            return ["said: TEXT", "before: TEXT", r"TEXT: /(.|\n)*/"]
-        opening = _escaped(self.calls.mark)
-        return [
-            "said: SAID",
-            rf"SAID: /(.|\n)*/ & ~/(.|\n)*{opening}(.|\n)*/",
-            rf"before[lazy]: /(.|\n)*?{opening}/",
-        ]
+        opening = self.calls.mark
+        said = f"SAID: {_text_without(opening)}"
+        if opening in self.special:
+            return ["said: SAID", "before: SAID", said]
+        return ["said: SAID", said, rf"before[lazy]: /(.|\n)*?{_escaped(opening)}/"]
 
     def _thought_rules(self) -> list[str]:
         opening, closing = self.thinking or ("", "")
@@ -100,7 +97,7 @@ class CallGrammar:
         if closing in self.special:
             return [
                 f"thoughts: {first} THOUGHT {self._literal(closing)} SPACE",
-                r"THOUGHT: /(.|\n)*/",
+                f"THOUGHT: {_text_without(closing)}",
                 _SPACE,
             ]
         return [
@@ -283,6 +280,11 @@ class CallGrammar:
             return "varies"
         token = self.special.get(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+def _text_without(mark: str) -> str:
+    """Return a terminal of a text in which nothing reads like a mark."""
+    return rf"/(.|\n)*/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
 
 
 def _text_body(schema: Mapping[str, Any]) -> str:
