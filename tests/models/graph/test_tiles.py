@@ -226,16 +226,20 @@ def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path
     graph = tiny_pair / "target" / "onnx" / "int4-128-rtn" / "model.onnx"
     found = prepared(graph, tmp_path)
     model = onnx.load(found, load_external_data=False).graph
+    used = used_bytes(found.parent) - found.stat().st_size
     lengths = 0
     for tensor in model.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if entries:
             assert int(entries["offset"]) % 4096 == 0
             lengths += int(entries["length"])
-            assert any(tensor.name in node.input for node in model.node)
+            readers = {node.op_type for node in model.node if tensor.name in node.input}
+            assert readers
+            if int(entries["offset"]) >= used:  # tables, of which a pass reads few rows
+                assert readers <= {kernels.ATTENTION, kernels.GATHER, "Gather"}
     data = found.with_name("model.onnx.data").stat().st_size
     assert lengths <= data
-    assert used_bytes(found.parent) == data + found.stat().st_size
+    assert used <= data
     # Scales and whole tiles take a little more than codes alone; nothing is there twice.
     assert data < 1.3 * graph.with_name("model.onnx.data").stat().st_size
 
