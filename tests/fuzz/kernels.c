@@ -418,14 +418,15 @@ static void put_norm(Case *c, int kind, size_t index, int64_t odd, size_t rank, 
 static void norm(Case *c) {
     static const int64_t SIZES[] = {4, 4, 4, 4};
     const int64_t odd = oddness(), depth = from_to(1, one_in(32) ? 1200 : 150);
-    const int kind = one_in(2) ? NORM : LAYER_NORM;
+    const int kind = one_in(4) ? SOFT_CAP : one_in(2) ? NORM : LAYER_NORM;
     c->operator = &NORM_OPERATOR.op;
     put_attribute(c, "input", kind, 0), put_attribute(c, "epsilon", 0, one_in(4) ? 0 : 1e-5f);
     c->absent = 2 * (int)below(2);
     const int64_t x[] = {1, one_in(4) ? from_to(0, 40) : from_to(1, 6), depth};
     const size_t rank = 1 + (size_t)below(3);
     put_floats(c, 0, odd, rank, x + 3 - rank);
-    put_norm(c, kind, 1, odd, rank, x + 3 - rank);
+    if (kind == SOFT_CAP) put_floats(c, 1, odd, 1, (int64_t[]){1});
+    else put_norm(c, kind, 1, odd, rank, x + 3 - rank);
     if (one_in(4)) make_wrong(c, SIZES);
 }
 

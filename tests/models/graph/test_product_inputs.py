@@ -18,6 +18,7 @@ from specops.models.graph.product_inputs import Made
 from specops.models.graph.tiles import write_tiles
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import WeightType
+from specops.runtime.session import load, plain_options
 from tests.checkpoints import make_gpt2_checkpoint, make_opt_checkpoint
 from tests.models.graph.published_graph import write_published
 from tests.models.graph.test_tiles import operators
@@ -193,6 +194,34 @@ def more_exact() -> list[onnx.NodeProto]:
 @pytest.mark.parametrize("nodes", [gated(rows=32), other_function(), more_exact()])
 def test_other_gates_stay(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
     assert len(written(nodes, tmp_path, ["down"])) == 5
+
+
+@pytest.mark.parametrize("shrink", ["Mul", "Div"])
+@pytest.mark.parametrize("cap", [30.0, 1.0])
+def test_a_soft_cap_becomes_our_own_node(
+    any_kernel: None, tmp_path: Path, shrink: str, cap: float
+) -> None:
+    x = np.random.default_rng(1).normal(0, 40, (1, 5, 37)).astype(np.float32)
+    by = cap if shrink == "Div" else 1 / cap
+    numbers = {"by": np.array(by, np.float32), "cap": np.array([cap], np.float32)}
+    nodes = [
+        helper.make_node(shrink, ["x", "by"], ["less"], name="less"),
+        helper.make_node("Tanh", ["less"], ["tanh"], name="tanh"),
+        helper.make_node("Mul", ["tanh", "cap"], ["y"], name="y"),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy"]
+    tensors = [numpy_helper.from_array(value, name) for name, value in numbers.items()]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(kernels.DOMAIN, 1)]
+    graph = helper.make_graph(nodes, "cap", values[:1], values[1:], tensors)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    write_tiles(model, tmp_path, "tiles", io.BytesIO())
+    assert [node.op_type for node in model.graph.node] == [kernels.NORM]
+    found = []
+    for kernel in kernels.NAMES:
+        kernels.force(kernel)
+        found += load(model.SerializeToString(), plain_options()).run(None, {"x": x})
+    np.testing.assert_allclose(found[0], cap * np.tanh(x.astype(np.float64) / cap), atol=2e-6 * cap)
+    assert all(np.array_equal(one, found[0]) for one in found)
 
 
 def norm(kind: str, *operands: str, total: str = "", **attributes: int) -> onnx.NodeProto:

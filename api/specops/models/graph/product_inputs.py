@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from math import isclose
 from typing import NamedTuple
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.contract import MICROSOFT
 from specops.models.graph.nodes import (
@@ -37,6 +39,7 @@ class Made(IntEnum):
     SILU_GATE = 4
     GELU_GATE = 5
     OUTPUT_GATE = 6
+    SOFT_CAP = 7  # of `specops.Norm` alone
 
 
 class _Operator(NamedTuple):
@@ -226,6 +229,41 @@ def _activation(
 def _is_gelu(node: onnx.NodeProto) -> bool:
     """Return whether a node is GELU, approximated with tanh, without a bias."""
     return node.domain == MICROSOFT and node.op_type == "FastGelu" and len(node.input) == 1
+
+
+def own_softcaps(graph: onnx.GraphProto) -> None:
+    """Let our operator compute cap * tanh(x / cap): ONNX Runtime's has other bits by processor."""
+    wiring, gone = Wiring(graph), set[str]()
+    numbers = {
+        tensor.name: float(numpy_helper.to_array(tensor).item())
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and list(tensor.dims) in ([], [1])
+    }
+    for tanh in [node for node in graph.node if node.op_type == "Tanh"]:
+        readers, before = wiring.readers.get(tanh.output[0], []), wiring.makers.get(tanh.input[0])
+        if before is None or len(readers) != 1 or tanh.output[0] in wiring.outputs:
+            continue
+        x, factor = _scaled(before, numbers)
+        capped, cap = _scaled(readers[0], numbers)
+        alone = wiring.only_read_by(before.output[0], [tanh])
+        if not alone or capped != tanh.output[0] or not isclose(factor * cap, 1, rel_tol=1e-6):
+            continue
+        name = f"{readers[0].output[0]}.softcap"
+        graph.initializer.append(numpy_helper.from_array(np.array([cap], np.float32), name))
+        made = _alone(_Norm(Made.SOFT_CAP, 0.0, 1, x, name, readers[0].output[0]))
+        readers[0].CopyFrom(made)
+        gone.update((before.output[0], tanh.output[0]))
+    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
+
+
+def _scaled(node: onnx.NodeProto, numbers: dict[str, float]) -> tuple[str, float]:
+    """Return what a node multiplies by a number, and the number; 0 if it does something else."""
+    if node.op_type == "Div" and numbers.get(node.input[1]):
+        return node.input[0], 1 / numbers[node.input[1]]
+    for one, other in (tuple(node.input), tuple(node.input)[::-1]) if node.op_type == "Mul" else ():
+        if other in numbers:
+            return one, numbers[other]
+    return "", 0.0
 
 
 class _Norm(NamedTuple):

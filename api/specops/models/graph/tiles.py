@@ -23,6 +23,7 @@ from specops.models.graph.outputs import LOGITS
 from specops.models.graph.product_inputs import (
     Computable,
     Made,
+    own_softcaps,
     pair_gates,
     take_gelus_in,
     take_norms_in,
@@ -135,6 +136,7 @@ def write_tiles(
     if most_logits is not None:
         found += _fewer_logits(graph, most_logits, found)
     take_norms_in(graph)
+    own_softcaps(graph)
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])

@@ -21,7 +21,8 @@
 enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
 // How much of K a sum of products may have: weights with a scale for each 16, blocks of 32, larger ones.
 enum { SUMS_OF_16, SUMS_OF_32, SUMS_OF_64, SUM_SIZES };
-enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE };  // kinds of inputs
+// Kinds of inputs. No product has the last one.
+enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT_CAP };
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
 
 // What kernels need of the sums of activations' codes, by the weights' form; a number a block, or two,
@@ -72,6 +73,7 @@ const char *describe_weights(Weights *weights, int64_t depth, int64_t block, int
 //   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
 //   GELU_GATE  likewise, with GELU by its approximation with tanh
 //   OUTPUT_GATE  x * sigmoid(residual), both [rows, K]
+//   SOFT_CAP   cap * tanh(x / cap), with cap = weight[0]
 // `activated` gets the numbers to multiply, except for AS_IT_IS.
 typedef struct {
     int kind;

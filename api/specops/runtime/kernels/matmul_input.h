@@ -75,6 +75,10 @@ INLINE Floats activated_of(const int kind, const Input *input, int64_t row, int6
     if (kind == GELU) return gelu(some(input->x + row * depth + k, count));
     if (kind == OUTPUT_GATE)
         return some(input->x + row * depth + k, count) * sigmoid(some(input->residual + row * depth + k, count));
+    if (kind == SOFT_CAP) {
+        const Floats cap = splat(input->weight[0]);
+        return cap * hyperbolic_tangent(some(input->x + row * depth + k, count) / cap);
+    }
     const float *gate = input->x + 2 * row * depth + k;
     const Floats x = some(gate, count);
     return (kind == SILU_GATE ? silu(x) : gelu(x)) * some(gate + depth, count);
@@ -98,6 +102,7 @@ static void activate(const Input *input, int64_t row, int64_t depth, int64_t sta
         case LAYER_NORM: activate_of(LAYER_NORM, input, row, depth, start, size, by, activated); break;
         case GELU: activate_of(GELU, input, row, depth, start, size, by, activated); break;
         case OUTPUT_GATE: activate_of(OUTPUT_GATE, input, row, depth, start, size, by, activated); break;
+        case SOFT_CAP: activate_of(SOFT_CAP, input, row, depth, start, size, by, activated); break;
         case SILU_GATE: activate_of(SILU_GATE, input, row, depth, start, size, by, activated); break;
         default: activate_of(GELU_GATE, input, row, depth, start, size, by, activated);
     }
