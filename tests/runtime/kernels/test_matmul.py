@@ -399,8 +399,8 @@ def test_no_rows() -> None:
         ({"block_size": 48}, "multiples of 32"),
         ({"block_size": 512}, "multiples of 32"),
         ({"bias": -1}, "bias is 0 or 1"),
-        ({"input": 6}, "input is 0 to 5"),
-        ({"input": -1}, "input is 0 to 5"),
+        ({"input": 7}, "input is 0 to 6"),
+        ({"input": -1}, "input is 0 to 6"),
         ({"epsilon": -1.0}, "epsilon is below 0"),
         ({"epsilon": math.inf}, "epsilon is below 0 or not finite"),
         ({"N": [1 << 24], "K": 1 << 24}, "another size"),
@@ -425,8 +425,8 @@ def test_tiles_that_end_early_are_refused() -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"input": 0}, "input is 1 or 2"),
-        ({"input": 3}, "input is 1 or 2"),
+        ({"input": 0}, "input is 1, 2 or 7"),
+        ({"input": 3}, "input is 1, 2 or 7"),
         ({"epsilon": -1.0}, "epsilon is below 0"),
         ({"epsilon": math.nan}, "epsilon is below 0 or not finite"),
     ],
