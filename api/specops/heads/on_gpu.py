@@ -38,7 +38,7 @@ def load_target(path: Path, device: torch.device) -> Any:
     place = {"gguf_file": path.name} if is_gguf(path) else {}
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(  # nosec B615: a local file
             path.parent if place else path, dtype=kind, local_files_only=True, **place
         )
     except (OSError, ValueError, ImportError, KeyError) as error:

@@ -104,7 +104,7 @@ class Training:
 
     def _batches(self) -> Iterator[list[Conversation]]:
         """The texts in random order, again and again; those of a lesson are about as long."""
-        chosen = random.Random(self._steps)
+        chosen = random.Random(self._steps)  # nosec B311: an order of texts
         while True:
             order = list(self._texts)
             chosen.shuffle(order)
