@@ -23,7 +23,15 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.request import SamplingParams
 from specops.speculation.drafters import eagle
 from tests.engine import test_eagle_head
-from tests.engine.test_eagle_head import DEPTH, SAMPLED, Guess, everything, prompt, request
+from tests.engine.test_eagle_head import (
+    DEPTH,
+    SAMPLED,
+    Guess,
+    everything,
+    prompt,
+    request,
+    texts,
+)
 from tests.generating import run
 from tests.models.convert.gguf.files import write_gguf
 from tests.mtp_blocks import Reference, make_checkpoint
@@ -110,6 +118,22 @@ def test_a_block_reads_states_behind_layers_without_attention(
     for target, quant in ((folder, "int8-32"), (file, "")):
         engine = Engine.load(replace(settings, target=str(target), quant=quant))
         assert everything(engine, drafter="head") == everything(engine, drafter="none")
+
+
+@pytest.mark.parametrize("parting", [100, 140])
+def test_beginnings_behind_states_are_used_though_a_block_lacks_the_last_entry(
+    parting: int, settings: Settings, tmp_path: Path
+) -> None:
+    """Two texts part where a snapshot is taken, then where an answer left one, in mid-text."""
+    folder = make_checkpoint(tmp_path / "target", with_states=True)
+    engine = Engine.load(replace(settings, target=str(folder)))
+    common, tails = prompt(1, parting), [prompt(seed, 30) for seed in (2, 3, 4, 5)]
+    alike = [request(common + tail, max_new_tokens=4) for tail in tails]
+    assert [texts(engine, item)[2] for item in alike] == [0, 0, parting - 1, parting - 1]
+    answered = request(prompt(6, 100), max_new_tokens=20)
+    ((said,), *_) = texts(engine, answered)
+    follows = request([*answered.prompt_tokens, *said[:-1], *prompt(7, 20)])
+    assert texts(engine, follows)[2] == 119
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])

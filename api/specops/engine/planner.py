@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from specops.engine.request_state import RequestState
-from specops.engine.slots import SlotManager
+from specops.engine.slots import MOST_RECOMPUTED, SlotManager
 from specops.request import PRIORITY_SECONDS, Draft, Step, StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import ROLLBACK
@@ -432,8 +432,10 @@ class Planner:
                 return
             if (chunk := self._next_chunk(batch, state, room)) is not None:
                 # Later texts often part shortly before a prompt's end, which opens the answer: the
-                # snapshot there then serves them, too, wherever the prompt's pieces end.
-                sure = min(chunk.start + len(chunk.tokens), len(state.tokens) - ROLLBACK)
+                # snapshot there then serves them, too, wherever the prompt's pieces end. And for a
+                # draft head the last tokens before any snapshot may have to be computed again.
+                sure = chunk.start + len(chunk.tokens) - (MOST_RECOMPUTED if followed else 0)
+                sure = min(sure, len(state.tokens) - ROLLBACK)
                 batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits, sure)
                 batch.hidden |= state.request.embed
                 scheduled.append(chunk)

@@ -20,7 +20,7 @@ from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
 
 # Most tokens at the end of a cached beginning that the target computes again for a draft head: its
 # own cache may lack a part of a block, and the last token's state is in none.
-_RECOMPUTED = MIN_COMMON + 1
+MOST_RECOMPUTED = MIN_COMMON + 1
 
 
 class SlotManager:
@@ -137,9 +137,10 @@ class SlotManager:
             for drafter in self._drafters_of(state):
                 drafter.begin(slot, state.tokens, client)
             held = self._held(state)
-            if held is not None and 0 < state.num_computed - held <= _RECOMPUTED:
+            most = None if held is None else cache.usable(slot, held)
+            if most is not None and 0 < state.num_computed - most <= MOST_RECOMPUTED:
                 cache.release(slot)
-                state.num_computed = cache.begin(slot, state.tokens, client, share=share, most=held)
+                state.num_computed = cache.begin(slot, state.tokens, client, share=share, most=most)
         except Exception as error:
             state.fail(error)
         return True

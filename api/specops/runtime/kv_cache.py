@@ -274,6 +274,13 @@ class KvCache:
         held.seen_version = self._trie.version
         return held.length
 
+    def usable(self, slot: int, most: int) -> int:
+        """Number of a slot's first tokens, at most `most`, with which it could begin instead."""
+        held = self._held(slot)
+        if self.kept_inputs is None or held.root is None:
+            return most
+        return self.kept_inputs.longest(held.root, held.tokens, most)
+
     def reserve(self, slot: int, length: int) -> bool:
         """Make the positions from the slot's length up to `length` writable.
 
