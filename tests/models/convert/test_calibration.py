@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,9 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.convert.calibration import Feedback, draw_samples
+from specops.models.convert.calibration import Feedback, draw_samples, samples
 from specops.models.convert.quantize import quantize_blockwise
-from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
+from specops.runtime.block_pool import CacheShape
+from specops.runtime.kv_cache import KvCache
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_llama_checkpoint,
+    make_qwen35_checkpoint,
+)
 from tests.models.convert.dequantize import dequantize_blockwise, unpacked
 from tests.models.convert.runner import Runner
 
@@ -113,6 +120,39 @@ def test_a_family_is_rounded_by_its_own_samples(tmp_path: Path, make: object) ->
     assert nodes[0] == nodes[1]
     weights = [(folder.path / "model.onnx.data").read_bytes() for folder in (model, plain)]
     assert weights[0] != weights[1]
+
+
+def test_samples_have_states_in_memory_only_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_qwen35_checkpoint(tmp_path / "source", layers=2)
+    model = export_checkpoint(source, tmp_path / "made", quantization=Quantization.parse("int8-32"))
+    used: list[tuple[CacheShape, int]] = []
+
+    class Watched(KvCache):
+        def __init__(self, shape: CacheShape, *, num_slots: int, **given: Any) -> None:
+            used.append((shape, num_slots))
+            super().__init__(shape, num_slots=num_slots, **given)
+
+    def write() -> list[list[int]]:
+        said: list[float] = []
+        texts = draw_samples(model.path, tmp_path, lambda done, total: said.append(done / total))
+        assert said == sorted(said)
+        assert said[-1] == 1
+        assert texts.shape == (64, 128)
+        return texts.tolist()
+
+    monkeypatch.setattr(samples, "KvCache", Watched)
+    at_once = write()
+    assert len({*map(tuple, at_once)}) == 64
+    ((shape, slots),) = used
+    assert slots == 64
+    for room in (25, 0):
+        monkeypatch.setattr(samples, "_STATES_BYTES", room * shape.slot_bytes)
+        texts = write()
+        assert len({*map(tuple, texts)}) == 64
+        assert used.pop() == (shape, room or 1)
+        assert texts == write()
 
 
 def test_a_trained_model_loses_less(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ fast and map the weights, so this works for models larger than memory too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from specops.text.tokenizer import Tokenizer
 
 _LENGTH = 128  # tokens of a sample
 _SAMPLES = 64
+_STATES_BYTES = 1 << 30  # for states of the samples that are written beside each other
 _SEED = 17  # the same checkpoint gives the same weights
 _WHOLE = SamplingParams(temperature=1.0)  # the model's own distribution
 
@@ -42,7 +43,7 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
     Args:
         folder: an exported model.
         scratch: a folder for the graph in the form that the kernels run.
-        on_token: called with the number of finished tokens of each sample, and their total.
+        on_token: called with the number of finished tokens, and their total.
 
     Returns:
         [samples, tokens of each]; the model's context may shorten the samples.
@@ -60,16 +61,34 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
         session = load(graph, plain_options())
     except (ModelError, ModelLoadError) as error:
         raise ExportError(f"the model cannot write text for calibration: {error}") from error
+    shape = cache_shape(session, "fp16")
+    fitting = max(1, _STATES_BYTES // shape.slot_bytes) if shape.slot_bytes else len(texts)
+    groups = [texts[first : first + fitting] for first in range(0, len(texts), fitting)]
+    slots = len(groups[0])
     cache = KvCache(
-        cache_shape(session, "fp16"),
-        num_blocks=len(texts) * -(-length // BLOCK_TOKENS),
-        num_slots=len(texts),
+        shape,
+        num_blocks=slots * -(-length // BLOCK_TOKENS),
+        num_slots=slots,
         context=length,
         reuse=PrefixCache.OFF,
     )
-    longest = max(len(text) for text in texts)
-    runner = ModelRunner(session, cache, max_tokens=len(texts) * longest)
-    rng = np.random.default_rng(_SEED)
+    runner = ModelRunner(session, cache, max_tokens=slots * max(len(text) for text in texts))
+    for index, group in enumerate(groups):
+        rng = np.random.default_rng((_SEED, index))  # the first one is that of _SEED alone
+        for finished in _write(group, length, runner, rng):
+            on_token(index * length + finished, len(groups) * length)
+    return np.array(texts, np.int64)
+
+
+def _write(
+    texts: Sequence[list[int]], length: int, runner: ModelRunner, rng: np.random.Generator
+) -> Iterator[int]:
+    """Lets texts go on up to a length, all beside each other.
+
+    Yields:
+        After each pass, the number of finished tokens of each.
+    """
+    cache = runner.cache
     for slot in range(len(texts)):
         cache.begin(slot, [0])
     unfinished = set(range(len(texts)))
@@ -86,8 +105,9 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
             text.append(draw(row, rng))
             if len(text) == length:
                 unfinished.remove(span.slot)
-        on_token(min(len(text) for text in texts), length)
-    return np.array(texts, np.int64)
+        yield min(len(text) for text in texts)
+    for slot in range(len(texts)):
+        cache.release(slot)
 
 
 def _beginnings(model: ModelFolder) -> list[Sequence[int]]:
