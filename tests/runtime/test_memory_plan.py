@@ -165,7 +165,9 @@ def test_every_plan_fits(
     tokens: int,
     states: int,
 ) -> None:
-    demand = Demand(kv, (target + draft) * MB, target * MB, 20 * MB, context, states * MB)
+    demand = Demand(
+        kv, (target + draft) * MB, target * MB, 20 * MB, context, states * MB, 4 * states * MB
+    )
     there = supply(limit, min(held, limit))
     try:
         plan = plan_memory(there, demand, slots=slots, context=asked, kv_tokens=tokens)
@@ -213,11 +215,15 @@ def test_snapshots_get_a_part_of_what_is_left_and_give_way_first(
     model = ModelSizes(12_288, 600 * MB, 1024, 32_000, 30 * MB)
     plan = plan_memory(supply(limit_mb), Demand.of(Settings(), [model], 32_768), **asked)
     assert (plan.kv_tokens, plan.snapshot_bytes // MB) == (tokens, snapshots)
+    alone = Demand.of(Settings(prefix_cache="off"), [model], 32_768)  # nobody could use one
+    assert plan_memory(supply(limit_mb), alone, **asked).snapshot_bytes == 0
 
 
 @pytest.mark.parametrize("states", [0, 100 * MB])
 def test_the_table_adds_up(states: int) -> None:
-    plan = plan_memory(supply(4000), replace(TINYLLAMA, state_bytes=states))
+    plan = plan_memory(
+        supply(4000), replace(TINYLLAMA, state_bytes=states, most_snapshot_bytes=states)
+    )
     lines = {line[:14].strip(): line[14:].split(" MB")[0].strip() for line in plan.lines()}
     figures = {name: float(text.replace(",", "")) for name, text in lines.items()}
     parts = [name for name in ("states", "snapshots") if name in figures]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from specops.config import ConfigError, Settings
 from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
 from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import PrefixCache
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Demand:
         pass_bytes: what the largest pass takes while it runs.
         context: the target's maximum number of tokens per request.
         state_bytes: what layers keep of all slots beside keys and values, without snapshots.
+        most_snapshot_bytes: as many snapshots of the slots' states as are of use.
     """
 
     kv_token_bytes: int
@@ -112,6 +114,7 @@ class Demand:
     pass_bytes: int
     context: int
     state_bytes: int = 0
+    most_snapshot_bytes: int = 0
 
     @classmethod
     def of(cls, settings: Settings, models: Sequence[ModelSizes], context: int) -> Demand:
@@ -122,7 +125,10 @@ class Demand:
             models: the target first. The draft's cache has as many tokens as the target's.
             context: of the target.
         """
-        verified = (settings.slots or DEFAULT_SLOTS) * (settings.max_k_draft + 1)
+        slots = settings.slots or DEFAULT_SLOTS
+        verified = slots * (settings.max_k_draft + 1)
+        states = sum(model.slot_bytes for model in models) * slots
+        shares = settings.prefix_cache != PrefixCache.OFF
         tokens = max(settings.max_batched_tokens, verified)
         return cls(
             kv_token_bytes=sum(model.kv_token_bytes for model in models),
@@ -131,19 +137,14 @@ class Demand:
             # One model computes at a time.
             pass_bytes=max(model.pass_bytes(tokens, verified) for model in models),
             context=context,
-            state_bytes=sum(model.slot_bytes for model in models)
-            * (settings.slots or DEFAULT_SLOTS),
+            state_bytes=states,
+            most_snapshot_bytes=SNAPSHOTS_PER_SLOT * states if shares else 0,
         )
 
     @property
     def beside_cache(self) -> int:
         """Bytes that a process needs for requests whatever the size of its KV cache."""
         return self.pass_bytes + self.state_bytes
-
-    @property
-    def most_snapshot_bytes(self) -> int:
-        """Bytes of as many snapshots of the slots' states as are of use."""
-        return SNAPSHOTS_PER_SLOT * self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
