@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from specops.heads.export import write_head
 from specops.heads.target_rows import output_rows
 from specops.models.head_folder import HeadFolder
 from specops.runtime.sampling import Floats
+from tests.head_export import write_head
 
 
 def random_weights(rows: Floats, seed: int = 0) -> dict[str, Floats]:
-    """Weights as `HeadNetwork` names them, for the output rows [V, size] of a table."""
+    """Weights of the layers by name, for the output rows [V, size] of a table."""
     rng, size = np.random.default_rng(seed), rows.shape[1]
     shapes = {
         "mix": (size, 2 * size),

@@ -99,5 +99,5 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def test_a_manifest_that_is_cut_short_is_refused(settings: Settings, manifest: Path) -> None:
     manifest.write_text(manifest.read_text()[:100])
-    with pytest.raises(ModelError, match="make the head again"):
+    with pytest.raises(ModelError, match="make another head"):
         Engine.load(settings)

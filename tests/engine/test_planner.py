@@ -201,16 +201,35 @@ def test_a_lookup_hears_of_all_that_ask_it_together_and_of_nobody_else() -> None
     assert [item.draft.drafter for item in found] == ["lookup", "head", "head", "head"]
 
 
-def test_where_a_head_s_pass_fails_those_that_asked_it_fail() -> None:
+def test_a_request_with_which_a_head_s_pass_fails_fails_alone() -> None:
     class Failing(Promising):
         def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
-            raise RuntimeError("no such pass")
+            if any(item.slot == 0 for item in requests):
+                raise RuntimeError("no such pass")
 
     asked = {**chains(Scripted(Text(), 1.0, name="lookup")), **chains(Failing("head", 0.9))}
-    states = [decoding("head"), decoding("lookup")]
-    (item,) = propose(asked, FixedLengths(2), *states)
-    assert (item.state, len(item.draft.tokens)) == (states[1], 2)
+    states = [decoding("head"), decoding("head"), decoding("lookup")]
+    found = propose(asked, FixedLengths(2), *states)
+    assert [(item.state, len(item.draft.tokens)) for item in found] == [
+        (states[1], 1),
+        (states[2], 2),
+    ]
     assert states[0].error == "no such pass"
+
+
+def test_a_drafter_is_asked_only_for_texts_that_it_follows() -> None:
+    """Of others it knows nothing, which says nothing of what it brings where it is asked."""
+
+    class Behind(Promising):
+        def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+            return slot == 1
+
+    head = Behind("head", 0.9)
+    behind, followed = propose(
+        chains(head), FixedLengths(2), decoding("head", adaptive=True), decoding("head")
+    )
+    assert (behind.draft.tokens, behind.missed, behind.asked) == ((), None, {})
+    assert (len(followed.draft.tokens), head.asked) == (1, 1)
 
 
 def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:

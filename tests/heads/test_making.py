@@ -176,6 +176,13 @@ def test_a_missing_gpu_is_said_before_any_work(
     assert loads == []
 
 
+@pytest.mark.parametrize("left", ["61.5\n", '{"written": 61.5', "[1]\n"])
+def test_what_an_earlier_version_left_is_refused_in_words(tmp_path: Path, left: str) -> None:
+    (tmp_path / "progress.json").write_text(left, encoding="utf-8")
+    with pytest.raises(ModelError, match="earlier version, or is damaged"):
+        Progress(tmp_path / "progress.json")
+
+
 def test_evenings_add_up_and_a_repeated_call_does_not(tmp_path: Path) -> None:
     def plan(minutes: float, *, more: bool, finished: bool = True) -> float:
         progress = Progress(tmp_path / "progress.json")

@@ -271,6 +271,7 @@ class Planner:
                 for item in asking
                 if lookup in self._drafters[item.state.request.drafter].lookups
                 and self.controller.asks(item, lookup.name)
+                and lookup.follows(item.slot, item.text)
             ]
             if asked:
                 self._ask(lookup, asked, requests)
@@ -284,13 +285,10 @@ class Planner:
     def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
         """Have one drafter look up drafts; each request keeps the better one of what it has."""
         begun = self._clock()
-        try:
-            lookup.prepare(items, self.controller.token_seconds(requests))
-        except Exception as error:
-            for item in items:
-                item.state.fail(error)
-            return
+        self._prepare(lookup, items, self.controller.token_seconds(requests))
         for item in items:
+            if item.state.finish:
+                continue
             try:
                 found = lookup.look_up(item.slot, item.text, item.max_draft, item.min_reach)
             except Exception as error:
@@ -306,6 +304,17 @@ class Planner:
         for item in items:
             if item.adaptive:
                 item.asked[lookup.name] = seconds
+
+    def _prepare(self, lookup: LookupDrafter, items: list[Scheduled], seconds: float) -> None:
+        """Let a drafter work for several requests: again for each alone where that fails."""
+        try:
+            lookup.prepare(items, seconds)
+        except Exception as error:
+            if len(items) == 1:
+                items[0].state.fail(error)
+                return
+            for item in items:
+                self._prepare(lookup, [item], seconds)
 
     def _take_draft(self, item: Scheduled) -> None:
         """Cut a request's draft to what its grammar allows; without one, turn to a draft model."""

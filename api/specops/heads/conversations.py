@@ -39,10 +39,6 @@ class Text:
         prompt: tokens of the prompt.
         starter: beginning of a user's message; None for an answer.
         tokens: tokens so far.
-
-    Attributes:
-        name: of its request.
-        most: most tokens.
     """
 
     number: int

@@ -44,7 +44,7 @@ _WRITING, _TRAINING = 0.35, 0.6  # shares of the time; the rest is for measureme
 _SLOTS = 24  # while conversations are written
 _HELD_OUT = 19  # one conversation of so many is used for measuring only; of all temperatures
 _UNSEEN = 400  # of which so many: with 80,000 tokens a share of 0.4 is known within 0.004
-_GROUP = 64  # weights that share a scale
+_GROUP = 64  # most weights that share a scale
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -84,7 +84,10 @@ def make_head(
     with folder_at_once(out, CONFIG) as path:
         work = out.with_name(f"{out.name}.making")
         progress = Progress(work / "progress.json", clock)
-        return _make(settings, path, progress, device, tell, minutes=minutes, more=more)
+        made = _make(settings, path, progress, device, tell, minutes=minutes, more=more)
+    progress.known["finished"] = True  # now that it has taken the place of an earlier one
+    progress.save()
+    return made
 
 
 def _make(
@@ -120,8 +123,7 @@ def _make(
             f"{choice.name} has written too little to learn from ({len(conversations)} texts): "
             "the same command with more --minutes continues from here"
         )
-    tokens = progress.known.setdefault("tokens", _frequent(texts))
-    progress.save()
+    tokens = _frequent(texts)
     target = target_of(folder.graph, folder.context_length)
     config = new_config(target, len(tokens))
     rows = output_rows(folder.graph, tokens, target.hidden_size)
@@ -166,8 +168,6 @@ def _make(
         },
     )
     (path / "README.md").write_text(card(made, evaluations), encoding="utf-8")
-    progress.known["finished"] = True
-    progress.save()
     return evaluations[0]
 
 
@@ -181,6 +181,9 @@ class Progress:
     Attributes:
         folder: keeps the file.
         known: seconds of writing so far (`written`), and what the methods add.
+
+    Raises:
+        ModelError: the file is none of this version's.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -188,7 +191,13 @@ class Progress:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.known: dict[str, Any] = {"written": 0.0}
         if file.exists():
-            self.known = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                self.known |= json.loads(file.read_text(encoding="utf-8"))
+            except (ValueError, TypeError) as error:
+                raise ModelError(
+                    f"{self.folder} was left by an earlier version, or is damaged ({error}): "
+                    "remove it, or choose another --out"
+                ) from error
 
     def save(self) -> None:
         """Write the file."""
@@ -278,12 +287,13 @@ def write_head(
         tokens: the target's tokens that it can guess, in the order of its output rows.
     """
     tensors = dict[str, NDArray[Any]]()
-    for name, weights in network.weights.items():
-        values = weights.detach().cpu().numpy()
+    read = {name: weights.detach().cpu().numpy() for name, weights in network.weights.items()}
+    group = math.gcd(_GROUP, *(values.shape[1] for values in read.values() if values.ndim == 2))
+    for name, values in read.items():
         if values.ndim == 1:
             tensors[name] = values.astype(np.float16)
             continue
-        groups = values.reshape(len(values), -1, math.gcd(values.shape[1], _GROUP))
+        groups = values.reshape(len(values), -1, group)
         scales = (np.abs(groups).max(-1).clip(1e-5) / 127).astype(np.float16)
         codes = np.rint(groups / scales[..., None].astype(np.float32)).clip(-127, 127)
         tensors[name] = codes.astype(np.int8).reshape(values.shape)
@@ -292,7 +302,7 @@ def write_head(
     tensors["t2d"] = np.isin(np.arange(config["vocab_size"]), tokens)
     save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
     weights = {"num_bits": 8, "type": "int", "symmetric": True}
-    weights |= {"strategy": "group", "group_size": _GROUP}
+    weights |= {"strategy": "group", "group_size": group}
     own = {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",

@@ -46,7 +46,7 @@ def load_target(path: Path, device: torch.device) -> Any:
             f"transformers cannot load {path} for --device {device}: {error}. --device cpu works "
             "with every model that can be served"
         ) from error
-    return model.to(device).eval()
+    return model.to(device).eval().requires_grad_(False)
 
 
 class TorchWriter(Writer):

@@ -1,4 +1,4 @@
-"""Texts that a model has written, in one file: an interruption loses at most the last one."""
+"""Texts that a model has written, in one file: one that was torn by an interruption is cut off."""
 
 from __future__ import annotations
 

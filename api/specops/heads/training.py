@@ -174,11 +174,11 @@ class Training:
         self._tell(f"training continues after {self.spent / 60:.1f} minutes")
 
 
-def guessed(network: HeadNetwork, lesson: Lesson) -> Iterator[Tensor]:
+def guessed(network: HeadNetwork, lesson: Lesson) -> list[Tensor]:
     """The states [B, T, hidden] of each guess in a lesson."""
     kind = network.rows.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-        yield from network.guess(lesson.embeddings, lesson.states, GUESSES)
+        return list(network.guess(lesson.embeddings, lesson.states, GUESSES))
 
 
 def rounds(network: HeadNetwork, teacher: Teacher, texts: Sequence[Conversation]) -> Found:

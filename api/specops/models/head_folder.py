@@ -24,7 +24,6 @@ EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
 # In names of heads' architectures, in lower case, those included that cannot be run.
 _HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
 _LAYER, _ARCHITECTURES = "transformer_layer_config", "architectures"
-EPSILON = 1e-5  # of the norms in its graph
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -161,8 +160,8 @@ class HeadFolder:
                 raise ValueError("no guess, or a token that the target does not have")
         except _DAMAGED as error:
             raise ModelError(
-                f"{path / HEAD_MANIFEST} cannot be used ({error!r}): make the head again with "
-                "`specops draft make`"
+                f"{path / HEAD_MANIFEST} cannot be used ({error!r}): make another head with "
+                "`specops draft make`, in another folder"
             ) from error
         return head
 

@@ -106,6 +106,10 @@ class LookupDrafter(ABC):
         with less than the probability `min_reach`: it would not pay.
         """
 
+    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+        """Whether it knows all of a text that it needs. One that does not is not asked."""
+        return True
+
     def held(self, slot: int, tokens: Sequence[int]) -> int | None:
         """How many of the first tokens the target need not compute for the drafter's sake.
 

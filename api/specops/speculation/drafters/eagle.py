@@ -141,15 +141,19 @@ class EagleDrafter(LookupDrafter):
         finally:
             self._let_go(slot)
 
+    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+        """Whether it has the states of all tokens but the last; not of tokens to come."""
+        own = self._slots.get(slot)
+        return own is not None and own.end + 1 == len(tokens)
+
     def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
         """Guess for the requests whose texts have moved on, in one pass for each guess."""
         going = {
             item.slot: item
             for item in requests
-            if (own := self._slots.get(item.slot)) is not None
-            and own.num_waiting
+            if self.follows(item.slot, item.text)
+            and (own := self._slots[item.slot]).num_waiting
             and own.length != len(item.text)
-            and own.end + 1 == len(item.text)
         }
         slots = self._read(list(going), leave=0, guesses=going)
         for slot in slots:

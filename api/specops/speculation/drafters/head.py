@@ -48,11 +48,15 @@ class HeadDrafter(LookupDrafter):
         """Forget the slot's last sequence."""
         self.release(slot)
 
+    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+        """Whether it has the state before the last token."""
+        return self._states.has(slot, len(tokens) - 1)
+
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
     ) -> Draft:
         """The guesses for the slot. One pass makes them for all slots that have none yet."""
-        if not self._states.has(slot, len(tokens) - 1):
+        if not self.follows(slot, tokens):
             return NO_DRAFT
         if slot in self._states.fresh:
             slots = sorted(self._states.fresh)

@@ -1,4 +1,4 @@
-"""Writes a trained head as a graph for the engine, with weights in 8 bits."""
+"""Writes a head of the bundled one's format as a graph for the engine, with weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from onnx import numpy_helper
 from specops.models.contract import INT8_ACTIVATIONS
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantize import quantize_blockwise
-from specops.models.head_folder import EPSILON, HEAD_GRAPH, HeadFolder
+from specops.models.head_folder import HEAD_GRAPH, HeadFolder
 from specops.runtime.sampling import Floats
 
 _BITS, _BLOCK = 8, 64
-# `HeadNetwork.forward`. The rows of the table are decoded from their codes, which are padded to
+_EPSILON = 1e-5  # of the norms
+# The whole head. The rows of the table are decoded from their codes, which are padded to
 # whole blocks. QuickGelu with alpha = 1 is SiLU.
 _GRAPH = """
 draft_head (int64[rows] codes, float[rows, {size}] states)
@@ -53,7 +54,7 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
 
     Args:
         head: the manifest; its folder exists.
-        weights: `HeadNetwork`'s parameters `*.weight` by name, and its table as `table`.
+        weights: of its layers as `NAME.weight`, and its table as `table`.
     """
     products, initializers = {}, []
     for name, values in weights.items():
@@ -73,7 +74,7 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
         size=head.hidden_size,
         table=len(head.tokens) + 1,
         middle=float(1 << (_BITS - 1)),
-        norm=f"SimplifiedLayerNormalization <axis = -1, epsilon = {EPSILON}>",
+        norm=f"SimplifiedLayerNormalization <axis = -1, epsilon = {_EPSILON}>",
         table_product=products.pop("table"),
         **products,
     )
