@@ -266,13 +266,7 @@ class Planner:
         chains = [self._drafters[item.state.request.drafter] for item in asking]
         chains.sort(key=lambda chain: -len(chain.lookups))
         for lookup in dict.fromkeys([one for chain in chains for one in chain.lookups]):
-            asked = [
-                item
-                for item in asking
-                if lookup in self._drafters[item.state.request.drafter].lookups
-                and self.controller.asks(item, lookup.name)
-                and lookup.follows(item.slot, item.text)
-            ]
+            asked = [item for item in asking if self._asks(item, lookup)]
             if asked:
                 self._ask(lookup, asked, requests)
         for item in asking:
@@ -281,6 +275,12 @@ class Planner:
                     self._take_draft(item)
                 except Exception as error:
                     item.state.fail(error)
+
+    def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
+        """Whether a request asks this drafter, and it has something to say."""
+        if lookup not in self._drafters[item.state.request.drafter].lookups:
+            return False
+        return self.controller.asks(item, lookup.name) and lookup.follows(item.slot, item.text)
 
     def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
         """Have one drafter look up drafts; each request keeps the better one of what it has."""
