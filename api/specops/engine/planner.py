@@ -73,6 +73,11 @@ class Scheduled(DraftRequest):
     is_prompt: bool = False
     ends_prompt: bool = False
 
+    @property
+    def settled(self) -> int:
+        """Number of the text's tokens that stay, whatever of the draft is rejected."""
+        return self.start + 1 + len(self.forced)
+
 
 class Planner:
     """Fills batches. Used by the engine's thread.
@@ -137,8 +142,7 @@ class Planner:
         scheduled = self.propose(decoding, waiting) if decoding else []
         step.draft_seconds = self._clock() - begun
         for item in scheduled:
-            sure = item.start + 1 + len(item.forced)
-            batch.add(item.slot, item.start, item.tokens, item.num_logits, sure)
+            batch.add(item.slot, item.start, item.tokens, item.num_logits, item.settled)
         step.decoding, decoded = len(scheduled), batch.num_tokens
         if prompts:
             self._add_prompts(step, batch, scheduled, prompts, started)
