@@ -227,7 +227,7 @@ def test_a_table_whose_rows_are_looked_up_need_not_fit_into_memory(tmp_path: Pat
     tensors = onnx.load(graph, load_external_data=False).graph.initializer
     (table,) = (tensor for tensor in tensors if tensor.name == "embedding.table")
     place = {entry.key: int(entry.value) for entry in table.external_data if entry.value.isdigit()}
-    assert used_bytes(graph.parent) - graph.stat().st_size == place["offset"]
+    assert used_bytes(graph.parent) - graph.stat().st_size <= place["offset"]
     raw = graph.with_name("model.onnx.data").read_bytes()[place["offset"] :][: place["length"]]
     stored = next(item for item in GGUFReader(file).tensors if item.name == "token_embd.weight")
     assert raw == stored.data.tobytes()
