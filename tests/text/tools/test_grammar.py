@@ -177,17 +177,35 @@ def test_arguments_without_json_follow_their_schema(
     assert [json.loads(block.text) for block in reader.blocks] == [{key: right}]
 
 
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [({"b": 1}, True), ({"b": 1, "a": 2}, True), ({"a": 1}, False), ({"other": 1}, False)],
+)
+def test_required_arguments_that_no_schema_describes_come_first(
+    name: str, arguments: dict[str, Any], fits: bool
+) -> None:
+    schema = {"properties": {"a": {}}, "required": ["b"], "additionalProperties": True}
+    call = written(BY_NAME[name], [("f", arguments)])
+    assert allowed(name, call, tools=(Tool("f", "", schema),)) is fits
+
+
 NESTED = {
     "type": "object",
     "properties": {
         "guests": {"type": "array", "items": {"type": "string"}},
         "options": {
             "type": "object",
-            "properties": {"floor": {"type": "integer"}, "view": {"enum": ["sea", None]}},
+            "properties": {
+                "floor": {"type": "integer"},
+                "view": {"enum": ["sea", None]},
+                "first name:": {"type": "string"},
+            },
             "required": ["floor"],
         },
         "loud": {"type": "boolean"},
         "free": {},
+        "dc:title (x)": {"type": "integer"},
         "maybe": {"type": ["string", "null"]},
     },
     "required": ["loud"],
@@ -206,6 +224,10 @@ ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
     ({"loud": False, "options": {"floor": 3, "view": "wall"}}, False),
     ({"loud": False, "guests": ["a"], "free": [{"k": ["ü\n", -1.5]}], "maybe": "b"}, True),
     ({"loud": False, "free": 1}, True),
+    ({"loud": False, "dc:title (x)": 3}, True),
+    ({"loud": False, "dc:title (x)": "a"}, False),
+    ({"loud": False, "options": {"floor": 3, "first name:": "a, b"}}, True),
+    ({"loud": False, "options": {"floor": 3, "first name:": 1}}, False),
     ({"loud": False, "other": 1}, False),
 ]
 

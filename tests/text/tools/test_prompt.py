@@ -77,6 +77,21 @@ def test_lfm2_gets_calls_and_results_as_it_was_trained_on_them() -> None:
         assert written in template.render(told, TOOLS)
 
 
+OTHER_MARKS_FOR_SEVERAL = """{% if tools %}{{ tools | tojson }}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% set calls = m.tool_calls or [] %}
+{%- if calls | length == 1 %}<tool_call>{{ calls[0].function | tojson }}</tool_call>
+{%- elif calls %}<tool_calls>[
+{%- for call in calls %}{{ call.function | tojson }}{{ ', ' if not loop.last }}{% endfor -%}
+]</tool_calls>{% endif %}<|im_end|>
+{% endfor %}"""
+
+
+def test_other_marks_around_several_calls_than_around_one_are_no_format() -> None:
+    template = ChatTemplate(OTHER_MARKS_FOR_SEVERAL, {})
+    assert ASK in template.render(MESSAGES, TOOLS)
+
+
 # As Gemma 4's: the results follow the calls in the assistant's turn, and its text comes last.
 RESULTS_WITHIN = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
 {%- set i = loop.index0 %}{% set before = messages[i - 1].role if i else '' %}

@@ -35,14 +35,16 @@ _LITERAL = r"""
 """
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "0": "\0"}
 _ESCAPES |= {letter: letter for letter in "\\\"'/"}
-_PIECES = re.compile(r"\\(?:u.{4}|U.{8}|x..|.)|[^\\]+|\\", re.DOTALL)
+_PIECES = re.compile(
+    r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)|[^\\]+|\\", re.DOTALL
+)
+UNFINISHED_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]", ",": ""}
 
 
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of an argument, references followed; an empty one if there is none."""
-    listed = parameters.get("properties")
-    schema: Any = listed.get(name) if isinstance(listed, Mapping) else None
+    schema: Any = listed_properties(parameters).get(name)
     with contextlib.suppress(SchemaError):  # a reference that leads nowhere
         for _ in range(_MOST_REFERENCES):
             if not isinstance(schema, dict):
@@ -51,6 +53,12 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
                 return schema
             schema = Document(parameters).resolve(schema["$ref"], schema)
     return {}
+
+
+def listed_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties that a schema lists, by their names."""
+    listed = schema.get("properties")
+    return listed if isinstance(listed, dict) else {}
 
 
 def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
@@ -81,10 +89,14 @@ def as_json(text: str, types: set[str]) -> str:
         json.dumps(value, allow_nan=False)  # JSON has no NaN, though Python's reader takes it
     except ValueError:
         value, written = _of_python(text)
-    fits = not types or "string" not in types or types & types_of({"enum": [value]})
-    if not written or isinstance(value, str) or not fits:
+    if not written or isinstance(value, str) or not _fits(value, types):
         return json.dumps(text, ensure_ascii=False)
     return written
+
+
+def _fits(value: Any, types: set[str]) -> bool:
+    """Whether a value is meant, where a schema may want a text in its place."""
+    return "string" not in types or bool(types & types_of({"enum": [value]}))
 
 
 def _of_python(text: str) -> tuple[Any, str]:
@@ -110,10 +122,10 @@ def literal_as_json(text: str, quote: str, types: set[str]) -> str:
     own = "" if quote == '"' else f"{mark}(?P<marked>.*?){mark} |"
     written = re.sub(own + _LITERAL, _token_as_json, text, flags=re.DOTALL | re.VERBOSE)
     try:
-        loads(written)
+        fits = _fits(loads(written), types)
     except ValueError:
-        return as_json(text, types)
-    return as_json(written, types)
+        fits = False
+    return as_json(written if fits else text, types)
 
 
 def _token_as_json(match: re.Match[str]) -> str:

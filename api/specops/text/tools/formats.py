@@ -142,6 +142,10 @@ class ToolFormat:
             for key, value in named.items()
         )
 
+    def inner_key(self, key: str) -> str:
+        """Write a key of an object among a call's arguments (`literal` with marks)."""
+        return key if _BARE_KEY.fullmatch(key) else self.literal(key)
+
     def literal(self, value: Any) -> str:
         """Write an argument's value (`literal`)."""
         if not self.marked:
@@ -151,10 +155,7 @@ class ToolFormat:
         if isinstance(value, list):
             return f"[{self.value_close.join(map(self.literal, value))}]"
         if isinstance(value, dict):
-            items = (
-                f"{key if _BARE_KEY.fullmatch(key) else self.literal(key)}:{self.literal(item)}"
-                for key, item in value.items()
-            )
+            items = (f"{self.inner_key(key)}:{self.literal(item)}" for key, item in value.items())
             return f"{{{self.value_close.join(items)}}}"
         return _json(value)
 

@@ -15,7 +15,7 @@ from typing import Any
 from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.schemas.references import escaped
 from specops.text.schemas.trial import enforced
-from specops.text.tools.arguments import argument_schema, types_of
+from specops.text.tools.arguments import argument_schema, listed_properties, types_of
 from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
@@ -155,15 +155,16 @@ class CallGrammar:
             path: JSON pointer of this schema within the tool's.
         """
         form = self.calls
-        properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
+        properties = listed_properties(schema)
         listed = schema["required"] if isinstance(schema.get("required"), list) else []
         required = [key for key in listed if isinstance(key, str)]
-        order = sorted(properties, key=lambda key: key not in required)
-        order += [key for key in required if key not in properties]
+        keys = dict.fromkeys((*properties, *required))
+        order = sorted(keys, key=lambda key: key not in required)
         rules: list[Rule] = []
         for index, key in enumerate(order):
             own, place = f"{name}_{index}", f"{path}/properties/{escaped(key)}"
-            opened = self._literal(f"{form.key_open}{key}{form.key_close}")
+            written = form.inner_key(key) if path else key
+            opened = self._literal(f"{form.key_open}{written}{form.key_close}")
             value = self._value_rule(own, tool, place, argument_schema(schema, key))
             rules += [f"{own}: {opened} {own}_value", *value]
         comma = self._literal(form.value_close) if form.style == "literal" else ""

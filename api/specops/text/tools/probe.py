@@ -239,7 +239,9 @@ def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
     for calls, section in zip(([_FIRST], [_FIRST, _SECOND]), sections, strict=False):
         reader = AnswerReader(form, _TOOLS)
         # What a template writes behind the calls, as for the turn of a tool, is no part of them.
-        reader.push(section[: section.rindex(form.closing) + len(form.closing)])
+        if (end := section.rfind(form.closing)) < 0:
+            return False
+        reader.push(section[: end + len(form.closing)])
         reader.finish()
         read = [(block.name, _loaded(block.text)) for block in reader.blocks]
         if read != calls:

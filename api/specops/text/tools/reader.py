@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from string import hexdigits
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from specops.text.json_values import loads
 from specops.text.tools.arguments import (
+    UNFINISHED_ESCAPE,
     argument_schema,
     as_json,
+    listed_properties,
     literal_as_json,
     text_in_json,
     types_of,
@@ -31,7 +34,6 @@ _TOOL_NAME = re.compile(TOOL_NAME)
 _MOST_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
 _KEY_CHARACTER = re.compile(r"[^\n,(){}\[\]<>]")  # of an argument's name among literals
-_UNFINISHED_ESCAPE = re.compile(r"\\(?:u.{0,3}|U.{0,7}|x.?)?", re.DOTALL)
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]  # reads a part of the answer, up to the character after it
 Take = Callable[[str], object]
@@ -342,7 +344,7 @@ class AnswerReader:
                 name = ""
             key: str | None = ""
             if name and form.style == "literal":
-                key = yield from self._argument_name(raw)
+                key = yield from self._argument_name(raw, self._schemas.get(name, {}))
             if key is None or not self._is_call(name) or not (sure or name in self._schemas):
                 self._say("".join(raw))
                 return
@@ -414,8 +416,10 @@ class AnswerReader:
         yield from self._follow(rest, [])
         return True
 
-    def _argument_name(self, raw: list[str]) -> Reading[str | None]:
+    def _argument_name(self, raw: list[str], schema: dict[str, Any]) -> Reading[str | None]:
         """Read an argument's name, up to its value, or the end of a call's arguments.
+
+        The names in the schema may contain characters that would end another one.
 
         Returns:
             The name; empty at the end; None if neither comes.
@@ -425,14 +429,19 @@ class AnswerReader:
             raw.append(self._char)
             yield
             return ""
-        stop, key = self._form.key_close[0], ""
-        while self._char != stop and _KEY_CHARACTER.fullmatch(self._char):
-            key += self._char
-            raw.append(self._char)
+        stop, key, names = self._form.key_close[0], "", listed_properties(schema)
+        while char := self._char:
+            if char == stop and key in names:
+                break
+            listed = any(name.startswith(key + char) for name in names)
+            if not listed and (char == stop or not _KEY_CHARACTER.fullmatch(char)):
+                break
+            key += char
+            raw.append(char)
             yield
             if len(key) > _MOST_BETWEEN:
                 return None
-        key = key.strip(_SPACES + "\"'")
+        key = key if key in names else key.strip(_SPACES + "\"'")
         if not key or not (yield from self._follow([stop], raw)):
             return None
         yield from self._space(raw.append)
@@ -453,7 +462,7 @@ class AnswerReader:
                 return None
             if self._char == ",":
                 yield
-            key = yield from self._argument_name([])
+            key = yield from self._argument_name([], schema)
         self._argue("}" if separator == ", " else "{}")
         self._end_call()
         closing = form.closing.removeprefix(form.end)
@@ -466,8 +475,9 @@ class AnswerReader:
     def _literal_value(self, types: set[str]) -> Reading[None]:
         """Read an argument's value, up to the comma or the end of the call behind it."""
         raw: list[str] = []
-        for quote in self._form.quotes:
-            if self._char == quote[0] and (yield from self._follow([quote], raw)):
+        for quote in dict.fromkeys((*self._form.quotes, '"')):
+            begins = not raw and self._char == quote[0]
+            if begins and (yield from self._follow([quote], raw)):
                 self._argue('"')
                 if not (yield from self._quoted(quote)):
                     return
@@ -485,6 +495,9 @@ class AnswerReader:
             return bool(end)
         escape = ""
         while char := self._char:
+            if len(escape) > 1 and char not in hexdigits:  # it is none, and stands as written
+                self._argue(text_in_json(escape))
+                escape = ""
             if char == "\\" or escape:
                 escape += char
             elif char == quote:
@@ -498,7 +511,7 @@ class AnswerReader:
                 continue
             else:
                 self._argue(_escaped(char))
-            if escape and not _UNFINISHED_ESCAPE.fullmatch(escape):
+            if escape and not UNFINISHED_ESCAPE.fullmatch(escape):
                 self._argue(text_in_json(escape))
                 escape = ""
             yield
@@ -506,7 +519,7 @@ class AnswerReader:
 
     def _bare_value(self, raw: list[str]) -> Reading[None]:
         """Read a value that is no text, up to the comma or the end of the call behind it."""
-        depth, within = 0, ""
+        depth, within, item = 0, "", ""  # the last is what was read of an item of a list or object
         while char := self._char:
             if not depth and not within and char in f",{self._form.end}":
                 return
@@ -519,8 +532,13 @@ class AnswerReader:
                 elif "".join(raw[-len(within) :]) == within:
                     within = ""
                 continue
-            ending = (mark for mark in self._form.quotes if "".join(raw[-len(mark) :]) == mark)
-            within = next(ending, "")
+            if char in "{[(,:":
+                item = ""
+            else:
+                item += char if item else char.strip()
+            # Models with marks of their own write this one, too, as in other languages.
+            opened = ('"',) if item == '"' else self._form.quotes
+            within = next((mark for mark in opened if item.endswith(mark)), "")
             depth = max(0, depth + (char in "{[(") - (char in "}])"))
 
     def _call(self, before: str) -> Reading[None]:
