@@ -180,7 +180,7 @@ def test_arguments_without_json_follow_their_schema(
 @pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
 @pytest.mark.parametrize(
     ("arguments", "fits"),
-    [({"b": 1}, True), ({"b": 1, "a": 2}, True), ({"a": 1}, False), ({"other": 1}, False)],
+    [({"b": 1}, True), ({"b": 1, "a": 2}, True), ({}, False), ({"a": 1}, False)],
 )
 def test_required_arguments_that_no_schema_describes_come_first(
     name: str, arguments: dict[str, Any], fits: bool
@@ -200,6 +200,7 @@ NESTED = {
                 "floor": {"type": "integer"},
                 "view": {"enum": ["sea", None]},
                 "first name:": {"type": "string"},
+                "nick": {"type": ["string", "null"]},
             },
             "required": ["floor"],
         },
@@ -207,8 +208,21 @@ NESTED = {
         "free": {},
         "dc:title (x)": {"type": "integer"},
         "maybe": {"type": ["string", "null"]},
+        "either": {"anyOf": [{"$ref": "#/$defs/count"}, {"type": "array"}, {"type": "null"}]},
+        "tree": {"$ref": "#/$defs/tree"},
     },
     "required": ["loud"],
+    "$defs": {
+        "count": {"type": "integer"},
+        "tree": {
+            "type": "object",
+            "properties": {
+                "label": {"type": "string"},
+                "branches": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+            },
+            "required": ["label"],
+        },
+    },
 }
 ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
     ({"loud": True}, True),
@@ -223,6 +237,17 @@ ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
     ({"loud": False, "options": {"floor": "3"}}, False),
     ({"loud": False, "options": {"floor": 3, "view": "wall"}}, False),
     ({"loud": False, "guests": ["a"], "free": [{"k": ["ü\n", -1.5]}], "maybe": "b"}, True),
+    ({"loud": False, "maybe": None}, True),
+    ({"loud": False, "options": {"floor": 3, "nick": None}}, True),
+    ({"loud": False, "options": {"floor": 3, "nick": "a"}}, True),
+    ({"loud": False, "options": {"floor": 3, "nick": 1}}, False),
+    ({"loud": False, "either": 1}, True),
+    ({"loud": False, "either": [None, {"k": "a"}]}, True),
+    ({"loud": False, "either": None}, True),
+    ({"loud": False, "either": "a"}, False),
+    ({"loud": False, "tree": {"label": "a", "branches": [{"label": "b", "branches": []}]}}, True),
+    ({"loud": False, "tree": {"label": "a", "branches": [{"label": 1}]}}, False),
+    ({"loud": False, "tree": {"branches": []}}, False),
     ({"loud": False, "free": 1}, True),
     ({"loud": False, "dc:title (x)": 3}, True),
     ({"loud": False, "dc:title (x)": "a"}, False),
@@ -290,6 +315,47 @@ def test_tags_that_are_tokens_are_these_tokens_in_the_grammar(name: str, special
             tokens = [*known.encode(text, special_tokens=False), 0]
             assert grammars.matcher(grammar).allows(tokens) == len(tokens), text
             assert not required or text not in texts[False]
+
+
+@pytest.mark.parametrize("name", [*TAGGED, "gemma4"])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_text_does_not_contain_its_closing_tag_in_letters(name: str, special: bool) -> None:
+    """The reader takes letters, so it would end the text there."""
+    form = BY_NAME[name]
+    tag = form.quote if form.marked else form.value_close.strip()
+    known = with_tokens(form.tags, special=special)
+    marks = {tag: token for tag in form.tags if (token := known.mark(tag)) is not None}
+    assert tag in marks
+    grammar = CallGrammar(form, marks, None, begun=False).grammar(
+        TOOLS, required=True, parallel=False
+    )
+    matcher = Grammars(known, len(known.vocabulary()), frozenset({0})).matcher(grammar)
+    pieces = written(form, [("get_weather", {"city": "CITY"})]).partition("CITY")
+    before, _, after = (known.encode(piece, special_tokens=False) for piece in pieces)
+    for city, fits in (("Bern", True), (tag[:-1], True), (f"a{tag}b", False)):
+        letters = [token for char in city for token in known.encode(char, special_tokens=False)]
+        tokens = [*before, *letters, *after, 0]
+        assert (matcher.allows(tokens) == len(tokens)) is fits, city
+
+
+def test_schemas_may_all_refer_to_each_other() -> None:
+    others = [{"$ref": f"#/properties/k{index}"} for index in range(20)]
+    properties = {f"k{index}": {"anyOf": [*others, {"const": index}]} for index in range(20)}
+    tools = (Tool("f", "", {"type": "object", "properties": properties}),)
+    for value, fits in ((3, True), (20, False)):
+        call = written(BY_NAME["gemma4"], [("f", {"k0": value})])
+        assert allowed("gemma4", call, tools=tools) is fits
+
+
+def test_rules_of_any_value_are_there_where_values_may_be_any() -> None:
+    for name, schema, needed in (
+        ("any_value", SCHEMA, False),
+        ("f", {"type": "object", "properties": {"a": {}, "b": {}}}, True),
+    ):
+        grammar = CallGrammar(BY_NAME["gemma4"], {}, None, begun=False).grammar(
+            [Tool(name, "", schema)], required=True, parallel=False
+        )
+        assert grammar.text.count("any_list: ") == needed
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:

@@ -45,13 +45,20 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]", 
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of an argument, references followed; an empty one if there is none."""
     schema: Any = listed_properties(parameters).get(name)
-    with contextlib.suppress(SchemaError):  # a reference that leads nowhere
+    if isinstance(schema, dict) and "$ref" in schema:
+        return resolved(schema, Document(parameters))
+    return schema if isinstance(schema, dict) else {}
+
+
+def resolved(schema: Any, document: Document) -> dict[str, Any]:
+    """Return a schema of a document, references followed; an empty one if they lead nowhere."""
+    with contextlib.suppress(SchemaError):
         for _ in range(_MOST_REFERENCES):
             if not isinstance(schema, dict):
                 break
             if "$ref" not in schema:
                 return schema
-            schema = Document(parameters).resolve(schema["$ref"], schema)
+            schema = document.resolve(schema["$ref"], schema)
     return {}
 
 

@@ -9,18 +9,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specops.request import Grammar, GrammarKind, ToolArguments
-from specops.text.schemas.references import escaped
+from specops.text.schemas.references import Document, escaped
 from specops.text.schemas.trial import enforced
-from specops.text.tools.arguments import argument_schema, listed_properties, types_of
+from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
 Rule = str | ToolArguments  # as Lark has it, or of the JSON that a schema describes
+
+
+@dataclass(frozen=True, slots=True)
+class _Schemas:
+    """The schemas of a tool's arguments.
+
+    Attributes:
+        document: resolves their references.
+        ruled: names of the rules of those that have some, by identity: a schema may contain itself.
+        pending: those that references lead to and that have no rules yet, as `_marked_rules` takes
+            them.
+    """
+
+    tool: Tool
+    document: Document
+    ruled: dict[int, str] = field(default_factory=dict)
+    pending: list[tuple[str, _Schemas, str, dict[str, Any]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +140,15 @@ class CallGrammar:
         rules += [r"varies: /[\w-]{1,40}/"] if varies else []
         for index, tool in enumerate(tools):
             rules += self._call_rule(f"_{index}", tool)
-        if any("any_value" in rule for rule in rules if isinstance(rule, str)):
-            rules += self._any_rules()
-        return rules
+        return list(dict.fromkeys(rules))  # several values may need the rules of any value
 
     def _call_rule(self, suffix: str, tool: Tool) -> list[Rule]:
         form = self.calls
         if form.style in ("tagged", "literal"):
-            members, rules = self._members(f"arg{suffix}", tool, _parameters(tool))
+            schemas = _Schemas(tool, Document(tool.parameters))
+            members, rules = self._members(f"arg{suffix}", schemas, _parameters(tool), "")
+            while schemas.pending:
+                rules += self._marked_rules(*schemas.pending.pop())
             name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
             return [f"call{suffix}: {name} {members}", *rules]
         rules = [_arguments(f"args{suffix}", tool, _parameters(tool))]
@@ -144,7 +162,7 @@ class CallGrammar:
         return [f'call{suffix}: {" ".join(head)} args{suffix} "}}"', *rules]
 
     def _members(
-        self, name: str, tool: Tool, schema: Mapping[str, Any], path: str = ""
+        self, name: str, schemas: _Schemas, schema: Mapping[str, Any], path: str
     ) -> tuple[str, list[Rule]]:
         """Return what an object's members are by name, in its schema's order, and their rules.
 
@@ -165,7 +183,7 @@ class CallGrammar:
             own, place = f"{name}_{index}", f"{path}/properties/{escaped(key)}"
             written = form.inner_key(key) if path else key
             opened = self._literal(f"{form.key_open}{written}{form.key_close}")
-            value = self._value_rule(own, tool, place, argument_schema(schema, key))
+            value = self._value_rule(own, schemas, place, properties.get(key, {}))
             rules += [f"{own}: {opened} {own}_value", *value]
         comma = self._literal(form.value_close) if form.style == "literal" else ""
         rest = ""  # the members from one on
@@ -173,7 +191,7 @@ class CallGrammar:
             more = f"{name}_more"
             opened = f"{self._literal(form.key_open)} KEY_{name.upper()}"
             rules += [f"{more}: {opened} {self._literal(form.key_close)} {more}_value"]
-            rules += self._value_rule(more, tool, path, {})
+            rules += self._value_rule(more, schemas, path, {})
             rules.append(rf"KEY_{name.upper()}: /[\w.-]{{1,64}}/")
             rest = f"{more} ({comma} {more})*"
         must = False
@@ -185,57 +203,95 @@ class CallGrammar:
             rest = f"{name}_from_{index}"
         return rest if must or not rest else f"({rest})?", rules
 
-    def _value_rule(self, name: str, tool: Tool, path: str, schema: Any) -> list[Rule]:
+    def _value_rule(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
         """Return the rules of a member's value and, between tags, the one that closes it."""
-        form, types = self.calls, types_of(schema)
+        form = self.calls
         if form.marked:
-            return self._marked_rules(name, tool, path, schema)
-        choices = _choices(schema)
+            return self._marked_rules(name, schemas, path, schema)
+        schema = resolved(schema, schemas.document)
+        choices, types = _choices(schema), types_of(schema)
         if form.style == "literal":  # JSON, in which Python's words may stand alone
             words = (("boolean", '"True" | "False"'), ("null", '"None"'))
             own = [word for kind, word in words if kind in types and not choices]
-            return self._json_rules(name, tool, path, schema, *own)
+            return self._json_rules(name, schemas, path, schema, *own)
         close = self._literal(form.value_close)
         if choices and types == {"string"}:
             written = " | ".join(json.dumps(str(choice)) for choice in choices)
             return [f"{name}_value: ({written}) {close}"]
         if types and "string" not in types:
-            first, *rules = self._json_rules(name, tool, path, schema)
+            first, *rules = self._json_rules(name, schemas, path, schema)
             return [f"{first} {close}", *rules]
         return [
             *self._raw_text_rules(name, schema if types == {"string"} else {}, form.value_close)
         ]
 
     def _json_rules(
-        self, name: str, tool: Tool, path: str, schema: Mapping[str, Any], *others: str
+        self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any], *others: str
     ) -> list[Rule]:
         """Return the rules of a value that is JSON by its schema, or one of some other words."""
-        whole: dict[str, Any] = tool.parameters or {}
+        whole: dict[str, Any] = schemas.tool.parameters or {}
         shared = {word: whole[word] for word in whole.keys() & {"$defs", "definitions"}}
-        value = _arguments(f"{name}_json", tool, {**shared, **schema}, path)
+        value = _arguments(f"{name}_json", schemas.tool, {**shared, **schema}, path)
         return [f"{name}_value: ({' | '.join((f'{name}_json', *others))})", value]
 
-    def _marked_rules(self, name: str, tool: Tool, path: str, schema: Any) -> list[Rule]:
+    def _marked_rules(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
         """Return the rules of a value in a format with marks of its own around texts.
 
         What holds of lists and objects are the schemas of their items and members.
         """
-        form, types = self.calls, types_of(schema)
+        if isinstance(schema, dict) and "$ref" in schema:
+            schema = resolved(schema, schemas.document)
+            if schema and id(schema) not in schemas.ruled:
+                shared = f"{name.partition('_ref_')[0]}_ref_{len(schemas.ruled)}"
+                schemas.ruled[id(schema)] = shared
+                schemas.pending.append((shared, schemas, path, schema))
+        if not isinstance(schema, dict) or not schema:
+            return [f"{name}_value: any_value", *self._any_rules()]
+        if (known := schemas.ruled.setdefault(id(schema), name)) != name:
+            return [f"{name}_value: {known}_value"]
         if choices := _choices(schema):
-            written = " | ".join(self._literal(form.literal(choice)) for choice in choices)
-            return [f"{name}_value: {written}"]
-        if types == {"string"}:
-            return [*self._raw_text_rules(name, schema, form.quote)]
-        if types and not types & {"string", "array", "object"}:
-            return self._json_rules(name, tool, path, schema)
-        if types == {"array"} and isinstance(schema.get("items"), dict):
+            written = (self._literal(self.calls.literal(choice)) for choice in choices)
+            return [f"{name}_value: {' | '.join(written)}"]
+        options: list[str] = []
+        rules: list[Rule] = []
+        for key in ("anyOf", "oneOf") if "type" not in schema else ():
+            branches = schema[key] if isinstance(schema.get(key), list) else []
+            for index, branch in enumerate(branches):
+                own, place = f"{name}_{key.lower()}_{index}", f"{path}/{key}/{index}"
+                options.append(f"{own}_value")
+                rules += self._marked_rules(own, schemas, place, branch)
+        if not options:
+            options, rules = self._by_type(name, schemas, path, schema)
+        return [f"{name}_value: {' | '.join(options)}", *rules]
+
+    def _by_type(
+        self, name: str, schemas: _Schemas, path: str, schema: dict[str, Any]
+    ) -> tuple[list[str], list[Rule]]:
+        """Return what a value may be, one item for each of its types, and the rules of these."""
+        types = types_of(schema)
+        options: list[str] = []
+        rules: list[Rule] = []
+        if "string" in types:
+            options.append(f"{name}_string_value")
+            rules += self._raw_text_rules(f"{name}_string", schema, self.calls.quote)
+        if "array" in types and isinstance(schema.get("items"), dict):
             item = f"{name}_item"
-            rules = self._marked_rules(item, tool, f"{path}/items", schema["items"])
-            return [f"{name}_value: {self._series('[', f'{item}_value', ']')}", *rules]
-        if types == {"object"} and isinstance(schema.get("properties"), dict):
-            members, rules = self._members(name, tool, schema, path)
-            return [f'{name}_value: "{{" {members} "}}"', *rules]
-        return [f"{name}_value: any_value"]
+            options.append(self._series("[", f"{item}_value", "]"))
+            rules += self._marked_rules(item, schemas, f"{path}/items", schema["items"])
+        elif "array" in types:
+            options.append("any_list")
+            rules += self._any_rules()
+        if "object" in types and isinstance(schema.get("properties"), dict):
+            members, of_members = self._members(name, schemas, schema, path)
+            options.append(f'"{{" {members} "}}"')
+            rules += of_members
+        elif "object" in types:
+            options.append("any_object")
+            rules += self._any_rules()
+        if others := sorted(types - {"string", "array", "object"}):
+            options.append(f"{name}_other_value")
+            rules += self._json_rules(f"{name}_other", schemas, path, {**schema, "type": others})
+        return (options, rules) if options else (["any_value"], [*self._any_rules()])
 
     def _any_rules(self) -> list[str]:
         """Return the rules of any value, in a format with marks of its own around texts."""
@@ -260,7 +316,7 @@ class CallGrammar:
         before, after = close.split(mark, 1)
         body = _text_body(schema)
         if mark in self.special:
-            text = f"{name.upper()}: /{body}{_escaped(before)}/"
+            text = f"{name.upper()}: {_text_without(mark, body + _escaped(before))}"
             return [f"{name}_value: {opened} {name.upper()} {self._literal(mark + after)}", text]
         # The mark ends the text also where the model leaves out what should come before it. Else
         # the text would go on, while the reader has ended the call.
@@ -283,9 +339,9 @@ class CallGrammar:
         return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def _text_without(mark: str) -> str:
-    """Return a terminal of a text in which nothing reads like a mark."""
-    return rf"/(.|\n)*/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
+def _text_without(mark: str, text: str = r"(.|\n)*") -> str:
+    """Return a terminal of a text, a regular expression, in which nothing reads like a mark."""
+    return rf"/{text}/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
 
 
 def _text_body(schema: Mapping[str, Any]) -> str:
