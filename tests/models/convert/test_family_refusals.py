@@ -83,6 +83,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5_text", {"layer_types": ["conv"] * 4}, "'layer_types' is conv; supported are"),
     ("qwen3_5_text", {"linear_num_value_heads": 2}, r"in_proj_qkv\.weight has shape"),
     (
+        "qwen3_5_text",
+        {"linear_num_value_heads": 2048},
+        "'linear_num_value_heads' must be at most 1024",
+    ),
+    (
+        "qwen3_5_text",
+        {"linear_key_head_dim": 256, "linear_value_head_dim": 256},
+        "'linear_value_head_dim' makes a head's state 65536 numbers; at most 32768",
+    ),
+    (
+        "granitemoehybrid",
+        {"mamba_expand": 1024, "mamba_n_heads": 2048},
+        "'mamba_n_heads' must be at most 1024",
+    ),
+    (
+        "granitemoehybrid",
+        {"mamba_expand": 4, "mamba_n_heads": 1, "mamba_d_head": 256, "mamba_d_state": 256},
+        "'mamba_d_state' makes a head's state 65536 numbers; at most 32768",
+    ),
+    (
         "granitemoehybrid",
         {"num_local_experts": 64},
         "'num_local_experts' is 64; it must be 0 or absent",
@@ -140,6 +160,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "gemma4_text",
         {"global_head_dim": 520},
         "'global_head_dim' is 520; attention needs a multiple",
+    ),
+    (
+        "gemma4_text",
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+        "'num_global_key_value_heads' must divide num_attention_heads, 4",
     ),
     ("gemma4_text", {"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is 4 of 5"),
     ("gemma4_text", {"num_kv_shared_layers": 9}, "'num_kv_shared_layers' is 9 of 5"),

@@ -82,6 +82,11 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
         self._full_kv_heads = shape.num_kv_heads
         if self._keys_are_values:
             self._full_kv_heads = config.integer("num_global_key_value_heads", shape.num_kv_heads)
+            if shape.num_heads % self._full_kv_heads:
+                raise config.error(
+                    "num_global_key_value_heads",
+                    f"must divide num_attention_heads, {shape.num_heads}",
+                )
         self._wide = config.flag("use_double_wide_mlp", False)
         kinds = [layer.window is None for layer in self.layers]
         if not kinds[-1]:

@@ -25,6 +25,7 @@ _CONV, _LINEAR = "conv", "linear_attention"
 # The kernels' vectors, and their limits.
 _CHANNELS_MULTIPLE, _VALUES_MULTIPLE = 16, 32
 _MOST_TAPS, _LARGEST_HEAD = 8, 256
+_MOST_HEADS, _LARGEST_STATE = 1024, 1 << 15
 
 
 class LFM2(GatedDecoder, architectures="Lfm2ForCausalLM"):
@@ -136,6 +137,8 @@ class Qwen35(
         if delta.value_heads % delta.key_heads:
             problem = f"must be a multiple of linear_num_key_heads, {delta.key_heads}"
             raise config.error("linear_num_value_heads", problem)
+        _check_heads(config, "linear_num_value_heads", delta.value_heads)
+        _check_state(config, "linear_value_head_dim", delta.key_size * delta.value_size)
         # In a GGUF value head j belongs to key head j % key heads, not to j // values per key.
         self._tiled = config.flag("linear_value_heads_tiled", False)
         every = config.integer("full_attention_interval", 4)
@@ -268,6 +271,8 @@ class GraniteHybrid(
         if state_size % _CHANNELS_MULTIPLE or state_size > _LARGEST_HEAD:
             problem = f"must be a multiple of {_CHANNELS_MULTIPLE}, up to {_LARGEST_HEAD}"
             raise config.error("mamba_d_state", problem)
+        _check_heads(config, "mamba_n_heads", heads)
+        _check_state(config, "mamba_d_state", size * state_size)
         if kinds := config.list_of(str, "layer_types", self.shape.num_layers):
             known = {"mamba": _LINEAR, "attention": FULL}  # the names in published files
             config = config.replaced(layer_types=[known.get(kind, kind) for kind in kinds])
@@ -358,6 +363,19 @@ def _taps(config: ModelConfig, key: str, usual: int) -> int:
     if not 1 <= taps <= _MOST_TAPS:
         raise config.error(key, f"must be 1 to {_MOST_TAPS}")
     return taps
+
+
+def _check_heads(config: ModelConfig, key: str, heads: int) -> None:
+    if heads > _MOST_HEADS:
+        raise config.error(key, f"must be at most {_MOST_HEADS}")
+
+
+def _check_state(config: ModelConfig, key: str, numbers: int) -> None:
+    """Check a size by the numbers in the state of each head that it leads to."""
+    if numbers > _LARGEST_STATE:
+        raise config.error(
+            key, f"makes a head's state {numbers} numbers; at most {_LARGEST_STATE} are supported"
+        )
 
 
 def _kinds(config: ModelConfig, usual: list[str], other: str) -> list[str]:
