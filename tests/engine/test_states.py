@@ -34,18 +34,26 @@ from tests.simulated_target import (
     serve,
     tinyllama,
 )
+from tests.speculation.drafters.ask import propose
 
 VOCAB = 320
 SAMPLINGS = [SamplingParams(), SamplingParams(0.8, seed=3)]
 
 
 class Target(ModelRunner):
-    """A runner that knows how many tokens it has computed."""
+    """A runner that knows how many tokens it has computed.
 
-    def __init__(self, graph: Path, *, slots: int = 3, num_blocks: int = 80) -> None:
+    Its snapshots have room for those of four texts of `longest` tokens for each slot.
+    """
+
+    def __init__(
+        self, graph: Path, *, slots: int = 3, num_blocks: int = 80, longest: int = 2048
+    ) -> None:
         session = open_session(graph)
         shape = cache_shape(session, "fp32")
-        cache = KvCache(shape, num_blocks=num_blocks, num_slots=slots, context=2048)
+        room = 4 * slots * (shape.slot_bytes + 8 * longest)
+        sizes = {"num_blocks": num_blocks, "num_slots": slots, "context": 2048}
+        cache = KvCache(shape, **sizes, snapshot_bytes=room)
         super().__init__(session, cache, max_tokens=300)
         self.clock = Clock()
         self.computed = 0
@@ -145,6 +153,23 @@ def test_a_draft_model_with_convolutions_goes_back_behind_rejected_tokens(
     assert [served.finish(request) for request in requests] == [FinishReason.LENGTH] * 3
 
 
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_a_draft_model_reads_a_beginning_in_common_twice_and_then_no_more(
+    graph: Path, reads_ahead: bool
+) -> None:
+    drafter = DraftModelDrafter(Target(graph, slots=1), vocab_size=VOCAB)
+    common, held = prompt(130), []
+    for count in range(4):
+        text = (*common, *prompt(400, count))
+        drafter.begin(0, text, "")
+        held.append(drafter.runner.cache.length(0))
+        while reads_ahead and drafter.prefill(0, text, 400):
+            pass
+        propose(drafter, text, 2)
+        drafter.release(0)
+    assert held == [0, 0, 130, 130]
+
+
 def test_a_conversation_reads_only_what_is_new(graph: Path) -> None:
     target = Target(graph, slots=1)
     scheduler = make_scheduler(target)
@@ -193,6 +218,15 @@ def test_long_prompts_leave_snapshots_at_fixed_places(graph: Path) -> None:
     assert_said(graph, served, request)
 
 
+def test_an_answer_leaves_a_snapshot_only_at_its_end(graph: Path) -> None:
+    """A copy of many megabytes would hold up everybody's next token."""
+    target = Target(graph, slots=1)
+    kept = target.cache.kept_inputs
+    assert kept is not None
+    serve(make_scheduler(target), make_request(prompt(INTERVAL - 5), 20))
+    assert kept.snapshots == 2  # the prompt's end is the other
+
+
 @pytest.mark.parametrize("behind", [1, 9])
 def test_texts_may_part_before_a_prompts_end_wherever_its_pieces_end(
     graph: Path, behind: int
@@ -226,7 +260,7 @@ def test_preempted_requests_go_on_with_the_same_text(graph: Path) -> None:
 
 
 def test_snapshots_have_a_bound(graph: Path) -> None:
-    target = Target(graph, slots=1, num_blocks=32)
+    target = Target(graph, slots=1, num_blocks=32, longest=40)
     scheduler = make_scheduler(target)
     for seed in range(9):
         serve(scheduler, make_request(prompt(30, seed), 4))

@@ -29,6 +29,7 @@ from specops.system.page_cache import ask_large_pages
 
 SNAPSHOTS_PER_SLOT = 4  # at most, where memory allows
 INTERVAL = 512  # of the tokens between two snapshots that a long prompt leaves on its way
+_TOKEN_BYTES = 8  # of a list
 
 Floats = npt.NDArray[np.float32]
 
@@ -57,7 +58,7 @@ class _Snapshot:
 
     @property
     def nbytes(self) -> int:
-        return self.state.nbytes + self.inputs.nbytes
+        return self.state.nbytes + self.inputs.nbytes + _TOKEN_BYTES * len(self.tokens)
 
 
 class KeptInputs:
@@ -176,7 +177,7 @@ class KeptInputs:
         least = max(applied, held[0] + self._before if held[0] else 0)
         first = max(0, least - self._before)
         state, ring = self._states[slot] if applied else self._states[slot, :0], self._rings[slot]
-        size = state.nbytes + (length - first) * ring[0].nbytes
+        size = state.nbytes + (length - first) * ring[0].nbytes + _TOKEN_BYTES * length
         if size > self.snapshot_bytes:
             return
         while self.used_bytes + size > self.snapshot_bytes:

@@ -53,6 +53,7 @@ class _Slot:
         registered: number of tokens in them.
         end: number of positions in all its blocks.
         seen_version: version of the trie in which the slot last looked for its prefix.
+        prompt: number of tokens with which the request began.
         branch: where a cached beginning ended that lacked a snapshot: one is taken there.
         borders: where messages of the prompt end, if a snapshot is to be taken there.
     """
@@ -73,6 +74,7 @@ class _Slot:
         self.nodes: list[Node] = []
         self.registered = self.end = 0
         self.seen_version = -1
+        self.prompt = len(tokens)
         self.branch = 0
         self.borders: Sequence[int] = ()
 
@@ -329,7 +331,7 @@ class KvCache:
         held.tokens = tokens
         if self.kept_inputs is not None:
             lasts = length == held.branch or length in held.borders
-            if lasts or length % INTERVAL == 0:
+            if lasts or (length % INTERVAL == 0 and length <= held.prompt):
                 self.take_snapshot(slot, lasts=lasts)
         if held.tail >= BLOCK_TOKENS and held.root is not None:
             self._register(held)

@@ -71,6 +71,7 @@ class DraftModelDrafter:
         start = self._agree(slot, tokens)
         end = min(start + max_tokens, len(tokens) - 1, self.runner.cache.context)
         end = min(end, start + self.runner.max_tokens)
+        end = min(end, self.runner.cache.next_snapshot(slot) or end)
         if end <= start or not self.runner.cache.reserve(slot, end):
             return 0
         self._add(batch := Batch(), slot, tokens[start:end])
@@ -145,9 +146,13 @@ class DraftModelDrafter:
         for slot, missing in zip(slots, pending, strict=True):
             tokens = missing
             while len(tokens) > room:  # a long text takes passes of its own
-                self._add(alone := Batch(), slot, tokens[:room])
-                self._run(alone, [(slot, tokens[:room])])
-                tokens = tokens[room:]
+                cache, computed = self.runner.cache, self._slots[slot].computed
+                place = len(computed)
+                count = min(room, (cache.next_snapshot(slot) or place + room) - place)
+                self._add(alone := Batch(), slot, tokens[:count])
+                self._run(alone, [(slot, tokens[:count])])
+                cache.commit(slot, self._known(computed), len(computed))
+                tokens = tokens[count:]
             if batch.num_tokens + len(tokens) > room:
                 yield from self._run(batch, members)
                 batch, members = Batch(), []
