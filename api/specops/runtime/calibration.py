@@ -69,7 +69,8 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """Measure the costs of a model's passes, beginning with the times of earlier starts.
 
     The first start takes a second, or three passes of each width where they take longer; a later
-    one a tenth of a second. It uses slot 0, which must be free, and frees it again.
+    one a tenth of a second. It uses slot 0, or for a model with states the first `_SPANS` slots,
+    which must be free, and frees them again.
 
     Args:
         runner: of the model.

@@ -7,9 +7,10 @@ and of them only the inputs stay. So nothing has to be undone: the next pass ove
 of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
-snapshot: a copy of state and ring at some position up to which the cache still has the blocks.
-Snapshots are large, about as large as a state, so they have a bound of their own: those that a long
-prompt leaves on its way go first, then the least recently used one.
+snapshot: a copy of the state and of the inputs behind it. It serves texts that part between these
+two places, as long as the cache has the blocks up to there. Snapshots are large, about as large as
+a state, so they have a bound of their own: those that a long prompt leaves on its way go first,
+then the least recently used one.
 """
 
 from __future__ import annotations

@@ -240,7 +240,13 @@ class ModelRunner:
             self._kept.keep(slot, self._hidden[row], length, chosen)
 
     def _fill(self, batch: Batch) -> None:
-        """Write spans and, if the graph has inputs for them, progress and positions."""
+        """Write the spans, those of logits, and the progress and positions that the graph reads.
+
+        `kept_inputs` learns what the pass computes.
+
+        Raises:
+            ValueError: positions are not reserved, or what comes before them is gone.
+        """
         rows: list[int] = []
         last: list[int] = []
         progress: list[int] = []
