@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +29,39 @@ _MOST_TAPS, _LARGEST_HEAD = 8, 256
 _MOST_HEADS, _LARGEST_STATE = 1024, 1 << 15
 
 
-class LFM2(GatedDecoder, architectures="Lfm2ForCausalLM"):
+class _Hybrid(GatedDecoder):
+    """Some layers have attention, the others something else in its place."""
+
+    _kinds: list[str]
+
+    @abstractmethod
+    def other_tensors(self) -> Shapes:
+        """What the other layers have in the place of attention, by the names in a layer."""
+
+    @abstractmethod
+    def mix_otherwise(self, index: int, x: str) -> str:
+        """What they compute there."""
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """The tensors of a layer of either kind."""
+        layer = super().layer_tensors(index)
+        if self._is_full(index):
+            return layer
+        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
+        return layer | self.other_tensors()
+
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention, or what is in its place."""
+        if self._is_full(index):
+            return super().mix(index, x, rotary, window)
+        return self.mix_otherwise(index, x)
+
+    def _is_full(self, index: int) -> bool:
+        """Whether a layer has attention; one behind the last has."""
+        return index >= len(self._kinds) or self._kinds[index] == FULL
+
+
+class LFM2(_Hybrid, architectures="Lfm2ForCausalLM"):
     """LFM2 and LFM2.5 without experts: most layers have a gated short convolution, no attention."""
 
     name = "lfm2"
@@ -62,22 +95,17 @@ class LFM2(GatedDecoder, architectures="Lfm2ForCausalLM"):
         usual = [FULL if full is None or index in full else _CONV for index in layers]
         self._kinds = _kinds(config, usual, _CONV)
 
-    def layer_tensors(self, index: int) -> Shapes:
-        """A convolution in the place of attention, but in a few layers."""
-        layer, hidden = super().layer_tensors(index), self.shape.hidden_size
-        if self._kinds[index] == FULL:
-            return layer
-        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
-        return layer | {
+    def other_tensors(self) -> Shapes:
+        """A gated short convolution."""
+        hidden = self.shape.hidden_size
+        return {
             "conv.in_proj.weight": (3 * hidden, hidden),
             "conv.conv.weight": (hidden, 1, self._taps),
             "conv.out_proj.weight": (hidden, hidden),
         }
 
-    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
-        """Attention or a convolution."""
-        if self._kinds[index] == FULL:
-            return super().mix(index, x, rotary, window)
+    def mix_otherwise(self, index: int, x: str) -> str:
+        """The convolution."""
         weight = self.checkpoint.vector(f"{self.layer(index)}.conv.conv.weight")
         x = self.linear(index, "conv.in_proj", x)
         weight = weight.reshape(self.shape.hidden_size, self._taps)
@@ -96,7 +124,7 @@ def _feed_forward_size(config: ModelConfig) -> int:
 
 
 class Qwen35(
-    GatedDecoder,
+    _Hybrid,
     architectures="Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration",
     model_types="qwen3_5_text qwen3_5",
 ):
@@ -152,14 +180,11 @@ class Qwen35(
         shapes, query = super().projection_tensors(), "self_attn.q_proj.weight"
         return shapes | {query: (2 * self.query_size, self.shape.hidden_size)}
 
-    def layer_tensors(self, index: int) -> Shapes:
-        """The gated delta rule in the place of attention, but in a few layers."""
-        layer, hidden, delta = super().layer_tensors(index), self.shape.hidden_size, self._delta
-        if self._is_full(index):
-            return layer
+    def other_tensors(self) -> Shapes:
+        """The gated delta rule."""
+        hidden, delta = self.shape.hidden_size, self._delta
         values = delta.value_heads * delta.value_size
         channels = values + 2 * delta.key_heads * delta.key_size
-        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
         parts: Shapes = {
             "in_proj_qkv.weight": (channels, hidden),
             "in_proj_z.weight": (values, hidden),
@@ -171,7 +196,7 @@ class Qwen35(
             "norm.weight": (delta.value_size,),
             "out_proj.weight": (hidden, values),
         }
-        return layer | {f"linear_attn.{part}": shape for part, shape in parts.items()}
+        return {f"linear_attn.{part}": shape for part, shape in parts.items()}
 
     def norm(self, stored: str) -> Float:
         """The checkpoint stores the weights minus 1."""
@@ -194,10 +219,8 @@ class Qwen35(
         opened = graph.activation("sigmoid", f"{name}.sigmoid", gate)
         return graph.multiply(f"{name}.gated", attended, opened)
 
-    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
-        """Attention or the gated delta rule."""
-        if self._is_full(index):
-            return super().mix(index, x, rotary, window)
+    def mix_otherwise(self, index: int, x: str) -> str:
+        """The gated delta rule."""
         name, stored = f"layers.{index}", f"{self.layer(index)}.linear_attn"
         graph, read = self.graph, self.checkpoint.vector
         mixed = self.linear(index, "linear_attn.in_proj_qkv", x)
@@ -222,10 +245,6 @@ class Qwen35(
         )
         return self.linear(index, "linear_attn.out_proj", x)
 
-    def _is_full(self, index: int) -> bool:
-        """Whether a layer has attention; one behind the last has."""
-        return index >= len(self._kinds) or self._kinds[index] == FULL
-
     def _query_rows(self, half: int) -> Order:
         """The stored rows of queries (0) or of their gates (1)."""
         size = self.shape.head_dim
@@ -234,7 +253,7 @@ class Qwen35(
 
 
 class GraniteHybrid(
-    Granite, architectures="GraniteMoeHybridForCausalLM", model_types="granitemoehybrid"
+    _Hybrid, Granite, architectures="GraniteMoeHybridForCausalLM", model_types="granitemoehybrid"
 ):
     """Granite 4.0 without experts: most layers of the h models have Mamba-2, no attention."""
 
@@ -290,13 +309,10 @@ class GraniteHybrid(
         shapes = {part: shape for part, shape in shapes.items() if not part.startswith("mlp.")}
         return shapes | {"shared_mlp.input_linear.weight": (2 * self.feed_forward_size, hidden)}
 
-    def layer_tensors(self, index: int) -> Shapes:
-        """Mamba-2 in the place of attention, but in a few layers."""
-        layer, hidden, space = super().layer_tensors(index), self.shape.hidden_size, self._space
-        if self._kinds[index] == FULL:
-            return layer
+    def other_tensors(self) -> Shapes:
+        """Mamba-2."""
+        hidden, space = self.shape.hidden_size, self._space
         inner, channels = self._sizes()
-        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
         parts: Shapes = {
             "in_proj.weight": (inner + channels + space.heads, hidden),
             "conv1d.weight": (channels, 1, self._taps),
@@ -305,7 +321,7 @@ class GraniteHybrid(
             "norm.weight": (inner,),
             "out_proj.weight": (hidden, inner),
         }
-        return layer | {f"mamba.{part}": shape for part, shape in parts.items()}
+        return {f"mamba.{part}": shape for part, shape in parts.items()}
 
     def gate_and_up(self, index: int, x: str) -> list[str]:
         """Two products, each with a half of the fused tensor."""
@@ -313,10 +329,8 @@ class GraniteHybrid(
             return super().gate_and_up(index, x)
         return self.halves(index, x, "shared_mlp.input_linear")
 
-    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
-        """Attention or Mamba-2."""
-        if self._kinds[index] == FULL:
-            return super().mix(index, x, rotary, window)
+    def mix_otherwise(self, index: int, x: str) -> str:
+        """Mamba-2."""
         name, stored = f"layers.{index}", f"{self.layer(index)}.mamba"
         graph, read = self.graph, self.checkpoint.vector
         inner, channels = self._sizes()
