@@ -178,6 +178,20 @@ def test_a_few_common_tokens_are_not_worth_a_copy() -> None:
     assert serve(cache, (*numbers(0, 30), 99)) == 30  # the copy left the block to others
 
 
+@pytest.mark.parametrize("tail", [1, 7, 8])
+def test_where_layers_have_states_the_shortest_part_is_worth_a_copy(tail: int) -> None:
+    """The snapshot behind it would be of no use without it."""
+    cache, tokens = (
+        KvCache(STATES, num_blocks=4, num_slots=1, context=CONTEXT),
+        numbers(0, 64 + tail),
+    )
+    cache.begin(0, tokens)
+    recur(cache, 0, tokens, len(tokens), "")
+    feed(cache, 0, tokens)
+    cache.release(0)
+    assert cache.begin(0, (*tokens, 99)) == len(tokens)
+
+
 def test_a_running_requests_last_block_is_copied() -> None:
     cache = make()
     cache.begin(0, SYSTEM)

@@ -369,7 +369,7 @@ class KvCache:
         self.take_snapshot(slot)
         own = held.blocks[len(held.nodes) :]
         if held.root is not None and held.last is not None:
-            if held.tail >= MIN_COMMON:
+            if held.tail >= self._least_common:
                 part = tuple(held.tokens[held.registered : held.length])
                 self._trie.keep(held.last, part, own.pop(0))
             for node in reversed(held.nodes):
@@ -378,6 +378,11 @@ class KvCache:
         for block in own:
             self._pool.give(block)
         self._slots[slot] = None
+
+    @property
+    def _least_common(self) -> int:
+        """Fewest common tokens in a block that are kept: snapshots are of use there alone."""
+        return MIN_COMMON if self.kept_inputs is None else 1
 
     def _held(self, slot: int) -> _Slot:
         held = self._slots[slot]
@@ -457,7 +462,7 @@ class KvCache:
         """Begin the slot's next block with the tokens that another block shares with it."""
         parent, index, start = held.last, len(held.nodes), held.registered
         block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        least = held.tail + (MIN_COMMON if self.kept_inputs is None else 1)
+        least = held.tail + self._least_common
         if parent is None or min(len(block_tokens), most - start) < least:
             return
         node, source, common = self._closest(parent, start, block_tokens)
