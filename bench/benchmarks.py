@@ -12,7 +12,7 @@ from bench.agents import reuse
 from bench.editor import editor
 from bench.engine import scheduling
 from bench.memory import caps, shapes
-from bench.models import CACHE, LAYER_KINDS, BenchModel, configured, layer_kind, tinyllama
+from bench.models import CACHE, LAYER_KINDS, BenchModel, chosen, configured, layer_kind, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
@@ -49,10 +49,10 @@ def _sized(options: argparse.Namespace) -> BenchModel:
 def _kinds(options: argparse.Namespace) -> list[BenchModel]:
     """The configured model and one of each other kind of layer, if their names have `--only`."""
     model = configured()
-    kinds = [layer_kind(name, options.cache) for name in LAYER_KINDS if options.only in name]
-    if not (chosen := [model, *kinds] if options.only in model.key else kinds):
-        raise ConfigError(f"{options.only!r} is in no name: {', '.join((model.key, *LAYER_KINDS))}")
-    return chosen
+    return [
+        model if name == model.key else layer_kind(name, options.cache)
+        for name in chosen((model.key, *LAYER_KINDS), options.only)
+    ]
 
 
 ALL = ("compare", "concurrency")  # what `all` runs: minutes, no network, no other files

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import ByteLevelBPETokenizer
 
 from bench.tools.report import progress
-from specops.config import Settings
+from specops.config import ConfigError, Settings
 from specops.engine.engine import NO_DRAFTER
 from specops.models import convert as export
 from specops.models.folder import ModelFolder
@@ -127,6 +127,17 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
     return folder
+
+
+def chosen(names: Collection[str], only: str) -> list[str]:
+    """The names that contain what `--only` says.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if found := [name for name in names if only in name]:
+        return found
+    raise ConfigError(f"{only!r} is in no name: {', '.join(names)}")
 
 
 def converter_peak(folder: Path) -> int:

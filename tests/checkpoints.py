@@ -591,6 +591,28 @@ def lfm2_shapes(settings: Config) -> Shapes:
     return shapes
 
 
+def _ends(settings: Config) -> Shapes:
+    """The tensors before and behind the layers."""
+    hidden = settings["hidden_size"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not settings["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    return shapes
+
+
+def _projections(hidden: int, queries: int, keys: int) -> Shapes:
+    """Those of attention, with so many numbers of queries, and of keys or values."""
+    return {
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+    }
+
+
 def qwen35_shapes(settings: Config) -> Shapes:
     """Heads of queries give a gate, too; layers without attention have the gated delta rule."""
     hidden, wide = settings["hidden_size"], settings["intermediate_size"]
@@ -600,17 +622,9 @@ def qwen35_shapes(settings: Config) -> Shapes:
     values = value_heads * settings["linear_value_head_dim"]
     channels = values
     channels += 2 * settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not settings["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
-    attention: Shapes = {
+    shapes = _ends(settings)
+    attention = _projections(hidden, queries, keys) | {
         "self_attn.q_proj.weight": (2 * queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
         "self_attn.q_norm.weight": (head,),
         "self_attn.k_norm.weight": (head,),
     }
@@ -645,18 +659,7 @@ def granite_hybrid_shapes(settings: Config) -> Shapes:
     heads, keys = settings["mamba_n_heads"], head * settings["num_key_value_heads"]
     inner = heads * settings["mamba_d_head"]
     channels = inner + 2 * settings["mamba_d_state"]
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not settings["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
-    attention: Shapes = {
-        "self_attn.q_proj.weight": (hidden, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, hidden),
-    }
+    shapes, attention = _ends(settings), _projections(hidden, hidden, keys)
     mamba: Shapes = {
         "mamba.in_proj.weight": (inner + channels + heads, hidden),
         "mamba.conv1d.weight": (channels, 1, settings["mamba_d_conv"]),

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory.capped import GB, PUBLISHED, WEIGHTS, Case, Load, Record, measure
-from bench.models import TINYLLAMA, converter_peak, shape
+from bench.models import TINYLLAMA, chosen, converter_peak, shape
 from bench.tools.quiet import Case as Timed
 from bench.tools.quiet import Turns
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from bench.tools.worker import Worker
-from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
 
 CAP_GB = 4.0
@@ -65,11 +64,8 @@ class Found:
 
 def run(options: argparse.Namespace, plan: Plan) -> Outcome:
     """Measure the shapes whose names contain `--only`, one after the other."""
-    names = [name for name in PUBLISHED if options.only in name]
-    if not names:
-        raise ConfigError(f"no shape has {options.only!r} in its name: {', '.join(PUBLISHED)}")
     found = {}
-    for name in names:
+    for name in chosen(PUBLISHED, options.only):
         case = Case(name, _QUANT, CAP_GB, swap=False)
         record = measure(case, Load(plan.seconds), options.cache)
         progress(f"{name}: {record.ending}, {record.tokens_per_second:.1f} tokens/s")

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from bench.memory.capped import HEADS, PUBLISHED, WEIGHTS
-from bench.models import head_shape, plain, shape
+from bench.models import chosen, head_shape, plain, shape
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
-from specops.config import ConfigError
 from specops.engine.loading import load_models
 from specops.runtime.batch import Batch
 from specops.runtime.model_runner import ModelRunner
@@ -53,11 +52,8 @@ FULL, QUICK = Plan(rounds=41), Plan(rounds=3)
 
 def run(options: argparse.Namespace, plan: Plan) -> Outcome:
     """Measure the pairs whose names contain `--only`, one after the other."""
-    names = [name for name in PAIRS if options.only in name]
-    if not names:
-        raise ConfigError(f"no pair has {options.only!r} in its name: {', '.join(PAIRS)}")
     found = {}
-    for name in names:
+    for name in chosen(PAIRS, options.only):
         pair, cache = PAIRS[name], options.cache
         target = shape(pair.target, pair.quant, cache)
         head = str(head_shape(pair.head, cache)) if pair.head else ""

@@ -74,14 +74,14 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make(folder / "target", layers=LAYERS, vocab=320, context=256, seed=2)
 
 
-@pytest.fixture(scope="module")
-def settings(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def exact(target: Path, cache_dir: Path) -> Settings:
+    """Everything in fp32, and guesses in long rows."""
     return Settings(
         target=str(target),
         quant="fp32",
         draft_quant="fp32",
         kv_dtype="fp32",
-        cache_dir=tmp_path_factory.mktemp("cache"),
+        cache_dir=cache_dir,
         threads=1,
         slots=3,
         kv_tokens=320,
@@ -89,6 +89,11 @@ def settings(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings
         max_batched_tokens=48,
         max_k_draft=DEPTH,
     )
+
+
+@pytest.fixture(scope="module")
+def settings(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return exact(target, tmp_path_factory.mktemp("cache"))
 
 
 class Guess(NamedTuple):

@@ -48,18 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(
-        target=str(checkpoint),
-        quant="fp32",
-        kv_dtype="fp32",
-        cache_dir=tmp_path_factory.mktemp("cache"),
-        threads=1,
-        slots=3,
-        kv_tokens=320,
-        prefix_cache="all",
-        max_batched_tokens=48,
-        max_k_draft=DEPTH,
-    )
+    return test_eagle_head.exact(checkpoint, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

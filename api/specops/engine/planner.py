@@ -289,7 +289,8 @@ class Planner:
     def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
         """Have one drafter look up drafts; each request keeps the better one of what it has."""
         begun = self._clock()
-        self._prepare(lookup, items, self.controller.token_seconds(requests))
+        seconds = self.controller.token_seconds(requests)
+        _together(lambda part: lookup.prepare(part, seconds), items)
         for item in items:
             if item.state.finish:
                 continue
@@ -308,17 +309,6 @@ class Planner:
         for item in items:
             if item.adaptive:
                 item.asked[lookup.name] = seconds
-
-    def _prepare(self, lookup: LookupDrafter, items: list[Scheduled], seconds: float) -> None:
-        """Let a drafter work for several requests: again for each alone where that fails."""
-        try:
-            lookup.prepare(items, seconds)
-        except Exception as error:
-            if len(items) == 1:
-                items[0].state.fail(error)
-                return
-            for item in items:
-                self._prepare(lookup, [item], seconds)
 
     def _take_draft(self, item: Scheduled) -> None:
         """Cut a request's draft to what its grammar allows; without one, turn to a draft model."""
@@ -382,16 +372,9 @@ class Planner:
                 item.draft_seconds = seconds
 
     def _ask_model(self, model: DraftModel, items: list[Scheduled]) -> None:
-        """Have draft tokens made for several requests: again for each alone where that fails."""
-        try:
-            drafts = list(zip(items, model.propose(items), strict=True))
-        except Exception as error:
-            if len(items) == 1:
-                items[0].state.fail(error)
-                return
-            for item in items:
-                self._ask_model(model, [item])
-            return
+        """Have draft tokens made for several requests."""
+        drafts = list[tuple[Scheduled, Draft]]()
+        _together(lambda part: drafts.extend([*zip(part, model.propose(part), strict=True)]), items)
         for item, draft in drafts:
             item.draft = Draft(draft.tokens, draft.probs, model.name, draft.accept_probs)
             _keep_allowed(item)
@@ -568,6 +551,18 @@ class Planner:
         Control, SIGCOMM 1988).
         """
         return self._longest_pause / (1 + _MARGIN * self._deviation)
+
+
+def _together(work: Callable[[list[Scheduled]], None], items: list[Scheduled]) -> None:
+    """Do work for several requests at once; where that fails, again for each alone."""
+    try:
+        work(items)
+    except Exception as error:
+        if len(items) == 1:
+            items[0].state.fail(error)
+            return
+        for item in items:
+            _together(work, [item])
 
 
 def _keep_allowed(item: Scheduled) -> None:

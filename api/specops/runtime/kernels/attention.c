@@ -10,8 +10,6 @@
 // computes at once. Splits before its own tokens, which nobody writes to, may be further pieces. Longer
 // spans are written first, then computed in tiles.
 enum { FEW_ROWS = 96 };
-// Number of multiplications that take about as long as waking a thread.
-static const int64_t LITTLE = 200000;
 // Number of pieces for each thread from which on further ones share the work no better.
 enum { MANY_PIECES = 16 };
 // Most floats of splits' results, 16 MiB; a pass that needs more is not cut.
@@ -95,7 +93,7 @@ static int is_little(const Pass *pass) {
     double work = 0;
     for (const Span *span = pass->spans; span < pass->spans + pass->count; span++)
         work += (double)span->tokens * ((double)span->start + (double)span->tokens);
-    return work * (double)(2 * pass->layer.heads * pass->layer.size) < (double)LITTLE;
+    return work * (double)(2 * pass->layer.heads * pass->layer.size) < (double)FEW_PRODUCTS;
 }
 
 // Decides how many pieces there are; one for a span's head where threads share heads evenly or there is

@@ -19,7 +19,6 @@
 
 enum { X, WEIGHT, BIAS, SPANS, KEPT, INPUTS };
 enum { PARTS = 3, LANES = 16, CHUNK = 256 };
-static const int64_t LITTLE = 200000;  // multiplications that take about as long as waking a thread
 
 typedef struct {
     ShortConvKernel *kernel;
@@ -105,7 +104,7 @@ OrtStatus *compute_short_conv(void *kernel, OrtKernelContext *context) {
     if (status || !pass.out) return status;
     Call call = {context, NULL};
     Threads threads = threads_of(&call);
-    if (rows_of_tensor(inputs + X) * pass.channels * pass.taps < LITTLE) threads.run = run_in_turn;
+    if (rows_of_tensor(inputs + X) * pass.channels * pass.taps < FEW_PRODUCTS) threads.run = run_in_turn;
     Job job = {self->kernel, &pass, (pass.channels + CHUNK - 1) / CHUNK};
     threads.run(threads.context, piece, (size_t)(pass.count * job.chunks), &job);
     return call.status;

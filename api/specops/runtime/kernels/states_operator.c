@@ -39,7 +39,6 @@
 
 enum { MOST_INPUTS = 10 };
 enum { SPANS, PROGRESS, KEPT, LAST };  // the last inputs of both
-static const int64_t LITTLE = 200000;  // multiplications that take about as long as waking a thread
 
 typedef struct {
     const StatesKernel *kernel;
@@ -183,7 +182,7 @@ static OrtStatus *compute(const Kernel *self, OrtKernelContext *context, const T
     if (status || !pass->out) return status;
     Call call = {context, NULL};
     Threads threads = threads_of(&call);
-    if (rows * pass->heads * pass->key_size * pass->value_size < LITTLE) threads.run = run_in_turn;
+    if (rows * pass->heads * pass->key_size * pass->value_size < FEW_PRODUCTS) threads.run = run_in_turn;
     Job job = {self->kernel, pass};
     threads.run(threads.context, piece, (size_t)(pass->count * pass->heads), &job);
     for (int64_t i = 0; pass->spans && !call.status && i < pass->count; i++)

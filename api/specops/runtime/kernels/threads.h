@@ -12,6 +12,9 @@ typedef struct {
     void *context;
 } Threads;
 
+// Multiplications that take about as long as waking a thread: fewer are not shared.
+enum { FEW_PRODUCTS = 200000 };
+
 // A `run` on the calling thread alone.
 static inline void run_in_turn(void *context, void (*work)(void *, size_t), size_t count,
                                void *argument) {
