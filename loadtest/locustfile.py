@@ -21,17 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from gevent.event import Event
 from locust import HttpUser, LoadTestShape, events
 from locust.env import Environment
-from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
+from locust.runners import (
+    STATE_MISSING,
+    STATE_RUNNING,
+    STATE_SPAWNING,
+    MasterRunner,
+    WorkerRunner,
+)
 
 import options as load_options
 import page
 from record import Recorder, write
 from shapes import USERS, Stage, stage_at
 from summary import Report
-from users import ClosedLoopUser, EditorUser, OpenLoopUser, Run, credentials
-from workload import EDITOR
+from users import UNANSWERED, ClosedLoopUser, EditorUser, OpenLoopUser, Run, credentials
+from workload import EDITOR, place
 
 
 @events.init_command_line_parser.add_listener
@@ -51,6 +58,7 @@ class Shape(LoadTestShape):
         environment = self.runner.environment
         options = environment.parsed_options
         stages, ran = load_options.stages(options), self.get_run_time()
+        options.load_ran = ran  # for workers that join now
         index = stage_at(stages, ran)
         most = options.number_of_requests or math.inf
         begun = self.runner.state in (STATE_SPAWNING, STATE_RUNNING)
@@ -67,10 +75,14 @@ class Shape(LoadTestShape):
 # -- the start -------------------------------------------------------------------------------------
 
 
+_complete = Event()  # this process's environment knows its runner
+
+
 @events.init.add_listener
 def set_up(environment: Environment, **_: Any) -> None:
     """Check the options and the key, and extend the page."""
     environment.load = None
+    _complete.set()
     if isinstance(environment.runner, WorkerRunner):
         return
     options = environment.parsed_options
@@ -98,21 +110,30 @@ _begun: list[Environment] = []  # this process's; the events between processes d
 
 @events.test_start.add_listener
 def begin(environment: Environment, **_: Any) -> None:
-    """Start to record. Every process does so, at nearly the same time."""
+    """Start to record. Every process does so, before its first user starts.
+
+    A worker gets its first users as soon as the master knows it. By then its own constructor may
+    not have returned, so that this waits for the environment.
+    """
+    _complete.wait()
     options, runner = environment.parsed_options, environment.runner
     if isinstance(runner, WorkerRunner):  # the master has sent it, with its options
-        index, processes = runner.worker_index % options.load_processes, options.load_processes
+        workers = options.load_workers
+        index = place(runner.client_id, runner.worker_index, workers)
     else:
-        index, processes = 0, runner.worker_count if isinstance(runner, MasterRunner) else 1
-        options.load_processes = processes
+        index, workers = 0, [""]
+        if isinstance(runner, MasterRunner):
+            workers = [node.id for node in runner.clients.all if node.state != STATE_MISSING]
+        options.load_workers, options.load_ran = workers, 0.0
         options.load_number = getattr(options, "load_number", 0) + 1
         options.load_stages = [list(astuple(stage)) for stage in load_options.stages(options)]
-    recorder = Recorder([Stage(*stage) for stage in options.load_stages], time.time())
-    environment.load = Run(environment, recorder, index, processes)
+    started = time.time() - options.load_ran
+    recorder = Recorder([Stage(*stage) for stage in options.load_stages], started)
+    environment.load = Run(environment, recorder, index, len(workers))
     _begun[:] = [environment]
     if not isinstance(runner, MasterRunner):
         random.seed(f"{options.seed}:{index}")  # Locust draws tasks from it
-        with suppress(requests.RequestException):  # the users try it again, and count that
+        with suppress(*UNANSWERED):  # the users try it again, and count that
             environment.load.prepare()
 
 
@@ -137,8 +158,8 @@ def forget(**_: Any) -> None:
 def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let a worker send what it has recorded since the last time."""
     for environment in _begun:
-        number = environment.parsed_options.load_number
-        data["load"] = {"number": number, "stages": environment.load.recorder.take()}
+        run: Run = environment.load
+        data["load"] = {"number": run.number, "stages": run.recorder.take()}
 
 
 @events.worker_report.add_listener
@@ -146,7 +167,7 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let the master add it up."""
     for environment in _begun:
         found = data.get("load", {})
-        if found.get("number") == environment.parsed_options.load_number:  # and not the last run's
+        if found.get("number") == environment.load.number:  # and not the last run's
             environment.load.recorder.add(found["stages"])
 
 

@@ -143,11 +143,7 @@ def check(options: Namespace, processes: int = 1) -> None:
     if options.drafter != "default" and options.protocol != "generate":
         raise ValueError("--drafter: only the protocol generate (--api) can choose one")
     _check_editor(options)
-    users = max(stage.locust_users for stage in stages(options))
-    if options.number_of_requests and users < processes:
-        raise ValueError(
-            f"{processes} processes share the requests and need as many users, not {users}"
-        )
+    _check_processes(options, processes)
     endless = math.isinf(stages(options)[-1].seconds) and not options.number_of_requests
     if options.headless and endless:
         raise ValueError("nothing ends this test: add --run-time 60s or --num-prompts 100")
@@ -157,6 +153,19 @@ def check(options: Namespace, processes: int = 1) -> None:
         slo.limits(nothing, changes or ())
     if options.dataset:
         dataset(Path(options.dataset))
+
+
+def _check_processes(options: Namespace, processes: int) -> None:
+    users = max(stage.locust_users for stage in stages(options))
+    if options.number_of_requests and users < processes:
+        raise ValueError(
+            f"{processes} processes share the requests and need as many users, not {users}"
+        )
+    if 0 < options.max_concurrency < processes:
+        raise ValueError(
+            f"{processes} processes share the requests at once: --max-concurrency must be at least"
+            f" {processes}, not {options.max_concurrency}"
+        )
 
 
 def _check_editor(options: Namespace) -> None:

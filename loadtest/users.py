@@ -40,6 +40,8 @@ SOURCES = {
     path.name: path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
 }
 MAX_IN_FLIGHT = 64  # requests of one open-loop user
+# No answer (requests' errors are OSErrors), or one that is not what the protocol promises.
+UNANSWERED = (OSError, LookupError, TypeError, ValueError)
 _MODELS = "/v1/models"
 
 
@@ -56,6 +58,7 @@ class Run:
     def __init__(self, environment: Environment, recorder: Recorder, index: int, of: int) -> None:
         self.recorder = recorder
         self.options = environment.parsed_options
+        self.number = self.options.load_number  # of the run
         self.host = str(environment.host)
         self.limits = slo.goodput_limits(self.options.goodput)
         self.index, self.processes = index, of
@@ -69,7 +72,7 @@ class Run:
         """Ask the API what it serves.
 
         Raises:
-            requests.RequestException: it does not answer, or refuses.
+            UNANSWERED: it does not answer, refuses, or says something else.
         """
         headers = credentials(self.options.api_key)
         answer = requests.get(f"{self.host}{_MODELS}", headers=headers, timeout=10)
@@ -115,7 +118,7 @@ class ApiUser(HttpUser):
             started = time.perf_counter()
             try:
                 self.load.prepare()
-            except requests.RequestException as error:
+            except UNANSWERED as error:
                 self.environment.events.request.fire(
                     request_type="GET",
                     name=_MODELS,
@@ -200,8 +203,7 @@ class ApiUser(HttpUser):
                     reply = self.follow(response, start)
                 else:
                     reply = self.protocol.answer(response.json())
-            except (OSError, LookupError, TypeError, ValueError) as error:
-                # requests' errors are OSErrors; the others: it is not what the protocol promises.
+            except UNANSWERED as error:
                 problem = f"broken answer: {type(error).__name__}: {error}"
             if stream and response.error is None:
                 # Locust stopped its clock at the headers.

@@ -1,7 +1,8 @@
 """What the load test asks: texts, lengths, conversations and pauses, the same for the same seed.
 
 Conversation number k depends on the seed and k alone. Of several processes each has its share of
-the numbers, so that all together send the same requests as one process would.
+the numbers, so that all together send the same requests as one process would. A process that joins
+during a run has numbers of its own, and nothing of limits that were shared out at the start.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DATASET = "dataset"  # that of texts from a file
 # within a factor of two of it, as lengths of texts are.
 MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
 _CHARACTERS = 4  # of a token, roughly, where nobody counts
+_LATE = 1 << 32  # more conversations than a process has in a run
 
 Encode = Callable[[str], Sequence[bytes]]  # a text's tokens, as their spellings
 
@@ -95,9 +97,18 @@ TEXTS = dataset(Path(__file__).with_name("prompts.jsonl"))
 CATEGORIES = sorted({text.category for text in TEXTS})
 
 
+def place(worker: str, number: int, workers: Sequence[str]) -> int:
+    """A worker's index among those with which a run began; a later one's is beyond them.
+
+    Args:
+        number: of this worker among all that the master has ever seen.
+    """
+    return workers.index(worker) if worker in workers else len(workers) + number
+
+
 def share(total: int, index: int, processes: int) -> int:
-    """What process number `index` has of a total."""
-    return total // processes + (index < total % processes)
+    """What process number `index` has of a total; nothing if it joined after the start."""
+    return total // processes + (index < total % processes) if index < processes else 0
 
 
 class Workload:
@@ -106,7 +117,7 @@ class Workload:
     Args:
         chat: whether the server has a chat model.
         encode: counts tokens, for prompts of a chosen length.
-        index, processes: which of how many processes this is.
+        index, processes: which of how many processes this is; an index beyond them joined later.
     """
 
     def __init__(
@@ -124,12 +135,16 @@ class Workload:
         if options.prompt_tokens:
             self._spelled = [[*encode(turn)] for text in self.texts for turn in text.turns]
         self._begun = 0
-        number = options.number_of_requests
-        self._left = share(number, index, processes) if number else None
+        most = options.number_of_requests
+        self._left = share(most, index, processes) if most else None
+        self._late = index >= processes
+        if self._late and options.max_concurrency:
+            self._left = 0  # the others have all of it
 
     def conversation(self) -> Conversation:
         """The next conversation of this process."""
-        number = self.index + self.processes * self._begun
+        first, step = (self.index * _LATE, 1) if self._late else (self.index, self.processes)
+        number = first + step * self._begun
         self._begun += 1
         return self.numbered(number)
 

@@ -224,6 +224,13 @@ def test_a_bad_option_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_as_many_requests_at_once_as_processes(load: SimpleNamespace) -> None:
+    given = options(load, "--max-concurrency", "3", "--users", "9", "--num-prompts", "9")
+    load.options.check(given, 3)
+    with pytest.raises(ValueError, match="--max-concurrency must be at least 4, not 3"):
+        load.options.check(given, 4)
+
+
 def test_shapes_follow_the_options(load: SimpleNamespace) -> None:
     stage = load.shapes.Stage
 
@@ -264,6 +271,26 @@ def test_the_same_seed_asks_the_same_however_many_processes_there_are(
     assert asked != [workload(load, *arguments[2:]).numbered(n) for n in range(10)]
     assert all(len(c.turns) == len(c.tokens) == len(c.pauses) == 2 for c in asked)
     assert all(pause > 0 for c in asked for pause in c.pauses)
+
+
+def test_a_process_that_joins_later_asks_something_else_and_exceeds_no_limit(
+    load: SimpleNamespace,
+) -> None:
+    place, began = load.workload.place, ["c", "a"]
+    assert [place("c", 5, began), place("a", 0, began)] == [0, 1]
+    late = [place("b", 1, began), place("d", 6, began)]
+    for limit in ("--num-prompts", "--max-concurrency"):
+        assert not workload(load, limit, "9", index=late[0], processes=2).claim()
+    parts = [workload(load, index=n, processes=2) for n in (0, 1, *late)]
+    assert all(part.claim() for part in parts)
+    numbers: list[int] = []
+    for part in parts:
+        part.numbered = numbers.append
+        for _ in range(9):
+            part.conversation()
+    assert len({*numbers}) == 36
+    assert {*range(18)} < {*numbers}
+    assert sum(load.workload.share(9, n, 2) for n in (0, 1, *late)) == 9
 
 
 def test_lengths_are_those_asked_for_with_their_spread(load: SimpleNamespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -123,25 +124,27 @@ class Run:
         return int(self.rows[name]["num_requests"])
 
 
-def run_locust(api: StandIn, folder: Path, *options: str) -> Run:
+def run_locust(api: StandIn, folder: Path, *options: str, before: Sequence[Path] = ()) -> Run:
     """Run a short load test of a stand-in."""
     with listening(api.handler()) as port:
-        return run_locust_at(f"http://{HOST}:{port}", folder, *options)
+        return run_locust_at(f"http://{HOST}:{port}", folder, *options, before=before)
 
 
-def locust_command(url: str) -> list[str]:
+def locust_command(url: str, *before: Path) -> list[str]:
+    """The command of a load test of an API; files of Python `before` its own run first."""
     locust = tool("locust")
     if locust is None:
         pytest.skip("Locust is not installed (extra `load`)")
-    return [locust, "-f", "loadtest/locustfile.py", "--headless", "--host", url]
+    files = ",".join(map(str, (*before, "loadtest/locustfile.py")))
+    return [locust, "-f", files, "--headless", "--host", url]
 
 
-def run_locust_at(url: str, folder: Path, *options: str) -> Run:
+def run_locust_at(url: str, folder: Path, *options: str, before: Sequence[Path] = ()) -> Run:
     """Run a short load test.
 
     The rows are read as JSON: Locust writes its CSV once a second, and not again at the end.
     """
-    command = locust_command(url)
+    command = locust_command(url, *before)
     command += ["--csv", str(folder / "run"), "--html", str(folder / "run.html")]
     command += ["--report", str(folder / "stages.json"), "--json-file", str(folder / "rows")]
     result = run(*command, "--time-scale", "0.05", "--stop-timeout", "10", *options)
@@ -187,6 +190,47 @@ def test_locust_counts_requests_and_the_report_has_tokens_and_times(
     page = (tmp_path / "run.html").read_text()
     assert page.count("TTFT: time to first token") == 1
     assert page.endswith("</html>") or page.rstrip().endswith("</html>")
+
+
+# Locust hands a worker the first users as soon as the master knows it: the worker's own constructor
+# may not have returned by then, nor `init` been fired. This file makes that sure.
+EARLY = """
+from gevent.event import Event
+from locust import events
+from locust.runners import WorkerRunner
+
+begun, connect = Event(), WorkerRunner.connect_to_master
+
+@events.test_start.add_listener
+def tell(**_):
+    begun.set()
+
+def connect_and_wait(self):
+    connect(self)
+    begun.wait()
+
+WorkerRunner.connect_to_master = connect_and_wait
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_workers_that_are_told_to_start_before_they_are_complete_do_their_part(
+    processes: int, tmp_path: Path
+) -> None:
+    (early := tmp_path / "early.py").write_text(EARLY)
+    api = StandIn()
+    options = ("--processes", str(processes), "--max-concurrency", "4", "--num-prompts", "20")
+    sized = ("--output-len", "9", "--category", "code", "--run-time", "30s")
+    found = run_locust(api, tmp_path, *options, *sized, before=[early])
+    assert found.status == 0, found.output
+    assert found.report["whole"]["answered"] == len(api.asked) == 20
+    alone = StandIn()
+    run_locust(alone, tmp_path, *options[2:], *sized)
+    assert sorted(map(prompt_of, api.asked)) == sorted(map(prompt_of, alone.asked))
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    return str(body["prompt"])
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
