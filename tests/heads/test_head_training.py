@@ -130,14 +130,16 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(2 * expected, states)[0])
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
 def test_it_learns_and_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: torch.dtype
 ) -> None:
     monkeypatch.setattr(training, "_WARM_UP", 10)
     teacher, unseen, reported = Stairs(), conversations(40, seed=1), list[str]()
 
     def trained(seconds: float) -> tuple[HeadNetwork, Training]:
         network = new_network()
+        network.precision = precision
         return network, Training(
             network,
             teacher,

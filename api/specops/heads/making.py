@@ -37,6 +37,7 @@ from specops.models.folder import ModelError
 from specops.models.head_folder import is_head_checkpoint
 from specops.models.prepare import choose, located, prepare
 from specops.models.progress import every
+from specops.system.cpus import available_threads
 from specops.system.folders import file_at_once, folder_at_once
 
 _TOKENS = 8192  # that a head can guess: 94 % of what a chat model of 49,152 tokens writes
@@ -131,6 +132,8 @@ def _make(
     layers = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     teacher: Teacher
     if model is None:
+        # The engine reads the next texts meanwhile: threads that share cores would wait for it.
+        torch.set_num_threads(max(1, available_threads() // 2))
         teacher = EngineTeacher(folder, layers, tokens, alone.cache_dir)
     else:
         teacher = TorchTeacher(model, layers, tokens)

@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -87,19 +88,26 @@ class Training:
     def run(self) -> None:
         """Train until the time is used up."""
         tell_due, save_due = every(_REPORT_SECONDS), every(_SAVE_SECONDS)
-        try:
-            for texts in self._batches():
-                if self.spent >= self._seconds:
-                    break
-                begun = self._clock()
-                self._step(texts, self.spent / self._seconds)
-                self.spent += self._clock() - begun
-                if tell_due():
-                    self._report()
-                if save_due():
-                    self._save()
-        finally:
-            self._save()
+        batches = self._batches()
+        # The next texts are read while the head learns from the ones before.
+        with ThreadPoolExecutor(1) as reader:
+            texts = next(batches)
+            lesson = reader.submit(self._teacher.lesson, texts)
+            try:
+                while self.spent < self._seconds:
+                    begun = self._clock()
+                    learned = texts, lesson.result()
+                    texts = next(batches)
+                    lesson = reader.submit(self._teacher.lesson, texts)
+                    self._step(*learned, self.spent / self._seconds)
+                    self.spent += self._clock() - begun
+                    if tell_due():
+                        wait([lesson])  # reports read texts, too
+                        self._report()
+                    if save_due():
+                        self._save()
+            finally:
+                self._save()
         self._report()
 
     def _batches(self) -> Iterator[list[Conversation]]:
@@ -118,14 +126,14 @@ class Training:
                 chosen.shuffle(lessons)
                 yield from lessons
 
-    def _step(self, texts: list[Conversation], progress: float) -> None:
+    def _step(self, texts: list[Conversation], lesson: Lesson, progress: float) -> None:
         self._steps += 1
         falling = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * progress)) / 2
         for group in self._optimizer.param_groups:
             group["lr"] = _RATE * min(1.0, self._steps / _WARM_UP) * falling
         mix = 1 - (1 - _LEAST_MIX) * progress / _MIXED_AFTER
         self._mix = max(_LEAST_MIX, min(self._mix, mix))  # more time does not raise it again
-        loss = self._loss(self._teacher.lesson(texts))
+        loss = self._loss(lesson)
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
@@ -133,15 +141,14 @@ class Training:
         self.seen += sum(len(item.tokens) for item in texts)
 
     def _loss(self, lesson: Lesson) -> Tensor:
-        rows = self._network.rows
-        precise = torch.bfloat16 if rows.is_cuda else torch.float32
+        rows, precision = self._network.rows, self._network.precision
         total = torch.zeros((), device=rows.device)
         mass = torch.where(lesson.repeated, _REPEATED, 1.0) * lesson.mass
         for guess, states in enumerate(guessed(self._network, lesson)):
             here, at = lesson.places(guess)
             target = lesson.shares[at] if guess else lesson.shares, mass[at]
             factors = self._mix, (1 - self._mix) * _VARIATION
-            loss = DistillationLoss.apply(states[here].to(precise), rows, target, factors)
+            loss = DistillationLoss.apply(states[here].to(precision), rows, target, factors)
             total = total + _FADING**guess * loss
         return total
 
@@ -176,8 +183,8 @@ class Training:
 
 def guessed(network: HeadNetwork, lesson: Lesson) -> list[Tensor]:
     """The states [B, T, hidden] of each guess in a lesson."""
-    kind = network.rows.device.type
-    with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+    halves = network.precision is torch.bfloat16
+    with torch.autocast(network.rows.device.type, torch.bfloat16, enabled=halves):
         return list(network.guess(lesson.embeddings, lesson.states, GUESSES))
 
 
