@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from specops.models.convert.calibration import Feedback
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
-from specops.models.convert.gguf.rows import GgufRows, in_q8_0
+from specops.models.convert.gguf.rows import in_q8_0
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
 from specops.system.cpus import available_threads
@@ -246,9 +246,9 @@ class WeightStore:
 
 def _blocks(slab: Any) -> NDArray[np.uint8]:
     """Rows of a GGUF as they are; an array's rows in Q8_0."""
-    if isinstance(slab, GgufRows):
-        return slab.blocks()
-    return in_q8_0(np.asarray(slab, np.float32))
+    if isinstance(slab, np.ndarray):
+        return in_q8_0(np.asarray(slab, np.float32))
+    return np.asarray(slab.blocks())
 
 
 @contextmanager

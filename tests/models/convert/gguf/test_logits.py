@@ -21,6 +21,8 @@ from onnx import numpy_helper
 
 from specops.heads.target_rows import output_blocks, output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
+from specops.models.convert.checkpoint import Matrix
+from specops.models.convert.weights import WeightStore
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
@@ -243,6 +245,9 @@ def test_rows_of_the_head_are_those_of_the_file(tmp_path: Path) -> None:
     assert blocks is not None
     assert blocks.shape == (3, 256)
     np.testing.assert_array_equal(dequantize(blocks[1:].blocks(), Kind.Q6_K), expected[1:])
+    with WeightStore(tmp_path / "rows", lambda nbytes: None) as store:  # as a draft head takes them
+        store.file_rows("head", Matrix("the target's rows", (blocks,)))
+    assert (tmp_path / "rows").read_bytes().startswith(blocks.stored.tobytes())
 
 
 LLAMA3 = {
