@@ -40,13 +40,19 @@ def table(reports: dict[str, dict[str, Any]]) -> str:
     ]
     for label, report in reports.items():
         best, last, whole = report["knee"], report["stages"][-1], report["whole"]
-        cells = []
-        for _, name, form in COLUMNS:
-            scale = 1000 if name.endswith("_p95") else 1
-            cells.append(format(best[name] * scale, form) if best else "none")
-        cells += [f"{last['refused_share']:.0%}", f"{last['latency_p95'] * 1000:.0f}"]
+        cells = [_cell(best[name], name, form) if best else "none" for _, name, form in COLUMNS]
+        cells += [
+            _cell(last["refused_share"], "", ".0%"),
+            _cell(last["latency_p95"], "_p95", ".0f"),
+        ]
         lines.append(f"| {label} | {' | '.join(cells)} | {whole['failed']} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(value: float | None, name: str, form: str) -> str:
+    """A figure for people, quantiles of times in milliseconds; "-" if nothing was measured."""
+    scale = 1000 if name.endswith("_p95") else 1
+    return "-" if value is None else format(value * scale, form)
 
 
 def draw(reports: dict[str, dict[str, Any]], output: Path) -> None:

@@ -20,11 +20,14 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import gevent
 import requests
 from gevent.event import Event
-from locust import HttpUser, LoadTestShape, events
+from locust import HttpUser, LoadTestShape, events, log
 from locust.env import Environment
+from locust.rpc import Message
 from locust.runners import (
+    HEARTBEAT_INTERVAL,
     STATE_MISSING,
     STATE_RUNNING,
     STATE_SPAWNING,
@@ -64,6 +67,8 @@ class Shape(LoadTestShape):
         begun = self.runner.state in (STATE_SPAWNING, STATE_RUNNING)
         done = begun and environment.load.recorder.requests >= most
         if index is None or done or ran >= (options.run_time or math.inf):
+            if isinstance(self.runner, MasterRunner) and options.headless:
+                gather(environment)
             return None
         users = stages[index].locust_users
         by_form = load_options.shape(options) == USERS and options.spawn_rate
@@ -84,7 +89,10 @@ def set_up(environment: Environment, **_: Any) -> None:
     environment.load = None
     _complete.set()
     if isinstance(environment.runner, WorkerRunner):
+        environment.runner.register_message(STOP, finish)
         return
+    if isinstance(environment.runner, MasterRunner):
+        environment.runner.register_message(STOPPED, note)
     options = environment.parsed_options
     load_options.settle(options)
     try:
@@ -143,6 +151,8 @@ def end(environment: Environment, **_: Any) -> None:
     if environment.load is None:
         return  # it never began
     recorder, most = environment.load.recorder, environment.parsed_options.number_of_requests
+    if recorder.ended is not None:
+        return
     complete = most and recorder.requests >= most
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
 
@@ -173,24 +183,63 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
 
 # -- the end ---------------------------------------------------------------------------------------
 
+# Messages of our own. Without a page Locust tells workers to quit, and reads half a second longer
+# what they send: answers that take longer would be lost.
+STOP, STOPPED = "load-stop", "load-stopped"
+STOP_SECONDS = 60.0  # beyond the time that users have for their last requests; Locust's own
+_noted: set[str] = set()  # workers that have sent all
+_news = Event()
+
+
+def gather(environment: Environment) -> None:
+    """Have all workers stop, and wait for the last of what they have recorded."""
+    end(environment)
+    runner = environment.runner
+    runner.send_message(STOP)
+    with gevent.Timeout(environment.stop_timeout + STOP_SECONDS, exception=False):
+        while any(w.id not in _noted for w in runner.clients.all if w.state != STATE_MISSING):
+            _news.clear()
+            _news.wait(HEARTBEAT_INTERVAL)  # a worker may go missing instead
+
+
+def finish(environment: Environment, **_: Any) -> None:
+    """Stop a worker's users and send what is left to send."""
+    runner, data = environment.runner, dict[str, Any]()
+    runner.stop()
+    environment.events.report_to_master.fire(client_id=runner.client_id, data=data)
+    runner.send_message("stats", data)
+    runner.send_message(STOPPED)
+
+
+def note(msg: Message, **_: Any) -> None:
+    """Note that a worker has sent all."""
+    _noted.add(msg.node_id)
+    _news.set()
+
 
 def report(environment: Environment) -> Report | None:
     """The figures so far; None before the first test."""
     run: Run | None = environment.load
-    return None if run is None else Report(run.recorder, run.options, run.host)
+    if run is None:
+        return None
+    errors = sum(error["count"] for error in environment.runner.exceptions.values())
+    return Report(run.recorder, run.options, run.host, errors)
 
 
 @events.quitting.add_listener
 def judge(environment: Environment, **_: Any) -> None:
     """Print the results, write the report and set the exit status."""
-    found = None if isinstance(environment.runner, WorkerRunner) else report(environment)
-    if found is None:
+    if isinstance(environment.runner, WorkerRunner):
         return
-    options = environment.parsed_options
+    found, options = report(environment), environment.parsed_options
+    broken = found is None or log.unhandled_greenlet_exception
+    if options.headless:
+        environment.process_exit_code = 1 if broken else found.status
+    if found is None:
+        print("The load test ended before it began.")
+        return
     if options.report:
         write(Path(options.report), found.data())
     if options.html_file and (html := Path(options.html_file)).is_file():
         page.append_to_file(html, found)
     print("", *found.lines(), sep="\n")
-    if options.headless:
-        environment.process_exit_code = found.status

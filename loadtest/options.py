@@ -191,6 +191,12 @@ def shape(options: Namespace) -> str:
     return ARRIVALS if options.request_rate else str(options.load_shape)
 
 
+def streams(options: Namespace) -> bool:
+    """Whether some requests ask for streams."""
+    kept, left_out = options.tags or ["stream"], options.exclude_tags or []
+    return options.kind_of_prompt != EDITOR and "stream" in kept and "stream" not in left_out
+
+
 def stages(options: Namespace) -> tuple[Stage, ...]:
     """The stages of the chosen shape."""
     name = shape(options)

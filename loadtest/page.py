@@ -18,7 +18,7 @@ from flask import Blueprint, Response, jsonify, make_response, request
 from locust.env import Environment
 
 import options as load_options
-from record import as_csv
+from record import Figures, as_csv
 from summary import Report, short
 from workload import EDITOR
 
@@ -73,14 +73,11 @@ def _named(rows: Iterator[Row]) -> Iterator[Row]:
         yield {"name": f"{number:03}", **row}
 
 
-def _times(whole: Mapping[str, float]) -> Iterator[Row]:
+def _times(whole: Figures) -> Iterator[Row]:
     for name, what, unit in _TIMES:
-        count = whole[f"{name}_count"]
         scale = 1000 if unit == "ms" else 1
-        row = {
-            key: short(whole[f"{name}_{key}"] * scale) if count else "-" for key, _ in _QUANTILES
-        }
-        yield {"what": what, "unit": unit, "count": f"{count:,}", **row}
+        row = {key: short(whole[f"{name}_{key}"], scale) for key, _ in _QUANTILES}
+        yield {"what": what, "unit": unit, "count": f"{whole[f'{name}_count']:,}", **row}
 
 
 def _rates(report: Report) -> Iterator[Row]:
@@ -135,13 +132,19 @@ def _stages(report: Report) -> Iterator[Row]:
             "failed": stage["failed"] + stage["unsent"],
             "good": _share(stage["good_share"]),
             "output": short(stage["output_tokens_per_second"]),
-            **{n: short(stage[f"{n}_p95"] * 1000) for n in ("ttft", "tpot", "latency")},
-            "knee": "knee" if stage is report.knee else "missed" if report.misses(stage) else "met",
+            **{n: short(stage[f"{n}_p95"], 1000) for n in ("ttft", "tpot", "latency")},
+            "knee": _objectives(report, stage),
         }
 
 
-def _share(value: float) -> str:
-    return f"{value * 100:.1f} %"
+def _objectives(report: Report, stage: Figures) -> str:
+    if not stage["arrived_per_second"]:
+        return "-"  # no request has ended yet
+    return "knee" if stage is report.knee else "missed" if report.misses(stage) else "met"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
 
 
 def section(report: Report) -> str:

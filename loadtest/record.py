@@ -34,6 +34,8 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _DIGITS = 3  # of a time: neighbours differ by 1 % at most, and a soak's tokens fit into memory
 
 Spread = Counter[float]  # how often each value was observed
+# By name. A share, mean or quantile of nothing is None: no number would be true.
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class Recorder:
         """Requests that have ended, in all stages."""
         return sum(tally.sent for tally in self.tallies)
 
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[Figures]:
         """Figures of every stage that has begun, with its users or arrivals per second."""
         found = []
         begin = self.started
@@ -209,7 +211,7 @@ class Recorder:
             begin += stage.seconds
         return found
 
-    def whole(self) -> dict[str, float]:
+    def whole(self) -> Figures:
         """Figures of the whole run, which ends with its last answer."""
         total = Tally()
         for tally in self.tallies:
@@ -221,43 +223,43 @@ class Recorder:
         return time.time() if self.ended is None else self.ended
 
 
-def quantile(values: Spread, q: float) -> float:
-    """The smallest value that at least a share `q` does not exceed; 0 without values."""
+def quantile(values: Spread, q: float) -> float | None:
+    """The smallest value that at least a share `q` does not exceed; None without values."""
     left = max(1, math.ceil(q * values.total()))
     for value in sorted(values):
         left -= values[value]
         if left <= 0:
             return value
-    return 0.0
+    return None
 
 
-def mean(values: Spread) -> float:
-    """The mean; 0 without values."""
-    return sum(value * n for value, n in values.items()) / (values.total() or 1)
+def ratio(part: float, whole: float) -> float | None:
+    """A share or a mean; None of nothing."""
+    return part / whole if whole else None
 
 
-def summary(tally: Tally, seconds: float) -> dict[str, float]:
+def summary(tally: Tally, seconds: float) -> Figures:
     """Counts, shares, rates and quantiles of a tally that took `seconds`."""
     sent, seconds = tally.sent, max(seconds, 1e-9)
-    figures: dict[str, float] = {name: getattr(tally, name) for name in COUNTS}
+    figures: Figures = {name: getattr(tally, name) for name in COUNTS}
     figures["arrived_per_second"] = (sent + tally.unsent) / seconds
     figures["answered_per_second"] = tally.answered / seconds
     figures["good_per_second"] = tally.good / seconds
     figures["input_tokens_per_second"] = tally.input_tokens / seconds
     figures["output_tokens_per_second"] = tally.output_tokens / seconds
     for name in ("good", "refused", "failed", "cancelled"):
-        figures[f"{name}_share"] = figures[name] / sent if sent else 0.0
+        figures[f"{name}_share"] = ratio(figures[name], sent)
     for name in TIMES:
         spread = getattr(tally, name)
         figures[f"{name}_count"] = spread.total()
-        figures[f"{name}_mean"] = mean(spread)
+        figures[f"{name}_mean"] = ratio(sum(v * n for v, n in spread.items()), spread.total())
         for q in QUANTILES:
             figures[f"{name}_p{q * 100:g}"] = quantile(spread, q)
     return figures
 
 
-def as_csv(rows: Sequence[Mapping[str, float]]) -> str:
-    """The stages as CSV."""
+def as_csv(rows: Sequence[Figures]) -> str:
+    """The stages as CSV; what was not measured is empty."""
     text = StringIO(newline="")
     writer = csv.DictWriter(text, rows[0])
     writer.writeheader()

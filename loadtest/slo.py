@@ -4,14 +4,20 @@ Gates and objectives are limits on figures of `record.summary`; a limit is the l
 still good. Gates judge the whole run. Refused requests are no gate, because under overload it is
 right to refuse. The knee is the highest rate of arrivals at which a stage of the run still meets
 every objective. Goodput has limits on single requests: it counts those that keep all of them.
+
+Nothing keeps a limit on a figure that was not measured: a run without answers misses its gates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-Figures = Mapping[str, float]
+from record import Figures, Tally, summary
+
+MEASURED = {"seconds", *summary(Tally(), 0)}  # what can have a limit
 
 GATES: dict[str, float] = {"failed_share": 0.0, "latency_p95": 30.0}
 OBJECTIVES: dict[str, float] = {
@@ -27,19 +33,22 @@ _GOODPUT_TIMES = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One figure against its limit."""
+    """One figure against its limit; `reason` says why there is none."""
 
     name: str
-    value: float
+    value: float | None
     limit: float
+    reason: str = ""
 
     @property
     def good(self) -> bool:
         """Whether the limit is kept."""
-        return self.value <= self.limit
+        return self.value is not None and self.value <= self.limit
 
     def __str__(self) -> str:
         """One line for people."""
+        if self.value is None:
+            return f"{self.name} (at most {self.limit:g}): MISSED, {self.reason}"
         word = "kept" if self.good else "MISSED"
         return f"{self.name} {self.value:.4g} (at most {self.limit:g}): {word}"
 
@@ -48,13 +57,16 @@ def limits(base: Mapping[str, float], changes: Iterable[str]) -> dict[str, float
     """`base` with `name=value` changes applied; `name=` takes a limit away.
 
     Raises:
-        ValueError: a change is not of that form.
+        ValueError: a change is not of that form, or on a figure that is not measured.
     """
     changed = dict(base)
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"{change!r} is not NAME=LIMIT")
+        if name not in MEASURED:
+            near = get_close_matches(name, MEASURED, n=3)
+            raise ValueError(f"{change!r}: no such figure; near it: {', '.join(near) or 'none'}")
         if value:
             changed[name] = _number(value, change)
         else:
@@ -79,20 +91,30 @@ def goodput_limits(text: str) -> dict[str, float]:
 
 def _number(value: str, item: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
-        raise ValueError(f"{item!r} has no number") from None
+        number = math.nan
+    if math.isnan(number):
+        raise ValueError(f"{item!r} has no number")
+    return number
 
 
 def judge(figures: Figures, against: Mapping[str, float]) -> list[Verdict]:
-    """Every limit's verdict; a figure that does not exist (nothing was answered) is 0.
+    """Every limit's verdict."""
+    reason = "no answer has it" if figures["answered"] else why_unanswered(figures)
+    return [Verdict(name, figures[name], limit, reason) for name, limit in against.items()]
 
-    Raises:
-        ValueError: a limit is on a figure that is not measured.
-    """
-    if unknown := set(against) - set(figures):
-        raise ValueError(f"no such figure: {', '.join(sorted(unknown))}")
-    return [Verdict(name, figures[name], limit) for name, limit in against.items()]
+
+def why_unanswered(figures: Figures) -> str:
+    """What became of the requests of a run or stage without answers."""
+    what = {
+        "refused": "refused (429)",
+        "failed": "failed",
+        "cancelled": "cancelled",
+        "unsent": "not sent, as too many were in flight",
+    }
+    ends = [f"{figures[name]} {words}" for name, words in what.items() if figures[name]]
+    return f"as nothing was answered: {', '.join(ends) or 'no request has ended'}"
 
 
 def knee(stages: Iterable[Figures], objectives: Mapping[str, float]) -> Figures | None:

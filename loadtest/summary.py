@@ -7,11 +7,14 @@ from typing import Any
 
 import options as load_options
 import slo
-from record import Recorder
+from record import Figures, Recorder
 
 
-def short(value: float) -> str:
-    """A number for people: three digits, or all before the point."""
+def short(value: float | None, scale: float = 1) -> str:
+    """A number for people: three digits, or all before the point; "-" if nothing was measured."""
+    if value is None:
+        return "-"
+    value *= scale
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -20,18 +23,23 @@ class Report:
 
     Attributes:
         whole, stages: figures of `record.summary`.
+        objectives: limits of a stage. Those on streams are gone from runs that ask for none.
         knee: the stage that is the knee; None without one.
+        errors: how often a user of the load test itself ended with an error.
     """
 
-    def __init__(self, recorder: Recorder, options: Namespace, host: str) -> None:
-        self.options, self.host = options, host
+    def __init__(self, recorder: Recorder, options: Namespace, host: str, errors: int = 0) -> None:
+        self.options, self.host, self.errors = options, host, errors
         self.whole, self.stages = recorder.whole(), recorder.rows()
         self.gates = slo.judge(self.whole, slo.limits(slo.GATES, options.gate or ()))
-        self.objectives = slo.limits(slo.OBJECTIVES, options.objective or ())
+        usual = dict(slo.OBJECTIVES)
+        if not load_options.streams(options):
+            del usual["ttft_p95"]
+        self.objectives = slo.limits(usual, options.objective or ())
         self.is_ramp = len(recorder.stages) > 1 and recorder.stages[0].open_loop
         self.knee = slo.knee(self.stages, self.objectives) if self.is_ramp else None
 
-    def misses(self, stage: slo.Figures) -> bool:
+    def misses(self, stage: Figures) -> bool:
         """Whether a stage misses an objective."""
         return not all(verdict.good for verdict in slo.judge(stage, self.objectives))
 
@@ -43,7 +51,8 @@ class Report:
     @property
     def status(self) -> int:
         """The exit status: 1 if anything failed or nothing succeeded, 2 if a gate is missed."""
-        if self.whole["failed"] or self.whole["unsent"] or not self.whole["answered"]:
+        whole = self.whole
+        if whole["failed"] or whole["unsent"] or self.errors or not whole["answered"]:
             return 1
         return 0 if all(verdict.good for verdict in self.gates) else 2
 
@@ -69,7 +78,7 @@ class Report:
         """What the terminal shows at the end."""
         whole = self.whole
         milliseconds = {
-            name: " / ".join(short(whole[f"{name}_p{q}"] * 1000) for q in (50, 95))
+            name: " / ".join(short(whole[f"{name}_p{q}"], 1000) for q in (50, 95))
             for name in ("ttft", "tpot", "itl", "latency")
         }
         lines = [
@@ -79,15 +88,17 @@ class Report:
             f"ms, p50 / p95: TTFT {milliseconds['ttft']}, TPOT {milliseconds['tpot']}, "
             f"ITL {milliseconds['itl']}, end to end {milliseconds['latency']}",
             f"goodput: {whole['good_per_second']:.2f} requests per second "
-            f"({whole['good_share']:.0%}) within {self.options.goodput}",
+            f"({short(whole['good_share'], 100)} %) within {self.options.goodput}",
         ]
         if whole["cancelled"]:
             lines.append(
                 f"{whole['cancelled']} suggestions were cancelled by the next key "
-                f"({whole['cancelled_share']:.0%})"
+                f"({short(whole['cancelled_share'], 100)} %)"
             )
         if whole["unsent"]:
             lines.append(f"{whole['unsent']} requests were not sent: too many in flight")
+        if self.errors:
+            lines.append(f"errors of the load test itself: {self.errors}; see the log")
         lines += [f"gate: {verdict}" for verdict in self.gates]
         if self.is_ramp:
             rate = f"{self.knee_text} per second" if self.knee else self.knee_text

@@ -21,21 +21,24 @@ from tests.stack.support import ROOT
 def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The load test's own modules; they import each other without a package, as Locust does."""
     monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
-    names = ("options", "protocols", "record", "shapes", "slo", "workload")
+    names = ("options", "protocols", "record", "shapes", "slo", "summary", "workload")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
-def figures(load: SimpleNamespace, rate: float, **changed: float) -> dict[str, float]:
-    made: dict[str, float] = load.record.summary(load.record.Tally(answered=10), 10)
+def figures(load: SimpleNamespace, rate: float, **changed: float | None) -> dict[str, Any]:
+    tally = load.record.Tally()
+    for _ in range(10):
+        tally.count(load.record.Reply("ab", 5, 2, 0.7, 0.4, [(0.3, 1)]), {})
+    made: dict[str, Any] = load.record.summary(tally, 10)
     return made | {"arrived_per_second": rate, "asked_per_second": rate} | changed
 
 
 @pytest.mark.parametrize(
     ("values", "q", "expected"),
-    [([], 0.95, 0), ([7], 0.5, 7), ([3, 1, 2], 0.5, 2), (list(range(1, 101)), 0.95, 95)],
+    [([], 0.95, None), ([7], 0.5, 7), ([3, 1, 2], 0.5, 2), (list(range(1, 101)), 0.95, 95)],
 )
 def test_a_quantile_is_one_of_the_values(
-    values: list[float], q: float, expected: float, load: SimpleNamespace
+    values: list[float], q: float, expected: float | None, load: SimpleNamespace
 ) -> None:
     assert load.record.quantile(Counter(values), q) == expected
 
@@ -188,6 +191,8 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
     parser.add_argument("--run-time", type=int)
     parser.add_argument("--users", dest="num_users", type=int)
     parser.add_argument("--spawn-rate", type=float)
+    parser.add_argument("--tags", nargs="*")
+    parser.add_argument("--exclude-tags", nargs="*")
     load.options.add_to(parser)
     parsed = parser.parse_args(arguments)
     load.options.settle(parsed)
@@ -325,15 +330,58 @@ def test_data_sets_have_lines_of_json_or_sharegpts_layout(
 
 
 def test_limits_can_be_changed_and_are_on_measured_figures(load: SimpleNamespace) -> None:
-    assert load.slo.limits({"a": 1.0, "b": 2.0}, ["a=0.5", "b=", "c=3"]) == {"a": 0.5, "c": 3.0}
-    with pytest.raises(ValueError, match="NAME=LIMIT"):
-        load.slo.limits({}, ["a"])
-    with pytest.raises(ValueError, match="no number"):
-        load.slo.limits({}, ["a=b"])
-    for limits in (load.slo.GATES, load.slo.OBJECTIVES):
-        assert all(verdict.good for verdict in load.slo.judge(figures(load, 1), limits))
-    with pytest.raises(ValueError, match="no such figure: latency_p42"):
-        load.slo.judge(figures(load, 1), {"latency_p42": 1})
+    limits = load.slo.limits
+    changed = limits({"failed": 1.0, "tpot_p50": 2.0}, ["failed=0.5", "tpot_p50=", "itl_p99=3"])
+    assert changed == {"failed": 0.5, "itl_p99": 3.0}
+    for change, complaint in {
+        "failed": "NAME=LIMIT",
+        "failed=b": "no number",
+        "failed=nan": "no number",
+        "latency_p42=1": "no such figure; near it: latency_p",
+    }.items():
+        with pytest.raises(ValueError, match=complaint):
+            limits({}, [change])
+    for kept in (load.slo.GATES, load.slo.OBJECTIVES):
+        assert all(verdict.good for verdict in load.slo.judge(figures(load, 1), kept))
+
+
+def test_nothing_keeps_a_limit_on_what_was_not_measured(load: SimpleNamespace) -> None:
+    tally = load.record.Tally
+    for counted, share, reason in (
+        ({}, None, "as nothing was answered: no request has ended"),
+        (
+            {"refused": 3, "cancelled": 2},
+            0,
+            "as nothing was answered: 3 refused (429), 2 cancelled",
+        ),
+        ({"failed": 1}, 1, "as nothing was answered: 1 failed"),
+        ({"answered": 2}, 0, "no answer has it"),
+    ):
+        found = load.record.summary(tally(**counted), 5)
+        assert found["failed_share"] == share
+        assert found["ttft_mean"] is found["latency_p95"] is None
+        failed, ttft = load.slo.judge(found, {"failed_share": 0.5, "ttft_p95": 1})
+        assert failed.good == (share == 0)
+        assert not ttft.good
+        assert str(ttft) == f"ttft_p95 (at most 1): MISSED, {reason}"
+    empty = load.record.summary(tally(), 5)
+    assert load.record.as_csv([empty]).splitlines()[1].split(",").count("") == 5 * 5 + 4
+    for name, value in empty.items():
+        assert value is None or math.isfinite(value), name
+
+
+def test_a_run_without_streams_has_no_objective_on_them(load: SimpleNamespace) -> None:
+    recorder = load.record.Recorder([load.shapes.Stage(10, users=1)], 0)
+    recorder.at(0).count(load.record.Reply("", 2, 4, latency=1), {})
+
+    def missed(*arguments: str) -> bool:
+        report = load.summary.Report(recorder, options(load, *arguments), "")
+        return bool(report.misses(report.stages[0]))
+
+    typing = ("--category", "editor")
+    assert [missed(*more) for more in ((), typing, ("--tags", "plain"))] == [True, False, False]
+    assert missed("--exclude-tags", "plain")
+    assert missed(*typing, "--objective", "ttft_p95=1")
 
 
 def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
@@ -345,7 +393,9 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     assert found["arrived_per_second"] == 2
     assert load.slo.knee(stages[2:], load.slo.OBJECTIVES) is None
     assert load.slo.knee([figures(load, 1, answered=0)], load.slo.OBJECTIVES) is None
+    assert load.slo.knee([figures(load, 1, answered=0)], {}) is None
     pytest.importorskip("matplotlib")
+    stages.append(load.record.summary(load.record.Tally(), 5) | {"asked_per_second": 16.0})
     report = {"stages": stages, "whole": {"failed": 0}, "objectives": load.slo.OBJECTIVES}
     path = tmp_path / "a.json"
     path.write_text(json.dumps({**report, "knee": found}))
@@ -354,7 +404,9 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     monkeypatch.setattr("sys.argv", arguments)
     importlib.import_module("knee").main()
     assert picture.stat().st_size > 10_000
-    assert "| fast | 2 | 2.0 |" in table.read_text()
+    row = table.read_text().splitlines()[-1]
+    assert row.startswith("| fast | 2 | 2.0 |")
+    assert row.endswith("| - | - | 0 |")
 
 
 def test_fixed_shapes_end_and_all_have_their_mark_on_the_dashboards(load: SimpleNamespace) -> None:

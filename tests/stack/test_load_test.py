@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,14 +35,18 @@ class StandIn:
     Attributes:
         odd: what the odd request gets: "answer", "refuse" or "fail". Of the failures, half are an
             error at once, and half are streams that lack their end.
+        answers: whether the other requests, and every second suggestion, get an answer.
         chat: whether the model is a chat model.
         key: the key that every request must bring; empty: none.
+        seconds: how long an answer takes.
         asked: the bodies of all requests that ask for an answer.
     """
 
     odd: str = "answer"
+    answers: bool = True
     chat: bool = False
     key: str = ""
+    seconds: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def handler(self) -> type[Handler]:
@@ -60,7 +66,8 @@ class StandIn:
                 assert body.get("prompt") or body["messages"][0]["content"]
                 api.asked.append(body)
                 number = next(numbers)
-                odd = api.odd if number % 3 == 0 else "answer"
+                time.sleep(api.seconds)
+                odd = "answer" if api.answers and number % 3 else api.odd
                 if odd == "refuse":
                     self.reply(429, {}, {"Retry-After": "0"})
                 elif odd == "fail" and number % 2:
@@ -80,11 +87,11 @@ class StandIn:
                 self.reply(200, {"data": [{"id": "it", "chat": api.chat}]})
 
             def suggest(self, body: dict[str, Any]) -> None:
-                """Answer every other key; the others' connections are closed meanwhile."""
+                """Answer every other key or none; the others' connections are closed meanwhile."""
                 api.asked.append(body)
                 if body["n_predict"] == 0:
                     self.reply(200, SUGGESTION | {"content": "", "tokens_predicted": 0})
-                elif next(numbers) % 2:
+                elif api.answers and next(numbers) % 2:
                     self.reply(200, SUGGESTION)
                 else:
                     self.connection.settimeout(PATIENCE)
@@ -213,11 +220,27 @@ WorkerRunner.connect_to_master = connect_and_wait
 """
 
 
+BREAKS = """
+from locust import events
+from locust.user import User
+
+start, broken = User.start, []
+
+def start_or_break(self, group):
+    if not broken:
+        broken.append(True)
+        self.on_start = lambda: {}["no such attribute"]
+    return start(self, group)
+
+User.start = start_or_break
+"""
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 def test_workers_that_are_told_to_start_before_they_are_complete_do_their_part(
     processes: int, tmp_path: Path
 ) -> None:
-    (early := tmp_path / "early.py").write_text(EARLY)
+    early = written(tmp_path / "early.py", EARLY)
     api = StandIn()
     options = ("--processes", str(processes), "--max-concurrency", "4", "--num-prompts", "20")
     sized = ("--output-len", "9", "--category", "code", "--run-time", "30s")
@@ -227,6 +250,20 @@ def test_workers_that_are_told_to_start_before_they_are_complete_do_their_part(
     alone = StandIn()
     run_locust(alone, tmp_path, *options[2:], *sized)
     assert sorted(map(prompt_of, api.asked)) == sorted(map(prompt_of, alone.asked))
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_workers_answers_count_however_long_they_take(tmp_path: Path) -> None:
+    api = StandIn(seconds=1.3)  # Locust's master listens half a second
+    options = ("--processes", "2", "--users", "4", "--spawn-rate", "4", "--run-time", "2s")
+    found = run_locust(api, tmp_path, *options)
+    assert found.status == 0, found.output
+    whole = found.report["whole"]
+    assert len(api.asked) == sum(map(found.number, found.rows)) == whole["answered"] >= 4
 
 
 def prompt_of(body: dict[str, Any]) -> str:
@@ -311,7 +348,41 @@ def test_a_typist_cancels_what_comes_later_than_the_next_key(tmp_path: Path) -> 
     assert "Suggestions cancelled by the next key" in (tmp_path / "run.html").read_text()
 
 
-@pytest.mark.parametrize("bad", ["--turns=0", "--shape=circle", "--goodput=x:1"])
+@pytest.mark.parametrize(
+    ("api", "options", "reason"),
+    [
+        (StandIn("refuse", answers=False), (), r"\d+ refused \(429\)"),
+        (StandIn(answers=False), ("--category", "editor", "-t", "2s"), r"\d+ cancelled"),
+        (StandIn(seconds=PATIENCE), ("--stop-timeout", "0"), "no request has ended"),
+    ],
+    ids=["refused", "cancelled", "too slow"],
+)
+def test_a_run_without_an_answer_misses_its_gates_and_says_why(
+    api: StandIn, options: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    found = run_locust(api, tmp_path, *options)
+    assert found.status == 1, found.output
+    assert found.report["whole"]["answered"] == 0 == found.report["whole"]["failed"]
+    assert found.report["gates"]["latency_p95"] is False
+    (line,) = re.findall("^gate: latency_p95 .*", found.output, flags=re.MULTILINE)
+    expected = r"gate: latency_p95 \(at most 30\): MISSED, as nothing was answered: "
+    assert re.fullmatch(expected + reason, line)
+    assert "end to end - / -" in found.output
+    with (tmp_path / "stages.csv").open() as lines:
+        assert {row["latency_p95"] for row in csv.DictReader(lines)} == {""}
+    table = (tmp_path / "run.html").read_text().rpartition("Stages and knee")[2]
+    assert ("missed" in table) == bool(api.asked and not api.seconds)
+
+
+def test_users_that_break_show_in_the_exit_status(tmp_path: Path) -> None:
+    api = StandIn()
+    found = run_locust(api, tmp_path, before=[written(tmp_path / "breaks.py", BREAKS)])
+    assert found.report["whole"]["answered"] == len(api.asked) > 0
+    assert found.status == 1, found.output
+    assert "errors of the load test itself: 1;" in found.output
+
+
+@pytest.mark.parametrize("bad", ["--turns=0", "--shape=circle", "--goodput=x:1", "--gate=x=1"])
 def test_a_bad_option_is_refused_before_any_request(bad: str) -> None:
     done = run(*locust_command("http://127.0.0.1:9"), bad)
     assert done.returncode != 0
