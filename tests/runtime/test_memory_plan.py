@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specops.config import Settings
 from specops.runtime.block_pool import CacheShape
-from specops.runtime.layer_shapes import Attention
+from specops.runtime.layer_shapes import Attention, GatedDelta, LayerShape, ShortConv
 from specops.runtime.memory_plan import (
     DEFAULT_SLOTS,
     Demand,
@@ -25,6 +25,7 @@ from specops.runtime.memory_plan import (
     spare_bytes,
 )
 from specops.system.memory import MemoryReading
+from tests.models_e2e.repositories import REPOSITORIES
 
 MB = 10**6
 # TinyLlama's shape in int4, alone and with a draft of 160 M parameters; Phi-3-mini's; fp16 caches.
@@ -60,6 +61,38 @@ def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
     assert TARGET.pass_bytes(96, 72) < TARGET.pass_bytes(96, 73) < TARGET.pass_bytes(97, 73)
     unknown = replace(TARGET, hidden_size=0)
     assert unknown.pass_bytes(1, 0) == 2 * TARGET.pass_bytes(1, 0)
+
+
+def published_layers(name: str) -> list[LayerShape]:
+    """The rows of a published model's table, its MTP block's among them."""
+    config = REPOSITORIES[name].config
+    attention = Attention(config["num_key_value_heads"], config["head_dim"])
+    layers = config["num_hidden_layers"]
+    kinds = [*config.get("layer_types", ["full_attention"] * layers)]
+    kinds += ["full_attention"] * config.get("mtp_num_hidden_layers", 0)
+    rows: list[LayerShape] = []
+    for kind in kinds:
+        if kind == "full_attention":
+            rows.append(attention)
+            continue
+        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        delta = GatedDelta(*(config[f"linear_{name}"] for name in names))
+        channels = 2 * delta.key_heads * delta.key_size + delta.value_heads * delta.value_size
+        rows += [ShortConv(channels, config["linear_conv_kernel_dim"]), delta]
+    return rows
+
+
+def test_layers_with_states_make_8000_tokens_cheap() -> None:
+    """Qwen3.5 2B with its MTP block takes 0.16 of what Qwen3 1.7B takes, snapshots apart."""
+    taken = {}
+    for name in ("Qwen/Qwen3.5-2B", "Qwen/Qwen3-1.7B"):
+        shape = CacheShape.of(published_layers(name), "fp16")
+        sizes = ModelSizes(shape.bytes_per_token, 0, 2048, 0, shape.slot_bytes)
+        demand = Demand.of(Settings(slots=1), [sizes], 8192)
+        taken[name] = 8000 * demand.kv_token_bytes + demand.state_bytes
+    new, old = taken.values()
+    assert old == 8000 * 28 * 2 * 8 * 128 * 2
+    assert new / old == pytest.approx(0.16, abs=0.01)
 
 
 def test_memory_that_fills_up_later_counts_as_held() -> None:
