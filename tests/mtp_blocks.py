@@ -61,7 +61,7 @@ class Reference:
         self._torch = torch
         self._config = config = json.loads((folder / "config.json").read_text())
         stored = load_file(folder / "model.safetensors")
-        self._tensors = {name: torch.from_numpy(values) for name, values in stored.items()}
+        self._tensors = {name: torch.from_numpy(values).float() for name, values in stored.items()}
         self._embedding = self._tensors["model.embed_tokens.weight"]
         self._rows = self._tensors.get("lm_head.weight", self._embedding)
         self._gated = self._offsets = config.get("attn_output_gate", False)

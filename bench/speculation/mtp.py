@@ -1,0 +1,103 @@
+"""What a model's own MTP block gains as its drafter, and that it costs nothing where it is useless.
+
+A small Qwen3.5 that was trained for minutes on the demo pair's text, the same with random weights,
+and Qwen3.5 0.8B's shape with random weights, whose blocks guess nothing. The block alone drafts, or
+lookups before it, as by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench import prompts
+from bench.memory.capped import WEIGHTS
+from bench.models import BenchModel, BuildError, chosen, plain, shape
+from bench.speculation import ways
+from bench.speculation.ways import Config, Measured, Runner, Sizes
+from bench.tools.report import Outcome, Target, progress
+from specops.config import Settings
+
+MINUTES = 10.0  # of training
+TRAINED, UNTRAINED, WHOLE = "trained", "untrained", "qwen3.5-0.8b"
+_QUANT = {TRAINED: "int8-32", UNTRAINED: "int8-32"}
+_REPOSITORY = "Qwen/Qwen3.5-0.8B"
+_LEAST = {TRAINED: 1.1, UNTRAINED: 0.97, WHOLE: 0.97}  # of plain decoding's speed
+_CONTEXT = 1024
+_BLOCK = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: so many prompts of code, each one `sizes.rounds` times."""
+
+    prompts: int
+    sizes: Sizes
+
+
+FULL = Plan(12, Sizes(new_tokens=128, rounds=4))
+QUICK = Plan(1, Sizes(new_tokens=16))
+
+
+def run(options: argparse.Namespace, plan: Plan) -> Outcome:
+    """Measure the models whose names contain `--only`, one after the other."""
+    found = {}
+    for name in chosen(_LEAST, options.only):
+        runner = Runner.load(BenchModel(name, name, _settings(name, options)))
+        block = replace(runner.own, drafter=_BLOCK)
+        texts = prompts.code(plan.prompts)
+        found[name] = ways.measure(runner, [block, runner.own], texts, plan.sizes)
+    return outcome(found, plan)
+
+
+def _settings(name: str, options: argparse.Namespace) -> Settings:
+    if name == WHOLE:
+        folder = shape(_REPOSITORY, WEIGHTS["int8"], options.cache)
+    else:
+        minutes = (options.minutes or MINUTES) if name == TRAINED else 0.0
+        folder = trained(minutes, options.cache)
+    settings = plain(folder, options.cache / "mtp")
+    return replace(settings, draft="", quant=_QUANT.get(name, ""), context=_CONTEXT)
+
+
+def trained(minutes: float, cache: Path) -> Path:
+    """The checkpoint after so many minutes of training; it is kept.
+
+    Raises:
+        BuildError: the training failed; it needs the extra `train`.
+    """
+    folder = cache / f"mtp-{minutes:g}-minutes"
+    if not folder.is_dir():
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        progress(f"training for {minutes:g} minutes to {folder}")
+        command = [sys.executable, "-m", "training.mtp", str(part), "--minutes", str(minutes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"the training failed: {done.stderr.strip()}")
+        progress(done.stdout.strip().rpartition("\n")[2])
+        part.rename(folder)
+    return folder
+
+
+def outcome(found: dict[str, Measured], plan: Plan) -> Outcome:
+    """The table, and a target for the block alone and for the default drafter of each model."""
+    targets = [
+        Target(f"{name}, {way.drafter} over plain", _LEAST[name], measured.over(way).median)
+        for name, measured in found.items()
+        for way in drafting(measured)
+    ]
+    note = f"{plan.prompts} prompts of code, {plan.sizes.new_tokens} tokens each, greedy"
+    table = ways.rows_table("A model's own MTP block as its drafter", "model", found, note)
+    sound = ways.lossless(found)
+    return Outcome({"models": ways.record(found)}, [table], targets=targets, sound=sound)
+
+
+def drafting(measured: Measured) -> Iterator[Config]:
+    """The ways that draft."""
+    return (way for way in measured.runs if way.k)
