@@ -16,10 +16,10 @@ from bench.models import CACHE, LAYER_KINDS, BenchModel, chosen, configured, lay
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import before, guess, kernels
+from bench.runtime import before, guess, kernels, states
 from bench.scale import scale
 from bench.serving import at_once
-from bench.speculation import chat, compare, concurrency, equality, simulated
+from bench.speculation import chat, compare, concurrency, equality, mtp, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
@@ -83,6 +83,10 @@ BENCHMARKS = {
         lambda o, plan: equality.run(_kinds(o), o.prompts or code(plan.prompts), plan),
         equality.FULL, equality.QUICK, "whether output is always that of plain decoding alone",
     ),
+    "mtp": Benchmark(
+        mtp.run, mtp.FULL, mtp.QUICK,
+        "a model's own MTP block as its drafter, on a small model that it trains first",
+    ),
     "structured": Benchmark(
         lambda o, plan: structured.run(configured(), plan), structured.FULL, structured.QUICK,
         "what a grammar costs and saves, and whether answers fit it",
@@ -113,6 +117,10 @@ BENCHMARKS = {
     "shapes": Benchmark(
         shapes.run, shapes.FULL, shapes.QUICK,
         "published shapes, whole: conversion, service under 4 GB, one token (root)",
+    ),
+    "states": Benchmark(
+        states.run, states.FULL, states.QUICK,
+        "requests at once on layers with a state, and prompts whose states fade",
     ),
     "peers": Benchmark(
         lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
@@ -147,19 +155,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
-    parser.add_argument("--minutes", type=float, help="editor: of the typing trace (default: 10)")
+    parser.add_argument(
+        "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
+    )
     parser.add_argument("--other", type=Path, help="before: another checkout, with its .venv")
     parser.add_argument(
         "--templates", type=Path, action="append", default=[],
         help="agents: a folder of chat templates (*.jinja); may be given several times",
     )  # fmt: skip
     parser.add_argument(
-        "--only", default="", help="caps, equality, shapes, guess: those whose names contain this"
+        "--only",
+        default="",
+        help="caps, equality, shapes, guess, mtp: those whose names contain this",
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, equality, shapes, guess, editor, peers, serving, quality: where "
-        "what they make and install is kept (default: %(default)s)",
+        help="scheduling, caps, equality, shapes, states, guess, mtp, editor, peers, serving, "
+        "quality: where what they make and install is kept (default: %(default)s)",
     )  # fmt: skip

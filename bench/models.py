@@ -20,10 +20,13 @@ from typing import Any
 
 from tokenizers import ByteLevelBPETokenizer
 
+from bench.memory.cgroup import Cgroup
+from bench.memory.page_cache import evict
 from bench.tools.report import progress
 from specops.config import ConfigError, Settings
 from specops.engine.engine import NO_DRAFTER
 from specops.models import convert as export
+from specops.models.convert.checkpoint import Checkpoint
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
@@ -42,9 +45,8 @@ from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
-TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
+TINYLLAMA, LLAMA_160M, FADING = "tinyllama", "llama-160m", "qwen3.5-0.8b-fading"
 _INT4 = "int4-128-rtn"  # plain rounding: calibration finds nothing in random weights
-_PEAK = "converter-peak"  # a file beside an export
 _CONTEXT = 512  # of the random model: enough for a benchmark, with a small KV cache
 
 
@@ -96,18 +98,27 @@ def plain(target: Path, cache_dir: Path) -> Settings:
     )  # fmt: skip
 
 
-def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
-    """An architecture with random weights: TINYLLAMA, LLAMA_160M or a published repository.
+def shape_folder(name: str, quant: str, cache: Path = CACHE) -> Path:
+    """Where `shape` keeps an export."""
+    return _home(cache) / f"{name.rpartition('/')[2]}-{quant}"
+
+
+def shape(name: str, quant: str, cache: Path = CACHE, *, cap: Cgroup | None = None) -> Path:
+    """An architecture with random weights: a published repository, or one of those made here.
 
     Returns the folder of the export in `quant`. It stays in `cache` until the exporter's code
     changes. The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and
-    12 GB for Phi-3 Mini. The export runs in a process of its own, which frees its memory.
+    12 GB for Phi-3 Mini. The export runs in a process of its own, which frees its memory, and
+    inside the group `cap` if there is one.
+
+    Raises:
+        BuildError: the export failed, or the kernel killed it.
     """
-    folder = _home(cache) / f"{name.rpartition('/')[2]}-{quant}"
-    if (folder / _PEAK).is_file():
+    folder = shape_folder(name, quant, cache)
+    if folder.is_dir():
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
+    shutil.rmtree(checkpoint, ignore_errors=True)
     try:
         progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
         if name in _WRITERS:
@@ -116,14 +127,13 @@ def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
             REPOSITORIES[name].write(checkpoint, None)
         command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
         command += ["--quant", quant]
-        with tempfile.TemporaryFile("w+") as said:
-            child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
-            _, status, usage = os.wait4(child.pid, 0)  # of this child alone
-            child.returncode = os.waitstatus_to_exitcode(status)
-            if child.returncode:
-                said.seek(0)
-                raise BuildError(f"{checkpoint} cannot be exported: {said.read().strip()}")
-        (folder / _PEAK).write_text(str(1024 * usage.ru_maxrss), encoding="ascii")
+        if cap is not None:
+            evict(checkpoint)  # pages in memory already would not be charged to the group
+            command = cap.enclosed(command)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = done.stderr.strip() or f"it ended with {done.returncode}"
+            raise BuildError(f"{checkpoint} cannot be exported: {reason}")
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
     return folder
@@ -138,11 +148,6 @@ def chosen(names: Collection[str], only: str) -> list[str]:
     if found := [name for name in names if only in name]:
         return found
     raise ConfigError(f"{only!r} is in no name: {', '.join(names)}")
-
-
-def converter_peak(folder: Path) -> int:
-    """Peak of the resident memory, in bytes, of the converter that made a folder of `shape`."""
-    return int((folder / _PEAK).read_text(encoding="ascii"))
 
 
 def head_shape(name: str, cache: Path = CACHE) -> Path:
@@ -192,6 +197,24 @@ def _llama_160m_checkpoint(path: Path) -> None:
     _write_tokenizer(path)
 
 
+def _fading_checkpoint(path: Path) -> None:
+    """Qwen3.5 0.8B's shape, in which all states fade behind tokens 0.
+
+    They are zeros, and attention adds nothing to them.
+    """
+    REPOSITORIES["Qwen/Qwen3.5-0.8B"].write(path, None)
+    for name, stored in Checkpoint(path).tensors.items():
+        if name.endswith("self_attn.o_proj.weight"):
+            zeros = stored.nbytes
+        elif name.endswith("embed_tokens.weight"):
+            zeros = stored.nbytes // stored.shape[0]
+        else:
+            continue
+        with stored.file.open("r+b") as stream:
+            stream.seek(stored.offset)
+            stream.write(bytes(zeros))
+
+
 # Small models with heads, and of kinds of layers that Llama does not have, by what writes them.
 HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
     "eagle-3-head": partial(make_llama_checkpoint, layers=8, context=2048),
@@ -226,7 +249,11 @@ def _random_head(kind: str, target: Path) -> Path:
     return folder
 
 
-_WRITERS = LAYER_KINDS | {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
+_WRITERS = LAYER_KINDS | {
+    TINYLLAMA: tinyllama_checkpoint,
+    LLAMA_160M: _llama_160m_checkpoint,
+    FADING: _fading_checkpoint,
+}
 
 
 def _write_tokenizer(checkpoint: Path) -> None:

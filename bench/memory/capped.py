@@ -52,6 +52,8 @@ PUBLISHED = {
     "gemma-3-1b": "google/gemma-3-1b-it",
     "lfm2.5-1.2b": "LiquidAI/LFM2.5-1.2B-Instruct",
     "qwen3.5-4b": "Qwen/Qwen3.5-4B",
+    "granite-4.0-h-micro": "ibm-granite/granite-4.0-h-micro",
+    "gemma-4-e4b": "google/gemma-4-E4B-it",
 }
 HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}  # which their presets name
 
@@ -126,7 +128,7 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
     record = Record()
     swap = SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
-        with _watched(group, record):
+        with peaks(group, record):
             begin = time.monotonic()
             try:
                 with serving(environment(settings), enclosed=group.enclosed) as server:
@@ -173,7 +175,7 @@ def prepared(case: Case, cache: Path) -> Settings:
 
 
 @contextmanager
-def _watched(group: Cgroup, record: Record) -> Iterator[None]:
+def peaks(group: Cgroup, record: Record) -> Iterator[None]:
     """Record the group's peaks while the context lasts."""
     done = threading.Event()
 

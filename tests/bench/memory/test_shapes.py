@@ -19,6 +19,6 @@ def test_a_shape_that_reads_twice_the_bytes_may_take_twice_the_time() -> None:
 
 def test_each_bound_is_a_target() -> None:
     killed = Record(ending="killed")
-    found = Found(2 * 10**9 + 1, killed, 600, [11.6], 600, [10.0])
+    found = Found(2 * 10**9 + 10**6, killed, 600, [11.6], 600, [10.0])
     done = shapes.outcome({"new": found}, QUICK)
     assert [target.met for target in done.targets] == [False, False, False]
