@@ -448,6 +448,20 @@ PIXTRAL = {
     "head_dim": 32,
     "intermediate_size": 64,
 }
+SIGLIP = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+GEMMA4_VISION = {**SIGLIP, "num_key_value_heads": 2, "head_dim": 32, "standardize": True}
+GEMMA4_AUDIO = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "output_proj_dims": 64,
+    "subsampling_conv_channels": [8, 4],
+}
 QWEN_VISION = {"depth": 1, "num_heads": 2, "hidden_size": 64}
 MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
 MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
@@ -475,6 +489,19 @@ MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
         {},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        partial(make_relative_checkpoint, kind="gemma3_text"),
+        {},
+        {**SIGLIP, "image_size": 32, "patch_size": 4},
+    ),
+    "gemma4": ("Gemma4ForConditionalGeneration", make_gemma4_checkpoint, {}, GEMMA4_VISION),
+    "gemma4 31b": (
+        "Gemma4ForConditionalGeneration",
+        make_gemma4_checkpoint,
+        CASES["gemma4 31b"].options,
+        GEMMA4_VISION,
+    ),
     "mistral3 small": (
         "Mistral3ForConditionalGeneration",
         partial(make_relative_checkpoint, kind="mistral"),
@@ -495,19 +522,26 @@ MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
 def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
     kind: str, tmp_path: Path
 ) -> None:
-    """As on the hub: text settings in a section or, for Qwen2-VL and 2.5, at the top."""
+    """As transformers writes them, with all tensors of what reads images or sound.
+
+    Text settings are in a section or, in older files of Qwen2-VL and 2.5, at the top.
+    """
+    transformers = pytest.importorskip("transformers", reason="needs the extra `reference`")
     architecture, make, options, vision = MULTIMODAL[kind]
     alone = make(tmp_path / "alone", vocab=VOCAB, **options)
     text = json.loads((alone / "config.json").read_text())
     kind = kind.partition(" ")[0]
     settings = {"architectures": [architecture], "model_type": kind, "vision_config": vision}
+    if kind == "gemma4":
+        settings["audio_config"] = GEMMA4_AUDIO
     if kind.startswith("qwen2"):
         settings = {**text, **settings}
     else:
         text["model_type"] = {"qwen3_vl": "qwen3_vl_text"}.get(kind, text["model_type"])
         settings |= {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"]}
-    shutil.copytree(alone, tmp_path / "source")
-    (tmp_path / "source/config.json").write_text(json.dumps(settings))
+    text_part, whole = tmp_path / "text", tmp_path / "source"
+    shutil.copytree(alone, text_part)
+    (text_part / "config.json").write_text(json.dumps(settings))
     weights = load_file(alone / "model.safetensors")
     stored = {
         name
@@ -515,9 +549,18 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
         else name.replace("model.", "model.language_model.", 1): values
         for name, values in weights.items()
     }
-    save_file(stored, tmp_path / "source/model.safetensors")
-    model = export(tmp_path, "fp32")
-    assert_same(opened(model).step(0, TOKENS), transformers_logits(tmp_path / "source", TOKENS))
+    save_file(stored, text_part / "model.safetensors")
+    shutil.copytree(text_part, whole)
+    getattr(transformers, architecture).from_pretrained(text_part).save_pretrained(whole)
+    assert len(load_file(whole / "model.safetensors")) > len(stored) + 10
+    expected = transformers_logits(whole, TOKENS)
+    assert_same(opened(export(tmp_path, "fp32")).step(0, TOKENS), expected)
+    if kind.startswith("qwen2"):
+        (whole / "config.json").write_text(json.dumps(settings))
+        again = export_checkpoint(
+            whole, tmp_path / "older", quantization=Quantization.parse("fp32")
+        )
+        assert_same(opened(again).step(0, TOKENS), expected)
 
 
 @pytest.mark.reference

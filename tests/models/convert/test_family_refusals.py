@@ -166,6 +166,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
         "'num_global_key_value_heads' must divide num_attention_heads, 4",
     ),
+    ("gemma4_text", {"per_layer_config": {"1": {}}}, "must have the layers of the type full_att"),
+    (
+        "gemma4_text",
+        {"per_layer_config": {"1": {"head_dim": 8}, "4": {"head_dim": 16}}},
+        "must have the same sizes",
+    ),
     ("gemma4_text", {"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is 4 of 5"),
     ("gemma4_text", {"num_kv_shared_layers": 9}, "'num_kv_shared_layers' is 9 of 5"),
     ("gemma4_text", {"layer_types": ["sliding_attention"] * 5}, "must end with full_attention"),

@@ -72,6 +72,19 @@ def test_what_is_no_id_is_refused(file: str, value: Any, source: Path) -> None:
     assert [path.name for path in source.parent.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize(("above", "expected"), [(None, (3, (4,))), (5, (3, (5,)))])
+def test_the_text_part_of_a_multimodal_models_config_names_tokens_too(
+    above: int | None, expected: tuple[int, tuple[int, ...]], source: Path
+) -> None:
+    """As transformers has it: what stands above it, null apart, has precedence."""
+    text = json.loads((source / "config.json").read_text())
+    text |= {"bos_token_id": 3, "eos_token_id": 4, "model_type": "mistral"}
+    nested = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    (source / "config.json").write_text(json.dumps({**nested, "eos_token_id": above}))
+    model = export(source)
+    assert (model.bos_token_id, model.eos_token_ids) == expected
+
+
 @pytest.mark.parametrize("eos", [END, None, [END], -1])
 def test_the_tokenizers_end_token_ends_a_text_too(eos: Any, source: Path) -> None:
     """It is the one that the chat template writes at the end of a turn."""

@@ -241,13 +241,15 @@ class Checkpoint:
     def bos_and_eos(self, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
         """The tokens that begin and end a text.
 
-        generation_config.json has precedence over config.json. The tokenizer's own end token ends a
-        text, too: it is the one that the chat template writes. Ids outside the vocabulary are
-        ignored with a warning.
+        generation_config.json has precedence over config.json, and that over its text part. The
+        tokenizer's own end token ends a text, too: it is the one that the chat template writes. Ids
+        outside the vocabulary are ignored with a warning.
         """
-        file = self.path / GENERATION_CONFIG
+        file, text = self.path / GENERATION_CONFIG, self.config.get("text_config")
         generation = read_json(file) if file.is_file() else {}
-        found = {**self.config, **{k: v for k, v in generation.items() if v is not None}}
+        found: dict[str, Any] = {}
+        for given in (text if isinstance(text, dict) else {}, self.config, generation):
+            found |= {key: value for key, value in given.items() if value is not None}
         named = self._named_tokens()
         bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
         begins = [named["bos_token"]] if bos is None and "bos_token" in named else [bos]

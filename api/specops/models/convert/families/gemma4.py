@@ -17,6 +17,7 @@ from specops.models.convert.families.gated_decoder import (
 from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
 
+_BY_LAYER = "per_layer_config"
 _LOCAL = "local_"  # the table of layers with a window
 _ROPE = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -59,7 +60,10 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
     local_table = _LOCAL
 
     def __init__(self, config: ModelConfig) -> None:
-        config = config.with_defaults(self.defaults)
+        sized = config.section(_BY_LAYER)
+        config = (config if sized is None else _together(config, sized)).with_defaults(
+            self.defaults
+        )
         if config.text("use_bidirectional_attention", "vision") != "vision":  # of images alone
             raise config.error("use_bidirectional_attention", "must be 'vision' or absent")
         self._full_size = config.integer("global_head_dim")
@@ -80,7 +84,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
             raise config.error("vocab_size_per_layer_input", f"is below {shape.vocab_size}")
         self._keys_are_values = config.flag("attention_k_eq_v", False)
         self._full_kv_heads = shape.num_kv_heads
-        if self._keys_are_values:
+        if self._keys_are_values or sized is not None:
             self._full_kv_heads = config.integer("num_global_key_value_heads", shape.num_kv_heads)
             if shape.num_heads % self._full_kv_heads:
                 raise config.error(
@@ -89,6 +93,8 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
                 )
         self._wide = config.flag("use_double_wide_mlp", False)
         kinds = [layer.window is None for layer in self.layers]
+        if sized is not None and kinds != [str(index) in sized for index in range(layers)]:
+            raise config.error(_BY_LAYER, f"must have the layers of the type {FULL}, and no others")
         if not kinds[-1]:
             raise config.error("layer_types", f"must end with {FULL}")
         self._own = layers - config.count("num_kv_shared_layers")  # layers with keys of their own
@@ -233,6 +239,22 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
         (scalar,) = self.checkpoint.vector(f"{stored}.layer_scalar")
         total = graph.scaled(f"{layer}.multiplied", total, float(scalar))
         return self._normalized(name, total, norm), total
+
+
+def _together(config: ModelConfig, by_layer: ModelConfig) -> ModelConfig:
+    """The sizes of layers without a window under the keys that published files have for them.
+
+    transformers writes them by layer, since 5.24 at the latest.
+    """
+    layers = range(config.layers("num_hidden_layers"))
+    parts = [part for index in layers if (part := by_layer.section(str(index))) is not None]
+    usual = config.with_defaults(Gemma4.defaults)
+    heads = {name: usual.integer(name) for name in ("head_dim", "num_key_value_heads")}
+    sizes = {tuple(part.integer(name, heads[name]) for name in heads) for part in parts}
+    if len(sizes) != 1:
+        raise config.error(_BY_LAYER, "must have the same sizes for all layers that it names")
+    ((size, kv_heads),) = sizes
+    return config.replaced(global_head_dim=size, num_global_key_value_heads=kv_heads)
 
 
 class Gemma4Multimodal(Gemma4, architectures="Gemma4ForConditionalGeneration"):
