@@ -18,6 +18,7 @@ from specops.request import (
     Piece,
     SourceStats,
 )
+from specops.runtime.cost_model import ReadingSpeed
 from specops.sampling_defaults import SamplingDefaults
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
@@ -45,6 +46,7 @@ INFO = ModelInfo(
     ort_matmuls=(),
     chat=False,
     sampling=SamplingDefaults(),
+    reading=ReadingSpeed(1 / 256),
     embedding_size=4,
 )
 STATS = GenerationStats(

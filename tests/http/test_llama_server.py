@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from loadtest.editor_trace import ASKING, WARMING
 from specops.config import Settings
 from specops.request import FinishReason, Output
 from specops.runtime.batch import Batch
+from specops.runtime.cost_model import ReadingSpeed
 from specops.runtime.sampling import Floats
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
@@ -28,6 +30,7 @@ from tests.http.openai_api import Api, api, chunks, events, problem
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
+TOKEN_SECONDS, PAIR_SECONDS = 0.004, 1e-6
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
 CHUNK = {"text": "import os\n", "time": [3, 141592], "filename": "a.py"}
 # As the plug-ins send them: `loadtest.editor_trace` has llama.vim's fields; src/llama-server.ts of
@@ -55,7 +58,7 @@ async def coder(*answer: Output, **settings: Any) -> AsyncIterator[Api]:
     """A service with a scripted model that fills in; it refuses fields that it does not know."""
     service = FakeService(answer or (output("x", "y"), output(finish=FinishReason.STOP)))
     service.loaded.tokenizer = Coder()
-    service.info = replace(INFO, context=4096, prefill_speed=64.0)
+    service.info = replace(INFO, context=4096, reading=ReadingSpeed(TOKEN_SECONDS, PAIR_SECONDS))
     async with api(service, unknown_fields="refuse", **settings) as here:
         yield here
 
@@ -171,20 +174,32 @@ async def test_a_model_that_cannot_fill_in_says_so_in_llama_servers_words() -> N
 
 
 @pytest.mark.parametrize("load", [0, 9])
-async def test_the_time_for_the_prompt_cuts_it_whatever_the_load_is(load: int) -> None:
-    text = "".join(map(chr, range(97, 97 + 25))) * 8
-    body = GAP | {"input_prefix": text, "input_suffix": text, "prompt": "if "}
+@pytest.mark.parametrize(("chunks", "milliseconds"), [(0, 1000), (1, 1000), (80, 1000), (9, 1)])
+async def test_the_time_for_the_prompt_cuts_it_whatever_the_load_is(
+    load: int, chunks: int, milliseconds: int
+) -> None:
+    text = "".join(map(chr, range(97, 97 + 25))) * 10
+    body: dict[str, Any] = {"input_prefix": text, "input_suffix": text, "prompt": "if "}
+    body["input_extra"] = [{"text": CHUNK["text"]}] * chunks
     async with coder() as here:
         here.service.running = here.service.waiting = load
         whole = (await asked(here, body)).json()
-        cut = await here.client.post("/infill", json=body | {"t_max_prompt_ms": 1000})
+        cut = await here.client.post("/infill", json=body | {"t_max_prompt_ms": milliseconds})
     assert (whole["truncated"], cut.json()["truncated"]) == (False, True)
     assert cut.headers["x-ignored-fields"] == "prompt[far-ends]"
-    tokens = here.service.requests[-1].prompt_tokens  # 64 tokens in a second
-    before, behind = tokens[1 : tokens.index(2)], tokens[tokens.index(2) + 1 : tokens.index(3)]
-    assert text.encode().endswith(bytes(before))
-    assert bytes(behind) == text[:16].encode()
-    assert 36 <= len(before) <= 48
+    tokens = here.service.requests[-1].prompt_tokens
+    begin = tokens.index(1)
+    assert tokens[:begin].count(4) == chunks + bool(chunks)
+
+    def seconds(around: int) -> float:
+        return around * (TOKEN_SECONDS + PAIR_SECONDS * (begin + around / 2))
+
+    room = next(some for some in count(128) if seconds(some + 1) > milliseconds / 1000)
+    before, _, behind = bytes(tokens[begin + 1 : tokens.index(3)]).partition(b"\2")
+    assert text.encode().endswith(before)
+    assert behind == text[: room // 4].encode()
+    most = room - room // 4
+    assert most * 3 // 4 <= len(before) <= most
     assert tokens[-4:] == (3, *b"if ")
 
 

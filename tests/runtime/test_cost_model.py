@@ -84,6 +84,18 @@ def test_tokens_within_a_time_are_as_many_as_fit(
     assert found > SIZES[-1] or lasts(found + 1) > allowed * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("pair", [0.0, 1e-6, 1e-3])
+@pytest.mark.parametrize("position", [0, 3000])
+def test_a_prompt_is_read_at_the_measured_speed_whatever_was_observed(
+    pair: float, position: int
+) -> None:
+    costs = CostModel([1, 96], [0.01, 0.096], pair)
+    found = costs.reading.tokens(2.0, position)
+    assert costs.cost(96, found * (position + found / 2)) + (found - 96) / 1000 == pytest.approx(2)
+    costs.set_speed(3.0, 3.0)
+    assert costs.reading.tokens(2.0, position) == found
+
+
 @pytest.mark.parametrize(
     ("speed", "passes", "sizes", "checked", "within"),
     [

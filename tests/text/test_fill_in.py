@@ -139,7 +139,7 @@ def test_texts_that_are_too_long_lose_their_far_ends() -> None:
     gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
     text = "".join(random.Random(5).choices("abcdefgh \n", k=2000))
     for room in (0, 1, 3, 4, 64, 400):
-        asked = gap.prompt(text, text, 2000, most=room, typed=text)
+        asked = gap.prompt(text, text, 2000, most={1: room}.__getitem__, typed=text)
         assert asked.truncated
         before, behind, typed = parts(tokenizer.spell(asked.tokens))
         assert text.endswith(before)

@@ -205,7 +205,7 @@ def _info(
         state_bytes=kept.nbytes if kept else 0,
         snapshot_bytes=kept.snapshot_bytes if kept else 0,
         weight_bytes=plan.demand.mapped_weights,
-        prefill_speed=target.costs.sizes[-1] / target.costs.seconds[-1],
+        reading=target.costs.reading,
         head=head.path if head else None,
         head_agreement=head.agreement if head else None,
     )

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from specops.runtime.cost_model import ReadingSpeed
 from specops.sampling_defaults import SamplingDefaults
 
 LEAST_AGREEMENT = 0.02  # of a draft head: with less it is never right, or right by chance
@@ -62,12 +63,12 @@ class ModelInfo:
     ort_matmuls: tuple[str, ...]  # nodes whose products with weights ONNX Runtime computes
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it
+    reading: ReadingSpeed  # of prompts, by the target
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     state_bytes: int = 0  # of what the target's layers without attention keep of all slots
     snapshot_bytes: int = 0  # of snapshots of it, at most
     weight_bytes: int = 0  # of target and draft, mapped
-    prefill_speed: float = 0.0  # tokens per second of long prompts, measured at the start
     head: Path | None = None  # a draft head's folder
     head_agreement: float | None = None  # share of a test text that it guesses; None: not measured
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,25 @@ def mean_with(known: float, seconds: float, weight: float) -> float:
     """
     known = known or seconds
     return known + weight * (min(seconds, OUTLIER * known) - known)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSpeed:
+    """What long prompts take, as measured at the start.
+
+    Attributes:
+        token_seconds: for each token.
+        pair_seconds: for each pair of a token and one that it looks at.
+    """
+
+    token_seconds: float
+    pair_seconds: float = 0.0
+
+    def tokens(self, seconds: float, position: int) -> float:
+        """Tokens of a prompt, from a position on, that are read within a time; not rounded."""
+        # seconds = n * each + pair_seconds * n^2 / 2, as a token looks at all before it
+        each = self.token_seconds + self.pair_seconds * position
+        return 2 * seconds / (each + sqrt(each * each + 2 * self.pair_seconds * seconds))
 
 
 class CostModel:
@@ -84,6 +105,11 @@ class CostModel:
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
         self.set_speed(1.0, 1.0)
+
+    @property
+    def reading(self) -> ReadingSpeed:
+        """The speed of long prompts, whatever was observed since."""
+        return ReadingSpeed(self.seconds[-1] / self._widest, self.pair_seconds)
 
     def set_speed(self, memory: float, arithmetic: float) -> None:
         """Set both factors; see the class's attributes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -90,7 +90,7 @@ class FillIn:
         behind: str | Sequence[int],
         context: int,
         *,
-        most: float = inf,
+        most: Callable[[int], float] = lambda position: inf,
         chunks: Sequence[tuple[str, str]] = (),
         typed: str = "",
     ) -> GapPrompt:
@@ -107,21 +107,22 @@ class FillIn:
             before: the text before the gap, or its tokens.
             behind: the text behind the gap, or its tokens.
             context: most tokens of prompt and answer.
-            most: tokens of both texts, where that is less than their part of the context.
+            most: returns tokens of both texts, from the position of the first one, where that is
+                less than their part of the context.
             chunks: names and texts of parts of other files; they come first.
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
-        room = int(min(context // (4 if chunks else 2), most))
+        begin = self._tokenizer.encode("")  # the tokens that begin every text
+        files, left_out = self._files(chunks, context // 2)
+        room = int(min(context // (4 if chunks else 2), most(len(begin) + len(files))))
         texts = self.encode(before), self.encode(behind), self.encode(typed)
         kept = (
             _ending(texts[0], room - room // 4),
             texts[1][: room // 4],
             texts[2][max(0, len(texts[2]) - context // 8) :],
         )
-        files, left_out = self._files(chunks, context // 2)
         first, second = (self._before, *kept[0]), (self._behind, *kept[1])
         around = (*first, *second, *self._gap) if self._gap else (*second, *first)
-        begin = self._tokenizer.encode("")  # the tokens that begin every text
         return GapPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
 
     def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:

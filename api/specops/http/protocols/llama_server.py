@@ -36,6 +36,7 @@ _SAMPLERS = {  # llama-server's name of the sampler that reads a field
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
     "typical_p": "typ_p",
 }
+_LEAST_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -141,7 +142,8 @@ class InfillRequest(LlamaRequest):
     t_max_prompt_ms: _Milliseconds | None = Field(
         None,
         description="`input_prefix` and `input_suffix` are cut at their far ends to what is read "
-        "in this time at the speed measured at the start; 0 or less: no limit",
+        "in this time at the speed measured at the start, where they stand behind the chunks, but "
+        f"never below {_LEAST_AROUND} tokens; 0 or less: no limit",
     )
 
 
@@ -209,8 +211,12 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
     info, before, behind = engine.info, body.input_prefix, body.input_suffix
     chunks = [(chunk.filename, chunk.text) for chunk in body.input_extra or ()]
     seconds = None if body.limit == 0 else _seconds(body.t_max_prompt_ms)
-    most = inf if seconds is None else seconds * info.prefill_speed
     made: list[GapPrompt] = []
+
+    def most(position: int) -> float:
+        if seconds is None:
+            return inf
+        return max(_LEAST_AROUND, info.reading.tokens(seconds, position))
 
     def prepare() -> Prepared:
         typed = body.prompt or ""
