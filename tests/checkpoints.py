@@ -761,7 +761,7 @@ def write_checkpoint(
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(settings, indent=2))
-    (tokenizer or _write_tokenizer)(path, settings["vocab_size"])
+    (tokenizer or _write_tokenizer)(path, settings.get("text_config", settings)["vocab_size"])
     groups = np.array_split(np.array(list(shapes)), shards)
     weight_map: dict[str, str] = {}
     dtype = settings.get("torch_dtype") or settings["dtype"]

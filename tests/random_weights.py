@@ -50,7 +50,7 @@ def write_safetensors(
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            stream.write(tensor.astype(item, copy=False).view(np.uint8).data)
+            stream.write(tensor.astype(item, copy=False).reshape(-1).view(np.uint8).data)
         for values in integers.values():
             stream.write(values.tobytes())
 
@@ -74,7 +74,7 @@ class RandomWeights:
                 yield self._normal(shape, 0.2)
             elif name.endswith("A_log"):  # states that last for one to a thousand tokens
                 yield np.log(self._rng.uniform(0.001, 1.0, shape)).astype(self._dtype)
-            elif len(shape) == 1:
+            elif len(shape) < 2:
                 middle = 0 if self._offsets and "linear_attn" not in name else 1
                 drawn = self._rng.standard_normal(shape, np.float32) / 10
                 yield (middle + drawn).astype(self._dtype)

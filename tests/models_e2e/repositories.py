@@ -11,6 +11,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import numpy as np
 
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
-    attention_layers,
     gemma4_shapes,
     gpt2_shapes,
     granite_hybrid_shapes,
@@ -38,6 +38,7 @@ from tests.random_weights import RandomWeights, Shapes, write_safetensors
 from tests.text import published_tokenizers as tokenizers
 
 Config = dict[str, Any]
+_WHOLE_ATTENTION = ("full_attention", "attention")
 PHI3_GRAPH = "phi3-mini-4k-instruct-cpu-int4-rtn-block-32-acc-level-4.onnx"
 
 
@@ -53,8 +54,11 @@ class Published(ABC):
     shapes: Callable[[Config], Shapes]
 
     @abstractmethod
-    def write(self, folder: Path, layers: int | None) -> None:
-        """Write the repository into `folder`; a model has so many layers, or all its own."""
+    def write(self, folder: Path, layers: int | None, *, multimodal: bool = False) -> None:
+        """Write the repository into `folder`; a model has so many layers, or all its own.
+
+        `multimodal`: a multimodal model whole, and not its text part alone.
+        """
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Head(Published):
     config: Config
     shapes: Callable[[Config], Shapes] = eagle_shapes
 
-    def write(self, folder: Path, layers: int | None) -> None:
+    def write(self, folder: Path, layers: int | None, *, multimodal: bool = False) -> None:
         """Write the head, which always has one layer."""
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -88,6 +92,7 @@ class Repository(Published):
         tokenizer: writes its tokenizer's files.
         shards: number of safetensors files; 0: one file of torch, pytorch_model.bin.
         generation: its generation_config.json.
+        within: the class of the multimodal model whose text part `config` and `shapes` are.
     """
 
     config: Config
@@ -95,17 +100,21 @@ class Repository(Published):
     tokenizer: Callable[[Path, int], None]
     shards: int = 1
     generation: Config | None = None
+    within: str = ""
 
-    def write(self, folder: Path, layers: int | None) -> None:
+    def write(self, folder: Path, layers: int | None, *, multimodal: bool = False) -> None:
         """Write the model into `folder`, with this number of layers; None: all layers."""
         config = dict(self.config)
         if layers is not None:
-            if kinds := config.get("layer_types"):  # up to the first with attention
-                layers = max(layers, attention_layers(kinds)[0] + 1)
+            if kinds := config.get("layer_types"):  # up to the first with attention to all tokens
+                first = next(i for i, kind in enumerate(kinds) if kind in _WHOLE_ATTENTION)
+                layers = max(layers, first + 1)
                 config["layer_types"] = kinds[:layers]
                 config |= {"num_kv_shared_layers": 0} if "num_kv_shared_layers" in config else {}
             config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
         shapes = self.shapes(config)
+        if multimodal and self.within:
+            config, shapes = _multimodal(self.within, config, shapes)
         if self.shards:
             write_checkpoint(
                 folder, config, shapes, seed=0, shards=self.shards, tokenizer=self.tokenizer
@@ -117,6 +126,37 @@ class Repository(Published):
             save_state_dict(folder / "pytorch_model.bin", shapes, config["torch_dtype"])
         if self.generation:
             (folder / "generation_config.json").write_text(json.dumps(self.generation))
+
+
+def _multimodal(architecture: str, text: Config, shapes: Shapes) -> tuple[Config, Shapes]:
+    """The model around a text part: with one layer of all that reads images and sound.
+
+    Names and shapes of its tensors are transformers' own.
+    """
+    import torch  # noqa: PLC0415 - heavy
+    import transformers  # noqa: PLC0415 - heavy
+
+    kind = text["model_type"].removesuffix("_text")
+    vision = {"num_hidden_layers": 1, "depth": 1, "out_hidden_size": text["hidden_size"]}
+    sections = {"text_config": text, "vision_config": vision, "audio_config": {}}
+    if kind == "gemma4":
+        sections["audio_config"] = {"num_hidden_layers": 1}
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(kind, **deepcopy(sections))
+        model = getattr(transformers, architecture)(config)
+    part, dtype = "model.language_model.", text["torch_dtype"]
+    around = {
+        name: tuple(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if not name.startswith((part, "lm_head."))
+    }
+    renamed = {
+        name.replace("model.", part, 1) if name.startswith("model.") else name: shape
+        for name, shape in shapes.items()
+    }
+    tied = text["tie_word_embeddings"]
+    settings = {"architectures": [architecture], "torch_dtype": dtype, "tie_word_embeddings": tied}
+    return {**settings, "model_type": kind, **sections}, {**around, **renamed}
 
 
 def save_state_dict(file: Path, shapes: Shapes, dtype: str) -> None:
@@ -502,7 +542,8 @@ def _qwen35(*sizes: int, value_heads: int = 16) -> Repository:
         "linear_attention" if number % interval else "full_attention"
         for number in range(1, config["num_hidden_layers"] + 1)
     ]
-    return Repository(config, _qwen35_shapes, tokenizers.written(tokenizers.qwen2), shards=2)
+    write, within = tokenizers.written(tokenizers.qwen2), "Qwen3_5ForConditionalGeneration"
+    return Repository(config, _qwen35_shapes, write, shards=2, within=within)
 
 
 def _granite_h(
@@ -523,7 +564,8 @@ def _gemma4(*sizes: int, shared: int, every: int, double: bool) -> Repository:
         "sliding_attention" if number % every else "full_attention"
         for number in range(1, config["num_hidden_layers"] + 1)
     ]
-    return Repository(config, gemma4_shapes, tokenizers.written(tokenizers.gemma3), shards=2)
+    write, within = tokenizers.written(tokenizers.gemma3), "Gemma4ForConditionalGeneration"
+    return Repository(config, gemma4_shapes, write, shards=2, within=within)
 
 
 def _llama_tokenizer(folder: Path, vocab: int) -> None:

@@ -77,7 +77,7 @@ def published(name: str, folder: Path) -> Hub:
             repos[model.repo] = folder_paths(path, f"{model.subfolder}/")
         else:
             layers = HEAD_LAYERS if has_head(name) else LAYERS
-            REPOSITORIES[model.repo].write(path, None if name in WHOLE else layers)
+            REPOSITORIES[model.repo].write(path, None if name in WHOLE else layers, multimodal=True)
             repos[model.repo] = folder_paths(path)
     return Hub(repos, tuple({model.revision for model in models}))
 

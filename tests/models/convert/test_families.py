@@ -564,6 +564,21 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("kind", ["granite hybrid", "lfm2", "qwen3.5"])
+def test_a_checkpoint_that_transformers_has_saved_again_is_read(kind: str, tmp_path: Path) -> None:
+    """As fine-tunes are: it writes other keys and values than published files have."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `reference`")
+    make, options = CASES[kind][:2]
+    source = make(tmp_path / "source", **{"vocab": VOCAB, **options})
+    published = json.loads((source / "config.json").read_text())
+    model = getattr(transformers, published["architectures"][0]).from_pretrained(source)
+    model.save_pretrained(source)
+    assert json.loads((source / "config.json").read_text()).keys() - published.keys()
+    expected = transformers_logits(source, TOKENS)
+    assert_same(opened(export(tmp_path, "fp32")).step(0, TOKENS), expected)
+
+
+@pytest.mark.reference
 def test_olmo_3_is_read_as_transformers_5_writes_it(tmp_path: Path) -> None:
     """With a rotation for each kind of layer, and the usual layers where none are named."""
     rotations = {

@@ -357,7 +357,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ExportError naming the file if it is absent or malformed."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except FileNotFoundError:
         raise ExportError(f"{path} is missing: a checkpoint folder must have one") from None
     except (ValueError, RecursionError) as error:
@@ -365,6 +365,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ExportError(f"{path} must hold a JSON object")
     return content
+
+
+def _number(content: dict[str, Any]) -> Any:
+    """The number that an object stands for: transformers writes infinities as objects."""
+    text = content.get("__float__")
+    return float(text) if text in ("Infinity", "-Infinity", "NaN") else content
 
 
 def _weight_files(path: Path) -> list[Path]:
