@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -32,6 +33,7 @@ from locust.runners import (
     STATE_RUNNING,
     STATE_SPAWNING,
     MasterRunner,
+    Runner,
     WorkerRunner,
 )
 
@@ -64,8 +66,11 @@ class Shape(LoadTestShape):
         options.load_ran = ran  # for workers that join now
         index = stage_at(stages, ran)
         most = options.number_of_requests or math.inf
-        begun = self.runner.state in (STATE_SPAWNING, STATE_RUNNING)
-        done = begun and environment.load.recorder.requests >= most
+        done = False
+        if self.runner.state in (STATE_SPAWNING, STATE_RUNNING):
+            run: Run = environment.load
+            run.lost, gone = lost(self.runner, options.load_workers)
+            done = run.recorder.requests >= most or (gone and most < math.inf)
         if index is None or done or ran >= (options.run_time or math.inf):
             if isinstance(self.runner, MasterRunner) and options.headless:
                 gather(environment)
@@ -202,6 +207,20 @@ def gather(environment: Environment) -> None:
             _news.wait(HEARTBEAT_INTERVAL)  # a worker may go missing instead
 
 
+def lost(runner: Runner, workers: Sequence[str]) -> tuple[int, bool]:
+    """How many of a run's workers do not answer now, and whether any of them is gone for good.
+
+    What they had recorded since their last report is gone with them, and so are the requests that
+    were theirs to send.
+    """
+    if not isinstance(runner, MasterRunner):
+        return 0, False
+    silent = [
+        w for w in workers if w not in runner.clients or runner.clients[w].state == STATE_MISSING
+    ]
+    return len(silent), any(worker not in runner.clients for worker in silent)
+
+
 def finish(environment: Environment, **_: Any) -> None:
     """Stop a worker's users and send what is left to send."""
     runner, data = environment.runner, dict[str, Any]()
@@ -223,7 +242,7 @@ def report(environment: Environment) -> Report | None:
     if run is None:
         return None
     errors = sum(error["count"] for error in environment.runner.exceptions.values())
-    return Report(run.recorder, run.options, run.host, errors)
+    return Report(run.recorder, run.options, run.host, errors, run.lost)
 
 
 @events.quitting.add_listener

@@ -26,10 +26,13 @@ class Report:
         objectives: limits of a stage. Those on streams are gone from runs that ask for none.
         knee: the stage that is the knee; None without one.
         errors: how often a user of the load test itself ended with an error.
+        lost: workers that do not answer any more.
     """
 
-    def __init__(self, recorder: Recorder, options: Namespace, host: str, errors: int = 0) -> None:
-        self.options, self.host, self.errors = options, host, errors
+    def __init__(
+        self, recorder: Recorder, options: Namespace, host: str, errors: int = 0, lost: int = 0
+    ) -> None:
+        self.options, self.host, self.errors, self.lost = options, host, errors, lost
         self.whole, self.stages = recorder.whole(), recorder.rows()
         self.gates = slo.judge(self.whole, slo.limits(slo.GATES, options.gate or ()))
         usual = dict(slo.OBJECTIVES)
@@ -52,7 +55,8 @@ class Report:
     def status(self) -> int:
         """The exit status: 1 if anything failed or nothing succeeded, 2 if a gate is missed."""
         whole = self.whole
-        if whole["failed"] or whole["unsent"] or self.errors or not whole["answered"]:
+        broken = self.errors or self.lost
+        if whole["failed"] or whole["unsent"] or broken or not whole["answered"]:
             return 1
         return 0 if all(verdict.good for verdict in self.gates) else 2
 
@@ -99,6 +103,8 @@ class Report:
             lines.append(f"{whole['unsent']} requests were not sent: too many in flight")
         if self.errors:
             lines.append(f"errors of the load test itself: {self.errors}; see the log")
+        if self.lost:
+            lines.append(f"workers lost, with a part of the requests and figures: {self.lost}")
         lines += [f"gate: {verdict}" for verdict in self.gates]
         if self.is_ramp:
             rate = f"{self.knee_text} per second" if self.knee else self.knee_text

@@ -59,6 +59,7 @@ class Run:
         self.recorder = recorder
         self.options = environment.parsed_options
         self.number = self.options.load_number  # of the run
+        self.lost = 0  # workers that do not answer any more
         self.host = str(environment.host)
         self.limits = slo.goodput_limits(self.options.goodput)
         self.index, self.processes = index, of

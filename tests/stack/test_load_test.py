@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -14,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.loopback import HOST, Handler, free_port, listening
-from tests.stack.support import run, tool
-from tests.waiting import PATIENCE
+from tests.stack.support import ROOT, run, tool
+from tests.waiting import PATIENCE, wait
 
 INPUT = 7  # tokens of each prompt, as the answers claim
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
@@ -342,6 +344,37 @@ def test_a_run_without_an_answer_misses_its_gates_and_says_why(tmp_path: Path) -
     with (tmp_path / "stages.csv").open() as lines:
         assert {row["latency_p95"] for row in csv.DictReader(lines)} == {""}
     assert "missed" in (tmp_path / "run.html").read_text().rpartition("Stages and knee")[2]
+
+
+@pytest.mark.e2e
+def test_a_worker_may_join_a_run_but_not_leave_it(tmp_path: Path) -> None:
+    api, report = StandIn(seconds=0.05), tmp_path / "report.json"
+    with listening(api.handler()) as port, ExitStack() as stack:
+        command = locust_command(f"http://{HOST}:{port}")
+
+        def start(*options: str) -> subprocess.Popen[str]:
+            words = [*command, *options]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(words, cwd=ROOT, text=True, **pipes)
+            stack.callback(process.kill)
+            return process
+
+        limits = ("--users", "4", "--spawn-rate", "4", "--num-prompts", "1000")
+        expected = ("--master", "--expect-workers", "2", "--only-summary")
+        master = start(*expected, *limits, "--report", str(report))
+        workers = [start("--worker"), start("--worker")]
+        wait("both send", lambda: len(api.asked) > 50)
+        workers.append(start("--worker"))
+        so_far = len(api.asked)
+        wait("they go on", lambda: len(api.asked) > so_far + 200)
+        workers[0].terminate()
+        output, _ = master.communicate(timeout=PATIENCE)
+        assert master.returncode == 1, output
+        assert "workers lost, with a part of the requests and figures: 1" in output
+        assert "Traceback" not in output + "".join(
+            w.communicate(timeout=PATIENCE)[0] for w in workers
+        )
+    assert 0 < json.loads(report.read_text())["whole"]["answered"] <= len(api.asked) < 1000
 
 
 def test_users_that_break_show_in_the_exit_status(tmp_path: Path) -> None:
