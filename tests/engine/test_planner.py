@@ -13,7 +13,14 @@ from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
+from specops.speculation.drafters.base import (
+    NO_DRAFT,
+    Asked,
+    Chain,
+    Draft,
+    DraftRequest,
+    LookupDrafter,
+)
 from tests.simulated_target import (
     Clock,
     Served,
@@ -45,7 +52,7 @@ class FixedLengths(Controller):
     def choose(self, requests: Sequence[DraftRequest], prompt_tokens: int = 0) -> list[int]:
         return [min(item.max_draft, self.most) for item in requests]
 
-    def reading_pays(self, drafter: str) -> bool:
+    def follows(self, drafter: str) -> bool:
         return self.paying
 
 
@@ -182,7 +189,10 @@ def test_the_time_of_each_drafter_is_told_apart_and_fixed_lengths_have_no_part_i
     states = [decoding("slow"), decoding("slow", adaptive=True)]
     fixed, adaptive = propose(chain, FixedLengths(2), *states, clock=clock)
     assert fixed.asked == {}
-    assert adaptive.asked == {"lookup": 1.0, "model": 0.0}
+    assert {name: one.seconds for name, one in adaptive.asked.items()} == {
+        "lookup": 1.0,
+        "model": 0.0,
+    }
     assert fixed.draft_seconds == adaptive.draft_seconds == 5.0
 
 
@@ -281,7 +291,9 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     model = ScriptedModel(Text(), name="model")
     controller = FixedLengths(2)
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
-    lost = DraftRequest(0, (), speculation=dull.speculation, asked={"model": 1.0}, tokens=(5,))
+    lost = DraftRequest(
+        0, (), speculation=dull.speculation, asked={"model": Asked(1.0)}, tokens=(5,)
+    )
     lost.emitted = 1
     for _ in range(2):  # more than may be lost
         controller.stepped([lost], 1.0)

@@ -101,15 +101,19 @@ def test_what_a_head_reads_of_a_prompt_is_part_of_the_pause() -> None:
 
     class Reading(LookupDrafter):
         name = "head"
-        read_seconds = 0.0
+
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def read_seconds(self, slot: int) -> float:
+            return self.seconds
 
         def look_up(self, *arguments: object, **more: object) -> Draft:
             return NO_DRAFT
 
     pieces = []
     for seconds in (0.0, 1e-3):
-        target, head = SimulatedTarget(context=2048), Reading()
-        head.read_seconds = seconds  # type: ignore[misc]
+        target, head = SimulatedTarget(context=2048), Reading(seconds)
         scheduler = make_scheduler(target, [head], max_inter_token_latency=0.15)
         scheduler.add(make_request(20, 1000))
         scheduler.step()

@@ -27,6 +27,7 @@ from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import (
     LEAST_REACH,
     NO_DRAFT,
+    Asked,
     Chain,
     DraftModel,
     DraftRequest,
@@ -111,6 +112,8 @@ class Planner:
         self._cache = cache
         self._slots = slots
         self._drafters = drafters
+        lookups = [lookup for chain in drafters.values() for lookup in chain.lookups]
+        self._lookups = dict.fromkeys(lookups)  # each once
         self._costs = cost_model
         self._draft_costs = draft_cost_model
         self._clock = clock
@@ -128,7 +131,12 @@ class Planner:
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
-        waiting, begun = 0, self._clock()
+        waiting, begun, reading = 0, self._clock(), 0.0
+        for lookup in self._lookups:
+            if seconds := lookup.take_reading():
+                reading += seconds
+                if any(state.request.adaptive for state in self._slots):
+                    self.controller.read(lookup.name, seconds)
         prompts: list[RequestState] = []
         if len(decoding) < len(self._slots):
             prompts = [
@@ -140,7 +148,7 @@ class Planner:
         elif self._draft_costs is not None:
             self._prefill_draft_model(decoding)
         scheduled = self.propose(decoding, waiting) if decoding else []
-        step.draft_seconds = self._clock() - begun
+        step.draft_seconds = self._clock() - begun + reading
         for item in scheduled:
             batch.add(item.slot, item.start, item.tokens, item.num_logits, item.settled)
         step.decoding, decoded = len(scheduled), batch.num_tokens
@@ -223,7 +231,10 @@ class Planner:
                 if not self._lags(chain.model, state):
                     continue
                 room = self.draft_model_tokens(len(decoding), state.num_computed)
+                begun = self._clock()
                 if chain.model.prefill(state.slot, state.tokens, room):
+                    if state.request.adaptive:
+                        self.controller.read(chain.model.name, self._clock() - begun)
                     return
             except Exception as error:
                 state.fail(error)
@@ -301,14 +312,16 @@ class Planner:
                 continue
             item.missed = item.missed or lookup.name
             self.controller.found(lookup.name, found)
+            if item.adaptive:
+                item.asked[lookup.name] = Asked(before=item.draft)
             if found.tokens:  # a copy: the drafter may keep its own, the engine notes on this
                 found = found.cut(item.max_draft)
                 found.drafter = lookup.name
                 item.draft = better(item.draft, found)
         seconds = (self._clock() - begun) / len(items)
         for item in items:
-            if item.adaptive:
-                item.asked[lookup.name] = seconds
+            if lookup.name in item.asked:
+                item.asked[lookup.name].seconds = seconds
 
     def _take_draft(self, item: Scheduled) -> None:
         """Cut a request's draft to what its grammar allows; without one, turn to a draft model."""
@@ -320,7 +333,7 @@ class Planner:
             item.missed = None
         elif model and self.controller.asks(item, model.name) and not self._lags(model, state):
             if item.adaptive:
-                item.asked[model.name] = 0.0
+                item.asked[model.name] = Asked()
             item.missed, item.max_draft, item.draft = None, most, Draft(drafter=model.name)
             item.num_uncomputed = model.num_uncomputed(item.slot, len(item.text))
 
@@ -345,7 +358,7 @@ class Planner:
         weighed = [item for item in scheduled if item.max_draft and item.asked]
         seconds = (self._clock() - begun) / max(1, len(weighed))
         for item in weighed:
-            item.asked[item.draft.drafter] += seconds
+            item.asked[item.draft.drafter].seconds += seconds
         for item, length in zip(scheduled, lengths, strict=True):
             if length < 1 and item.max_draft:
                 item.declined = (
@@ -384,7 +397,7 @@ class Planner:
     def _lags(self, model: DraftModel, state: RequestState) -> bool:
         """Whether a draft model should read more of a text before it proposes."""
         request = state.request
-        if request.adaptive and not self.controller.reading_pays(model.name):
+        if request.adaptive and not self.controller.follows(model.name):
             return False
         if min(request.k_draft, state.remaining - 1) < 1:
             return False
@@ -442,7 +455,7 @@ class Planner:
         chain = None if state.request.embed else self._drafters.get(state.request.drafter)
         if chain is None or not state.request.k_draft:
             return 0.0
-        return sum([lookup.read_seconds for lookup in chain.lookups])
+        return sum([lookup.read_seconds(state.slot) for lookup in chain.lookups])
 
     def _next_chunk(self, batch: Batch, state: RequestState, room: int) -> Scheduled | None:
         """A prompt's next tokens, at most `room`; None where there is nothing to compute or no KV

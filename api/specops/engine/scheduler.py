@@ -67,7 +67,13 @@ class Scheduler:
         self.draft_cost_model = draft_cost_model
         self.waiting = RequestQueue() if waiting is None else waiting
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
-        self._slots = SlotManager(target.cache, drafters)
+        self._slots = SlotManager(
+            target.cache,
+            drafters,
+            lambda state, lookup: (
+                not state.request.adaptive or self.controller.follows(lookup.name)
+            ),
+        )
         self._planner = Planner(
             target.cache,
             self._slots,
@@ -269,7 +275,8 @@ class Scheduler:
         accepted = verdict.accepted
         if drafted:
             self.controller.verified(item, accepted)
-        tokens = [*forced, *draft.tokens[:accepted], verdict.next_token]
+        item.came = [*draft.tokens[:accepted], verdict.next_token]
+        tokens = [*forced, *item.came]
         item.emitted = state.append(
             tokens, len(tokens) - 1, draft.drafter, logits[row:end], len(forced)
         )

@@ -9,7 +9,7 @@ goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
@@ -29,15 +29,22 @@ class SlotManager:
     Args:
         cache: the target's.
         drafters: by the name in requests; learn which of theirs gets a slot, and when it leaves.
+        follows: whether it is worth its time that a lookup reads a request's text.
 
     Attributes:
         preemptions: number of preemptions since the start.
     """
 
-    def __init__(self, cache: KvCache, drafters: Mapping[str, Chain]) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        drafters: Mapping[str, Chain],
+        follows: Callable[[RequestState, LookupDrafter], bool] = lambda state, lookup: True,
+    ) -> None:
         self.preemptions = 0
         self._cache = cache
         self._drafters = drafters
+        self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
         # Next for a slot: preempted requests, and one request that lacks blocks.
         self._in_line: deque[RequestState] = deque()
@@ -135,7 +142,8 @@ class SlotManager:
         self._states.append(state)
         try:
             for drafter in self._drafters_of(state):
-                drafter.begin(slot, state.tokens, client)
+                if not isinstance(drafter, LookupDrafter) or self._follows(state, drafter):
+                    drafter.begin(slot, state.tokens, client)
             held = self._held(state)
             most = None if held is None else cache.usable(slot, held)
             if most is not None and 0 < state.num_computed - most <= MOST_RECOMPUTED:

@@ -2,9 +2,10 @@
 
 Two rules decide, and both count seconds.
 
-`Controller.asks` keeps an account for each drafter: what asking it saves, less what it takes. Where
-that was less than nothing in the mean, the drafter is asked only within a small share of the time,
-to notice a text that can be drafted again.
+`Controller.asks` and `Controller.follows` keep an account for each drafter: what asking it saves
+beyond the drafters before it, less what asking and reading texts take. Where that was less than
+nothing lately, the drafter is asked, and reads, only within a small share of the time, to notice
+texts that it can draft again.
 
 `Controller.choose` says how much of the drafts is verified. A pass over a few tokens costs little
 more than a pass over one, and all requests share it. So each place in a pass, a position of a
@@ -31,6 +32,10 @@ _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one toke
 _BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
 # The quickest of so many begins the mean: one that waited for a core would keep it high.
 _FIRST_ASKS = 8
+# A drafter that reads texts may lose the time of so many passes before it stops, and begins with it
+# again as it saves as much: a prompt is read at once, and what it brings comes later.
+_PATIENCE = 16
+_HOPE = 0.25  # of a pass over one token that asking a drafter saves, before it was asked
 
 
 @dataclass(slots=True)
@@ -38,12 +43,12 @@ class _Account:
     """What asking one drafter takes and brings, over all requests."""
 
     acceptance: Acceptance  # of a drafter that does not estimate it
-    gain: float  # mean seconds that asking it for a request saves; hoped for at first
+    gain: float  # mean net seconds that asking it for a request saves; hoped for at first
     asking: float = 0.0  # mean seconds that it takes to ask for a request, without a model's passes
     asks: int = 0  # number of steps in which it was asked
-    spare: float = 0.0  # seconds that asking may lose
+    spare: float = 0.0  # seconds that asking and reading may lose
     expected: float = 1.0  # mean number of tokens that its drafts promise
-    reads: bool | None = None  # see `Controller.reading_pays`; None until asked in a step
+    balance: float | None = None  # see `Controller.follows`; None: it reads no texts
 
 
 class Controller:
@@ -60,7 +65,7 @@ class Controller:
         self._draft = draft
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # by drafter
-        self._requests = 1  # number of requests that decoded in the last step
+        self._patience = _PATIENCE * target.cost(1)
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
         self._steps = 0
@@ -93,21 +98,16 @@ class Controller:
         gain = request.speculation.gains.get(drafter)
         return gain is None or gain >= 0 or account is None or account.spare >= 0
 
-    def reading_pays(self, drafter: str) -> bool:
-        """Whether a draft model that is asked pays, and would if it had read all requests.
+    def follows(self, drafter: str) -> bool:
+        """Whether it is worth its time that a drafter reads a text, to be asked about it.
 
-        Beside a lookup that finds most tokens it may have nothing to do.
+        Of a new request a head reads the prompt and all that comes, asked or not. Beside a lookup
+        that finds most tokens it may have nothing to do, however good it is.
         """
-        if self._draft is None or (account := self._accounts.get(drafter)) is None:
+        account = self._accounts.get(drafter)
+        if account is None or account.balance is None:
             return True
-        if account.gain < 0:
-            return False
-        if account.reads is None:
-            count, rate = self._requests, account.acceptance.rates()[0]
-            plain = self._target.cost(count, spans=count)
-            added = self._target.cost(2 * count, spans=count) - plain
-            account.reads = rate * plain > added + self._draft.cost(count, spans=count)
-        return account.reads
+        return account.balance >= 0 or account.spare >= 0
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
         """The least probability to be reached with which `choose` can admit a place.
@@ -232,6 +232,15 @@ class Controller:
         account = self._account(drafter)
         account.expected += _WEIGHT * (draft.expected - account.expected)
 
+    def read(self, drafter: str, seconds: float) -> None:
+        """Learn how long a drafter has read texts, beside what it took to ask it."""
+        account = self._account(drafter)
+        if account.balance is None:
+            account.balance = self._patience
+        if account.balance < 0:
+            account.spare -= seconds
+        self._book(account, -seconds)
+
     def drawn(self, tokens: int, seconds: float) -> None:
         """Learn how long it took to draw so many tokens from logits that were adjusted before."""
         self._drawing = mean_with(self._drawing, seconds / tokens, _WEIGHT)
@@ -265,11 +274,9 @@ class Controller:
                 item.speculation.plain_seconds += token
         for account in self._accounts.values():
             account.spare = min(account.spare + _PROBING * seconds, self._target.cost(1))
-            account.reads = None
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
         self._steps += 1
-        self._requests = count
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 
@@ -285,19 +292,25 @@ class Controller:
         together = alone if width == count else self._target.cost(width, spans=count)
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
+        least = added / self.token_seconds(count)
         asked: dict[str, list[tuple[DraftRequest, float]]] = {}  # with what was saved
         for item in requests:
             speculation, own, got = item.speculation, len(item.tokens), item.emitted
             drawing, adjusting = self._drawing_of(item), speculation.adjusting
             choosing = got * drawing + own * adjusting
-            cost = token + (own - 1) * added + choosing
+            speculation.seconds += token + (own - 1) * added + choosing + drafting * own
             plain = got * (token + drawing + adjusting)
-            speculation.seconds += cost + drafting * own
             speculation.plain_seconds += plain
             seconds += choosing
             plain_seconds += plain
-            for name in item.asked:
-                asked.setdefault(name, []).append((item, plain - cost))
+            saved = _saved(item.draft, item.came, token + adjusting, added + adjusting)
+            for name, one in reversed(item.asked.items()):
+                without, before = saved, one.before
+                if item.draft.tokens and before.drafter != item.draft.drafter:
+                    before = before.likely(len(before.tokens), least)  # what would have paid
+                    without = _saved(before, item.came, token + adjusting, added + adjusting)
+                asked.setdefault(name, []).append((item, saved - without))
+                saved = without
         for name, items in asked.items():
             self._settle(name, items)
         return seconds, plain_seconds
@@ -305,7 +318,7 @@ class Controller:
     def _settle(self, drafter: str, items: Sequence[tuple[DraftRequest, float]]) -> None:
         """Book what asking a drafter has brought each request, and what it took."""
         account = self._account(drafter)
-        seconds = sum(item.asked[drafter] for item, _ in items) / len(items)
+        seconds = sum(item.asked[drafter].seconds for item, _ in items) / len(items)
         account.asks += 1
         if account.asks > _FIRST_ASKS:
             account.asking = mean_with(account.asking, seconds, _WEIGHT)
@@ -313,10 +326,10 @@ class Controller:
             account.asking = min(account.asking or seconds, seconds)
         net = costs = total = 0.0  # the first two: where it did not seem to pay
         for item, saved in items:
-            gains, gain, asking = item.speculation.gains, 0.0, account.asking
+            gains, asking = item.speculation.gains, account.asking
             if item.draft.drafter == drafter:
-                gain, asking = saved, asking + item.draft_seconds
-            gain -= asking
+                asking += item.draft_seconds
+            gain = saved - asking
             if (expected := gains.get(drafter)) is None:
                 expected = account.gain
             if expected < 0:
@@ -328,6 +341,13 @@ class Controller:
         # A single draft that was wrong counts no more than the usual loss, one that was right as
         # what it saved, so asking soon begins again where a text can be drafted again.
         account.spare += max(net, -costs)
+        if account.balance is not None:
+            self._book(account, total)
+
+    def _book(self, account: _Account, seconds: float) -> None:
+        """Add to what a drafter that reads has saved lately."""
+        most, balance = self._patience, (account.balance or 0.0) + seconds
+        account.balance = min(max(balance, -most), most)
 
     def _drawing_of(self, request: DraftRequest) -> float:
         """Seconds to draw a token: far longer than to find the likeliest."""
@@ -335,7 +355,7 @@ class Controller:
 
     def _account(self, drafter: str) -> _Account:
         if (account := self._accounts.get(drafter)) is None:
-            account = _Account(Acceptance(self._positions), self._target.cost(1))
+            account = _Account(Acceptance(self._positions), _HOPE * self._target.cost(1))
             self._accounts[drafter] = account
         return account
 
@@ -344,3 +364,20 @@ class Controller:
         if drafter not in own:
             own[drafter] = Acceptance(self._positions, self._account(drafter).acceptance)
         return own[drafter]
+
+
+def _saved(draft: Draft, came: Sequence[int], token: float, added: float) -> float:
+    """Seconds that a draft has saved, or would have, where these tokens came in its place.
+
+    Args:
+        draft: the draft.
+        came: the tokens.
+        token: seconds of a token without drafts.
+        added: seconds that each draft token adds.
+    """
+    right = 0
+    for drafted, own in zip(draft.tokens, came, strict=False):
+        if drafted != own:
+            break
+        right += 1
+    return right * token - len(draft.tokens) * added

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from specops.speculation.acceptance import SpeculationState
 __all__ = [
     "LEAST_REACH",
     "NO_DRAFT",
+    "Asked",
     "Chain",
     "Draft",
     "DraftModel",
@@ -26,6 +27,19 @@ __all__ = [
 LEAST_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
 NO_DRAFT = Draft()
 _GREEDY = SamplingParams()
+
+
+@dataclass(slots=True)
+class Asked:
+    """A drafter that was asked for a request in a step, because that seemed to pay.
+
+    Attributes:
+        seconds: that it took.
+        before: the draft that the request had without it.
+    """
+
+    seconds: float = 0.0
+    before: Draft = field(default_factory=lambda: NO_DRAFT)
 
 
 @dataclass(slots=True)
@@ -48,10 +62,11 @@ class DraftRequest:
         draft: the draft tokens, maybe none.
         num_uncomputed: number of tokens that a draft model has to compute before the first draft
             token; 0 where the draft tokens were looked up.
-        asked: seconds that each drafter took which was asked because that seemed to pay.
+        asked: by name, the drafters that were asked because that seemed to pay, in their order.
         draft_seconds: the request's share of the time that a draft model took.
         tokens: its tokens in the pass.
         emitted: number of tokens that the pass brought it.
+        came: those that came in the place of draft tokens: the accepted ones and the next.
     """
 
     slot: int
@@ -65,10 +80,11 @@ class DraftRequest:
     min_reach: float = LEAST_REACH
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     num_uncomputed: int = 0
-    asked: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict)
     draft_seconds: float = 0.0
     tokens: Sequence[int] = ()
     emitted: int = 0
+    came: Sequence[int] = ()
 
 
 class LookupDrafter(ABC):
@@ -82,9 +98,12 @@ class LookupDrafter(ABC):
 
     name: ClassVar[str]
 
-    @property
-    def read_seconds(self) -> float:
-        """Seconds that it computes for each token of a prompt, behind the target's pass."""
+    def read_seconds(self, slot: int) -> float:
+        """Seconds that it reads each token of the slot's prompt, behind the target's pass."""
+        return 0.0
+
+    def take_reading(self) -> float:
+        """Seconds that it has read texts since the last call, beside what it was asked."""
         return 0.0
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
@@ -171,9 +190,8 @@ def better(one: Draft, other: Draft) -> Draft:
         if first != second:
             break
         agreed += 1
-    if agreed:
-        surer = map(max, one.accept_probs[:agreed], other.accept_probs)
-        common = tuple(surer)
-        for draft in (one, other):
-            draft.accept_probs = common + draft.accept_probs[agreed:]
-    return max(one, other, key=lambda draft: draft.expected)
+    surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))
+    drafts = (
+        replace(draft, accept_probs=surer + draft.accept_probs[agreed:]) for draft in (one, other)
+    )
+    return max(drafts, key=lambda draft: draft.expected)

@@ -109,12 +109,17 @@ class EagleDrafter(LookupDrafter):
         self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
         self._guesses: list[tuple[int, float]] = []  # of the latest pass: row, how sure of it
         self._slots: dict[int, _Slot] = {}
+        self._reading = 0.0
         states.receive = self._receive
 
-    @property
-    def read_seconds(self) -> float:
+    def read_seconds(self, slot: int) -> float:
         """Seconds that it takes to read the state of a prompt's token."""
-        return self.costs.cost(MOST_WAITING) / MOST_WAITING
+        return self.costs.cost(MOST_WAITING) / MOST_WAITING if slot in self._slots else 0.0
+
+    def take_reading(self) -> float:
+        """Seconds of the passes that made no guess, by their costs."""
+        seconds, self._reading = self._reading, 0.0
+        return seconds
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what earlier requests left of its entries."""
@@ -259,6 +264,8 @@ class EagleDrafter(LookupDrafter):
         if members:
             asked = [] if guesses is None else [guesses[slot] for slot in members]
             self._forward(batch, rows, [one.sampling.temperature for one in asked])
+            if guesses is None:
+                self._reading += self.costs.cost(batch.num_tokens, batch.attention_work)
         for slot, read in zip(members, rows, strict=True):
             own = self._slots[slot]
             left = own.num_waiting - len(read)

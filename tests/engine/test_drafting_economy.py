@@ -1,0 +1,140 @@
+"""What a draft head costs: next to nothing where it does not pay, whatever it reads and says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from specops.runtime.kv_cache import PrefixCache
+from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
+from tests.simulated_target import (
+    VOCAB,
+    Clock,
+    SimulatedTarget,
+    Text,
+    make_request,
+    make_scheduler,
+    serve,
+)
+
+PROMPT, ANSWER = 200, 60  # tokens
+ASK = 1.25e-3  # seconds: a tenth of a pass
+READ = 0.09e-3  # of a prompt's token: a layer of 24
+
+
+class Lookup(LookupDrafter):
+    """Knows each next token with a probability, and says with which."""
+
+    def __init__(self, right: float, name: str = "suffix") -> None:
+        self.name = name  # type: ignore[misc]
+        self.right = right
+        self._rng = np.random.default_rng(3)
+
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        found = [tokens[-1]]
+        for wrong in self._rng.random(min(count, 3)) >= self.right:
+            found.append((3 * found[-1] + 7 + int(wrong)) % VOCAB)
+        return Draft(tuple(found[1:]), accept_probs=(self.right,) * (len(found) - 1))
+
+
+class Head(Lookup):
+    """Takes its time to read prompts and to be asked.
+
+    Args:
+        clock: its time passes there.
+        right: probability that a token is right.
+        repeats: it says what the lookup before it has said, is surer, and goes on wrongly.
+
+    Attributes:
+        read: number of prompts.
+        asks: how often it was asked.
+    """
+
+    def __init__(self, clock: Clock, right: float, *, repeats: bool = False) -> None:
+        super().__init__(right, "head")
+        self.read = self.asks = 0
+        self._slots = set[int]()
+        self._repeats = repeats
+        self._clock = clock
+        self._reading = 0.0
+        self._before = NO_DRAFT
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        self.read += 1
+        self._clock.now += READ * len(tokens)
+        self._reading += READ * len(tokens)
+        self._slots.add(slot)
+
+    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+        return slot in self._slots
+
+    def take_reading(self) -> float:
+        seconds, self._reading = self._reading, 0.0
+        return seconds
+
+    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+        self.asks += 1
+        self._clock.now += ASK
+        self._before = requests[0].draft
+
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        if self._repeats:
+            said = self._before.tokens[: count - 1]
+            return Draft((*said, 0), accept_probs=(0.9,) * len(said) + (0.2,))
+        return super().look_up(slot, tokens, count, min_reach)
+
+    def release(self, slot: int) -> None:
+        self._slots.discard(slot)
+
+
+class Service:
+    """Answers one request after the other: by a lookup alone, or by a head as well."""
+
+    def __init__(self, lookup: float, head: float, *, repeats: bool = False) -> None:
+        self.target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixCache.OFF)
+        self.head = Head(self.target.clock, head, repeats=repeats)
+        before = Lookup(lookup)
+        self.scheduler = make_scheduler(self.target, [before, self.head])
+        self.scheduler.drafters["cascade"] = Chain((before, self.head))  # type: ignore[index]
+
+    def seconds(self, drafter: str, count: int) -> float:
+        """The time that so many answers take."""
+        begun = self.target.clock.now
+        for _ in range(count):
+            request = make_request(PROMPT, ANSWER, drafter=drafter, k_draft=4, adaptive=True)
+            serve(self.scheduler, request)
+        return self.target.clock.now - begun
+
+
+@pytest.mark.parametrize("lookup", [0.01, 0.7])
+def test_a_head_that_is_never_right_soon_reads_and_says_next_to_nothing(lookup: float) -> None:
+    service = Service(lookup, 0.01)
+    service.seconds("cascade", 12)
+    read, alone = service.head.read, service.seconds("suffix", 40)
+    assert service.seconds("cascade", 40) < 1.015 * alone
+    assert 0 < service.head.read - read < 10  # now and then one: texts may have changed
+
+
+def test_a_head_that_only_repeats_what_was_looked_up_is_hardly_asked() -> None:
+    """Its drafts are taken; without it as many right tokens would have been verified."""
+    service = Service(0.5, 0.5, repeats=True)
+    service.seconds("cascade", 12)
+    asks, alone = service.head.asks, service.seconds("suffix", 40)
+    assert service.seconds("cascade", 40) < 1.02 * alone
+    assert service.head.asks - asks < 100
+
+
+def test_a_head_that_pays_reads_every_text_and_comes_back_when_it_pays_again() -> None:
+    service = Service(0.01, 0.01)
+    service.seconds("cascade", 12)
+    service.head.right = 0.8
+    service.seconds("cascade", 30)
+    read, alone = service.head.read, service.seconds("suffix", 10)
+    assert service.seconds("cascade", 10) < 0.8 * alone
+    assert service.head.read - read == 10
