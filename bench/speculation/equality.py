@@ -231,7 +231,9 @@ class Comparison:
 
 
 def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan: Plan) -> Outcome:
-    """A table of the first model's circumstances, and a row for each other one.
+    """A table of the configured model's circumstances, and a row for each model of LAYER_KINDS.
+
+    Results of the latter alone have a name of their own, beside the configured model's.
 
     Args:
         found: counts of each model by circumstance and by its value.
@@ -243,27 +245,30 @@ def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan:
         for values in counts.values()
         for count in values.values()
     )
-    (first, counts), *others = found.items()
-    rows = [
-        (f"{kind}: {value}" if value else kind, *_cells(count))
-        for kind, values in counts.items()
-        for value, count in sorted(values.items(), key=lambda item: (item[0].zfill(9), item[0]))
-    ]
+    tables, kinds = list[Table](), list[tuple[str, ...]]()
     notes = (
-        f"{plan.prompts_of(first)} held-out prompts, {plan.new_tokens} new tokens each, greedy; "
-        "each answer compared token by token, with its log-probabilities to the bit, with that of "
-        "plain decoding alone; an answer is counted under each of its circumstances",
+        f"{plan.new_tokens} new tokens for each prompt, greedy; each answer compared token by "
+        "token, with its log-probabilities to the bit, with that of plain decoding alone",
         "groups of requests arrive at random steps; clients leave after a random token, and "
         f"what came until then is compared; {_SLOWEST} answers a part of the prompts and ways",
         f"output always that of plain decoding alone: {yes(sound)}",
     )
-    tables = [Table(f"{_TITLE}: {first.title}", ("requests", *_COLUMNS), rows, notes)]
-    if others:
-        kinds = [(model.title, *_cells(counts["all"][""])) for model, counts in others]
-        note = f"the same ways and circumstances, {plan.kind_prompts} prompts"
-        tables.append(
-            Table(f"{_TITLE}: other kinds of layers", ("model", *_COLUMNS), kinds, (note,))
-        )
+    for model, counts in found.items():
+        if model.key in LAYER_KINDS:
+            kinds.append((model.title, *_cells(counts["all"][""])))
+            continue
+        rows = [
+            (f"{kind}: {value}" if value else kind, *_cells(count))
+            for kind, values in counts.items()
+            for value, count in sorted(values.items(), key=lambda item: (item[0].zfill(9), item[0]))
+        ]
+        note = f"{plan.prompts} held-out prompts; each answer is counted under each circumstance"
+        columns = ("requests", *_COLUMNS)
+        tables.append(Table(f"{_TITLE}: {model.title}", columns, rows, (note, *notes)))
+    if kinds:
+        note = f"{plan.kind_prompts} held-out prompts, in all ways and circumstances"
+        title = f"{_TITLE}: other kinds of layers"
+        tables.append(Table(title, ("model", *_COLUMNS), kinds, (note, *notes)))
     result = {
         model.key: {
             kind: {value: asdict(count) for value, count in values.items()}
@@ -272,7 +277,8 @@ def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan:
         for model, counts in found.items()
     }
     about = {"plan": asdict(plan), "lossless": sound}
-    return Outcome({**about, "counts": result}, tables, sound=sound)
+    name = "equality-kinds" if kinds and len(tables) == 1 else ""
+    return Outcome({**about, "counts": result}, tables, sound=sound, name=name)
 
 
 def _cells(count: Count) -> tuple[str, ...]:

@@ -74,6 +74,9 @@ def test_one_differing_answer_anywhere_is_not_sound() -> None:
     both = equality.outcome({MODEL: good, kind: {"all": {"": bad}}}, PLAN)
     assert not both.sound
     assert both.tables[1].rows == [("Convolutions", "10", "110", "1", "0")]
+    alone = equality.outcome({kind: good}, PLAN)
+    assert alone.tables[0].rows == [("Convolutions", "10", "110", "0", "0")]
+    assert (done.name, both.name, alone.name) == ("", "", "equality-kinds")
 
 
 def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engine: Engine) -> None:
