@@ -909,12 +909,15 @@ static void try_sampling(void) {
 
 // -- counted suffixes ------------------------------------------------------------------------------
 
-// Requests and a history with random texts of few different tokens, some of them odd. Predictions must
-// have a right length and probabilities.
+// Requests and a history with random texts of few different tokens, some of them odd, and a table of
+// random n-grams. Predictions must have a right length and probabilities.
 static void try_suffixes(void) {
     const int64_t kinds = from_to(1, 6), steps = from_to(1, 40);
     float *estimate = calloc((size_t)specops_estimate_floats(), sizeof *estimate);
     Text *history = specops_text_new(from_to(2, 64), from_to(1, 4), from_to(1, 3));
+    uint64_t table[64] = {(uint64_t)from_to(1, 62)};  // and a zero at the end
+    for (int place = 1; place < 63; place++)
+        if (one_in(2)) table[place] = (uint64_t)odd_number() << 32 | (uint64_t)from_to(1, 0xFFFFFFF);
     for (int request = 0; request < 3; request++) {
         Lookups *lookups = specops_lookups_new(from_to(2, 64));
         int32_t seen[1200];
@@ -926,8 +929,10 @@ static void try_suffixes(void) {
             int32_t tokens[SUFFIX_LONGEST_DRAFT];
             float promised[SUFFIX_LONGEST_DRAFT];
             const float line = one_in(8) ? odd_float() : (float)below(100) / 100;
-            const int64_t found = specops_look_up(lookups, one_in(2) ? history : NULL, estimate,
-                                                  seen + begin, count, most, line, tokens, promised);
+            const Text *const past = one_in(2) ? history : NULL;
+            const uint64_t *const known = one_in(2) ? table : NULL;
+            const int64_t found = specops_look_up(lookups, past, known, estimate, seen + begin, count,
+                                                  most, line, tokens, promised);
             executions++;
             check(found >= 0 && found <= most && found <= SUFFIX_LONGEST_DRAFT, "a draft's length");
             digest_words(tokens, found), digest_words(promised, found);

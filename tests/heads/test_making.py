@@ -103,6 +103,7 @@ def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) ->
         "README.md",
         "config.json",
         "model.safetensors",
+        "ngrams.npy",
     }
     config = json.loads((out / "config.json").read_text())
     assert len(config["calibration"]) == training.GUESSES

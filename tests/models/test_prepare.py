@@ -13,11 +13,11 @@ import pytest
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
 from specops.models import prepare as preparing
-from specops.models.head_folder import HeadFolder
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, chat_model, presets
 from specops.request import SamplingParams
+from specops.runtime.suffixes import NGRAMS, NgramTable
 from tests.checkpoints import make_llama_checkpoint
 from tests.generating import generate
 from tests.models.graph.published_graph import write_published
@@ -39,7 +39,7 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
     for text in sources(preset):
         hub = HubModel.parse(text)
         if hub is None:
-            assert text.startswith(("share/specops/", "./demo/", "./smollm2-head"))
+            assert text.startswith(("share/specops/", "./demo/", "./smollm2-ngrams"))
             assert text.startswith("./demo/") == (name == "demo")
         elif hub.repo in FOLLOWED:
             assert text == hub.repo
@@ -104,7 +104,7 @@ def test_the_chat_model_is_asked_for_where_it_is_not(
     for settings in (Settings(), Settings(model="smollm2")):
         choice = choose(settings)
         assert (choice.name, choice.target) == ("smollm2", chat_model())
-        assert choice.draft == settings.models_dir / "smollm2-head"
+        assert choice.draft == settings.models_dir / "smollm2-ngrams"
         assert choice.target_quant == "gguf"
     assert choose(Settings(target="a/b")).name == "b"
 
@@ -268,10 +268,10 @@ def test_a_draft_may_lack_the_targets_last_ids(tmp_path: Path, tiny_settings: Se
     assert max(drafted) < 300
 
 
-def test_the_bundled_head_is_small_and_says_which_model_it_is_for() -> None:
-    folder = Settings().models_dir / "smollm2-head"
-    head = HeadFolder.read(folder)
-    assert presets()["smollm2"].target.endswith(f"/{head.target}.gguf")
-    assert (head.vocab_size, head.hidden_size) == (49152, 576)
+def test_the_bundled_ngrams_are_small_and_say_which_model_they_are_for() -> None:
+    folder = Settings().models_dir / "smollm2-ngrams"
+    NgramTable(folder / NGRAMS, 49152)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
-    assert "How it was made" in (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert card.startswith(f"# N-grams of {Path(presets()['smollm2'].target).stem}\n")
+    assert "How it was made" in card

@@ -66,13 +66,14 @@ class Engine:
             ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
         """
         models = load_models(settings, report or (lambda state, detail, download=None: None))
-        target, draft, head, tokenizer, plan = models
+        target, draft, head, ngrams, tokenizer, plan = models
         drafters = make_drafters(
             target.runner.vocab_size,
             draft.runner if draft else None,
             draft.costs if draft else None,
             reuse=PrefixCache(settings.prefix_cache),
             head=head.drafter if head else None,
+            ngrams=ngrams,
         )
         drafting = draft or head
         draft_costs = drafting.costs if drafting else None
@@ -178,7 +179,7 @@ def _info(
     drafters: Collection[str],
     chat_template: ChatTemplate | None,
 ) -> ModelInfo:
-    target, draft, head, _, plan = models
+    target, draft, head, _, _, plan = models
     folder, kept = target.folder, target.runner.cache.kept_inputs
     return ModelInfo(
         name=folder.name,

@@ -43,6 +43,7 @@ from specops.runtime.model_runner import (
 )
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
+from specops.runtime.suffixes import NGRAMS, NgramTable
 from specops.speculation.drafters.base import LookupDrafter
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.head import HeadDrafter
@@ -110,6 +111,7 @@ class LoadedModels(NamedTuple):
     target: Model
     draft: Model | None
     head: Head | None
+    ngrams: NgramTable | None
     tokenizer: Tokenizer
     plan: MemoryPlan
 
@@ -124,7 +126,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     Raises:
         ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
     """
-    target, draft = _prepared(settings, report)
+    target, draft, ngrams = _prepared(settings, report)
     step = partial(report, ModelState.LOADING)
     step(f"opening {target.graph}")
     threads = compute_threads(settings.threads)
@@ -209,13 +211,16 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     elif isinstance(draft, HeadFolder):
         drafter = _head_drafter(draft, parts[0][0], models[0])
         head = Head(drafter, draft.path)
-    return LoadedModels(models[0], models[1] if len(models) > 1 else None, head, tokenizer, plan)
+    small = models[1] if len(models) > 1 else None
+    return LoadedModels(models[0], small, head, ngrams, tokenizer, plan)
 
 
 def _prepared(
     settings: Settings, report: Report
-) -> tuple[ModelFolder, ModelFolder | HeadFolder | EagleFolder | MtpBlock | None]:
-    """Find, download or convert the target and its draft, if it has one."""
+) -> tuple[
+    ModelFolder, ModelFolder | HeadFolder | EagleFolder | MtpBlock | None, NgramTable | None
+]:
+    """Find, download or convert the target, its draft and its n-grams, if it has them."""
     choice = choose(settings)
     if not (settings.model or settings.target):
         if choice.name == CHAT:
@@ -240,20 +245,26 @@ def _prepared(
 
     target = folder("target", choice.target, choice.target_quant, choice.name)
     if choice.draft is None:
-        return target, MtpBlock(target.mtp) if choice.uses_mtp and target.mtp else None
+        return target, MtpBlock(target.mtp) if choice.uses_mtp and target.mtp else None, None
     path = located(choice.draft, settings.cache_dir, progress("draft"))
+    ngrams = None
+    if (path / NGRAMS).is_file():
+        ngrams = NgramTable(path / NGRAMS, target.vocab_size)
     if is_head(path):
-        return target, HeadFolder.read(path)
+        return target, HeadFolder.read(path), ngrams
     if is_head_checkpoint(path):
-        converting = partial(report, ModelState.CONVERTING)
-        return target, prepare_head(
+        head = prepare_head(
             choice.draft,
             target,
             settings.draft_quant,
             cache_dir=settings.cache_dir,
-            report=converting,
+            report=partial(report, ModelState.CONVERTING),
         )
-    return target, folder("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
+        return target, head, ngrams
+    if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
+        return target, None, ngrams
+    name = f"{choice.name}-draft"
+    return target, folder("draft", choice.draft, choice.draft_quant, name), ngrams
 
 
 def _open(

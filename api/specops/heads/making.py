@@ -28,6 +28,7 @@ from specops.heads.conversations import Writer, temperature
 from specops.heads.convert import target_of
 from specops.heads.evaluation import Evaluation, evaluate
 from specops.heads.network import HeadNetwork, new_config
+from specops.heads.ngrams import make_table
 from specops.heads.on_gpu import TorchTeacher, TorchWriter, load_target
 from specops.heads.storage import Conversation, ConversationStore
 from specops.heads.target_rows import output_rows
@@ -37,6 +38,7 @@ from specops.models.folder import ModelError
 from specops.models.head_folder import is_head_checkpoint
 from specops.models.prepare import choose, located, prepare
 from specops.models.progress import every
+from specops.runtime.suffixes import NGRAMS
 from specops.system.cpus import available_threads
 from specops.system.folders import file_at_once, folder_at_once
 
@@ -154,6 +156,8 @@ def _make(
     found = {kind: rounds(network, teacher, part) for kind, part in parts.items()}
     config["calibration"] = calibrate(found.values())
     write_head(path, config, network, tokens)
+    said = ((np.concatenate([item.prompt, item.tokens]), len(item.prompt)) for item in texts)
+    np.save(path / NGRAMS, make_table(said))
     tell("measuring it on conversations that it was not trained on")
     # In the context that they were written in: in a shorter one they might not fit.
     served = replace(settings, draft=str(path), drafter="", context=LENGTH)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from specops.runtime.kernels import library
+from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
+NGRAMS = "ngrams.npy"  # the file of a table, in a draft's folder
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -52,12 +56,45 @@ class Estimate:
         self.address = self._weights.ctypes.data
 
 
+class NgramTable:
+    """What mostly followed one to three tokens in texts of a model's own, in a file.
+
+    The file is an array of 64-bit words, which are looked up where they lie. The first is the
+    number of places. Behind it each n-gram has an entry at its place or at the first free one
+    behind that, and a zero ends the table. An entry has 32 bits of its tokens' hash, the following
+    token in 24 bits, and in 8 bits how often that one followed.
+
+    Args:
+        path: the file.
+        vocab_size: the model's.
+
+    Raises:
+        ModelLoadError: it is no table, or one of another vocabulary.
+
+    Attributes:
+        address: of its first word.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        try:
+            words = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} is no table of n-grams: {error}") from None
+        if words.dtype != np.uint64 or words.ndim != 1 or not _whole(words):
+            raise ModelLoadError(f"{path} is damaged: download it again")
+        if int((words[1:] >> np.uint64(8) & np.uint64(0xFFFFFF)).max()) >= vocab_size:
+            raise ModelLoadError(f"{path} belongs to a model with another vocabulary")
+        self._words = words
+        self.address = words.ctypes.data
+
+
 class Lookups:
     """A request's text, and the tokens of its last lookup.
 
     Args:
         capacity: as for `History`.
         estimate: shared by all requests.
+        table: address of a table of n-grams; None: there is none.
 
     Raises:
         ValueError: the capacity is too small.
@@ -67,13 +104,14 @@ class Lookups:
         length: number of tokens in the text.
     """
 
-    def __init__(self, capacity: int, estimate: Estimate) -> None:
+    def __init__(self, capacity: int, estimate: Estimate, table: int | None = None) -> None:
         _check(capacity)
         self.handle: int | None = library.specops_lookups_new(capacity)
         if self.handle is None:
             raise MemoryError(f"no room for a text of {capacity} tokens")
         self.length = 0
         self._estimate = estimate
+        self._table = table
         self._tokens = (ctypes.c_int32 * LONGEST_DRAFT)()
         self._promised = (ctypes.c_float * LONGEST_DRAFT)()
 
@@ -99,10 +137,15 @@ class Lookups:
         self.length = len(tokens)
         address, count = more.buffer_info()
         found: int = library.specops_look_up(
-            self.handle, history.handle if history else None, self._estimate.address,
+            self.handle, history.handle if history else None, self._table, self._estimate.address,
             address, count, most, least, self._tokens, self._promised,
         )  # fmt: skip
         return tuple(self._tokens[:found]), tuple(self._promised[:found])
+
+
+def _whole(words: npt.NDArray[np.uint64]) -> bool:
+    """Whether each lookup ends within the words."""
+    return len(words) > 2 and 0 < int(words[0]) < len(words) - 1 and not words[-1]
 
 
 def _check(capacity: int) -> None:

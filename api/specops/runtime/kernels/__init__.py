@@ -82,7 +82,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "lookups_new": (_POINTER, _SIZE),
     "lookups_free": (None, _POINTER),
     "estimate_floats": (_SIZE,),
-    "look_up": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER),
+    "look_up": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER),
     "teach": (None, _POINTER, _POINTER),
     "tile_bytes": (_SIZE, _INT, *[_SIZE] * 3),
     "row_bytes": (_SIZE, _INT, _SIZE),

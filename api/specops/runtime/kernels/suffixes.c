@@ -7,7 +7,7 @@
 #include <string.h>
 
 // 64 visits instead of 16 gained nothing on 208 answers of the demo target and of SmolLM2.
-enum { ORDERS = 2, VISITS = 16, LONGEST_MATCH = 32, NO_TOKEN = -1 };
+enum { ORDERS = 2, VISITS = 16, LONGEST_NGRAM = 3, LONGEST_MATCH = 32, NO_TOKEN = -1 };
 enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
 enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
@@ -36,7 +36,7 @@ typedef struct {
 
 struct Lookups {
     Text *text;
-    Prediction own, past;
+    Prediction own, past, known;
 };
 
 typedef struct {
@@ -210,6 +210,53 @@ static float predict(const Text *where, const Text *text, const float *weights, 
     return expected;
 }
 
+// -- n-grams of texts of the model's own -----------------------------------------------------------
+
+// The entry of the last `count` tokens before `end`; 0: there is none.
+static uint64_t ngram(const uint64_t *table, const int32_t *end, int64_t count) {
+    uint64_t word = (uint64_t)count;
+    for (int64_t back = count; back >= 1; back--)
+        word = (word ^ (uint32_t)end[-back]) * 0x9E3779B97F4A7C15ull;
+    word = (word ^ (word >> 29)) * 0xBF58476D1CE4E5B9ull;
+    const uint64_t *entry = table + 1 + ((word >> 32) * table[0] >> 32);
+    while (*entry && (*entry >> 32) != (uint32_t)word) entry++;
+    return *entry;
+}
+
+// As `predict`, from a table of n-grams.
+static float predict_known(const uint64_t *table, const Text *text, const float *weights, int64_t most,
+                           Prediction *guess) {
+    int32_t tail[LONGEST_NGRAM + SUFFIX_LONGEST_DRAFT];
+    const int64_t past = text->length < LONGEST_NGRAM ? text->length : LONGEST_NGRAM;
+    memcpy(tail, text->tokens + text->length - past, (size_t)past * sizeof(int32_t));
+    float reach = 1, expected = 0;
+    guess->count = 0;
+    while (guess->count < most && reach >= LEAST_REACH) {
+        const int64_t position = guess->count, here = past + position;
+        uint64_t entry = 0;
+        int order = here < LONGEST_NGRAM ? (int)here : LONGEST_NGRAM;
+        for (; order > 0 && !(entry = ngram(table, tail + here, order)); order--) {}
+        if (!entry) break;
+        const int share = (int)(entry & 0xFF), at = position < POSITIONS ? (int)position : POSITIONS - 1;
+        int16_t *features = guess->features[position];
+        features[0] = (int16_t)(OF_RIVALS + order * 16 + share / 16);
+        features[1] = (int16_t)OF_VOTES;
+        features[2] = (int16_t)(OF_POSITIONS + at * MATCHES + order);
+        features[3] = (int16_t)(OF_SHARES + (guess->share < 1 ? (int)(guess->share * SHARES) : SHARES - 1)
+                                                * MATCHES + order);
+        features[4] = (int16_t)OF_DISTANCES;
+        const float often = ((float)share + 0.5f) / 256;
+        float odds = guess->bias + logf(often / (1 - often));
+        for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
+        tail[here] = guess->tokens[position] = (int32_t)(entry >> 8 & 0xFFFFFF);
+        guess->promised[position] = 1 / (1 + expf(-odds));
+        reach *= guess->promised[position];
+        if (reach >= LEAST_REACH) expected += reach;
+        guess->count++;
+    }
+    return expected;
+}
+
 // Learn from the tokens that came, up to the first wrong prediction.
 static void learn(Prediction *guess, float *weights, const int32_t *came, int64_t count) {
     float *errors = weights + WEIGHTS;
@@ -239,25 +286,28 @@ void specops_lookups_free(Lookups *lookups) {
 Lookups *specops_lookups_new(int64_t capacity) {
     Lookups *lookups = calloc(1, sizeof *lookups);
     if (!lookups) return NULL;
-    lookups->own.share = lookups->past.share = 0.5f;
+    lookups->own.share = lookups->past.share = lookups->known.share = 0.5f;
     if (!(lookups->text = specops_text_new(capacity, 2, 1))) return free(lookups), NULL;
     return lookups;
 }
 
-int64_t specops_estimate_floats(void) { return 2 * 2 * WEIGHTS; }
+int64_t specops_estimate_floats(void) { return 3 * 2 * WEIGHTS; }
 
-int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
+int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *table, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised) {
-    Prediction *own = &lookups->own, *past = &lookups->past;
-    float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS;
+    Prediction *own = &lookups->own, *past = &lookups->past, *known = &lookups->known;
+    float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS, *of_known = estimate + 4 * WEIGHTS;
     learn(own, of_own, more, count);
     learn(past, of_past, more, count);
+    learn(known, of_known, more, count);
     for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
     if (most > SUFFIX_LONGEST_DRAFT) most = SUFFIX_LONGEST_DRAFT;
     const float here = predict(lookups->text, lookups->text, of_own, most, own);
     const float there = history ? predict(history, lookups->text, of_past, most, past) : 0;
+    const float usual = table ? predict_known(table, lookups->text, of_known, most, known) : 0;
     const Prediction *best = there > here ? past : own;
+    if (usual > here && usual > there) best = known;
     int64_t length = 0;
     for (float reach = 1; length < best->count; length++) {
         reach *= best->promised[length];

@@ -28,9 +28,10 @@ void specops_lookups_free(Lookups *lookups);
 // Number of floats of the estimate that all requests share; they are 0 at first.
 int64_t specops_estimate_floats(void);
 
-// Append [count] tokens to a request's text and predict how it goes on, from the text itself and from
-// `history` (may be NULL), whichever promises more tokens.
+// Append [count] tokens to a request's text and predict how it goes on, from the text itself, from
+// `history` and from `table` (both may be NULL), whichever promises most tokens.
 //
+//   table:    n-grams, see `NgramTable` in `specops.runtime.suffixes`.
 //   estimate: learns from the tokens that came after the last lookup.
 //   most:     most tokens to predict, up to SUFFIX_LONGEST_DRAFT.
 //   least:    the prediction ends before the first token that is reached with a smaller probability.
@@ -38,7 +39,7 @@ int64_t specops_estimate_floats(void);
 //             those before it are.
 //
 // Returns the number of predicted tokens.
-int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
+int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *table, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.model_runner import ModelRunner
+from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.base import Chain, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
@@ -17,6 +18,7 @@ def make_drafters(
     *,
     head: LookupDrafter | None = None,
     reuse: PrefixCache = PrefixCache.CLIENT,
+    ngrams: NgramTable | None = None,
 ) -> dict[str, Chain]:
     """What each name in a request asks. `cascade` asks all, the cheapest first.
 
@@ -25,9 +27,9 @@ def make_drafters(
         draft: the draft model, if there is one.
         draft_costs: costs of its passes.
         head: the draft head, if there is one.
-        reuse: see `SuffixDrafter`.
+        reuse, ngrams: see `SuffixDrafter`.
     """
-    suffix = SuffixDrafter(reuse)
+    suffix = SuffixDrafter(reuse, ngrams=ngrams)
     lookups: tuple[LookupDrafter, ...] = (suffix,) if head is None else (suffix, head)
     model = None
     if draft is not None:

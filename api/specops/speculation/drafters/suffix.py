@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from specops.runtime.kv_cache import PrefixCache
-from specops.runtime.suffixes import Estimate, History, Lookups
+from specops.runtime.suffixes import Estimate, History, Lookups, NgramTable
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
 TEXT_TOKENS = 8192  # remembered tokens of a request
@@ -34,6 +34,7 @@ class SuffixDrafter(LookupDrafter):
             of them are kept.
         history_tokens: the same for a client's earlier requests.
         clients: number of remembered clients.
+        ngrams: of texts that the model wrote itself.
     """
 
     name = "suffix"
@@ -45,8 +46,10 @@ class SuffixDrafter(LookupDrafter):
         text_tokens: int = TEXT_TOKENS,
         history_tokens: int = HISTORY_TOKENS,
         clients: int = CLIENTS,
+        ngrams: NgramTable | None = None,
     ) -> None:
         self._reuse = reuse
+        self._ngrams = ngrams
         self._text_tokens = text_tokens
         self._history_tokens = history_tokens
         self._most_clients = clients
@@ -56,7 +59,8 @@ class SuffixDrafter(LookupDrafter):
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot, with the history that the client's request may use."""
-        lookups = Lookups(self._text_tokens, self._estimate)
+        table = None if self._ngrams is None else self._ngrams.address
+        lookups = Lookups(self._text_tokens, self._estimate, table)
         self._slots[slot] = lookups, self._history(client)
 
     def look_up(

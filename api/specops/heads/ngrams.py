@@ -1,0 +1,136 @@
+"""Makes tables of n-grams: what mostly followed one to three tokens in texts of a model's own.
+
+A lookup in such a table takes microseconds and finds what neither the request nor earlier ones have
+said. `python -m specops.heads.ngrams TEXTS TABLE` makes one; `runtime/suffixes.py` has its format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_LONGEST = 3  # tokens that are looked up
+_LOAD = 0.75  # share of places with an entry
+_LEAST_COUNT = 2  # what came less often is chance
+_ALIKE = 0.15  # a longer n-gram must say another token, or be so much more or less sure
+_LEAST_SHARE = 0.1
+_GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_HALF = np.uint64(32)
+
+Words = npt.NDArray[np.uint64]
+Text = tuple[npt.NDArray[np.integer], int]
+"""Tokens [n], and the place where the answer begins."""
+
+
+def make_table(texts: Iterable[Text]) -> Words:
+    """Count which token followed most often in the answers of texts.
+
+    Returns:
+        [n], the table.
+    """
+    answers = list(texts)
+    parts, shorter = [], None
+    for order in range(1, _LONGEST + 1):
+        counted = _counted(answers, order)
+        kept = counted.shares >= _LEAST_SHARE
+        if shorter is not None and len(shorter.hashes):
+            kept &= counted.differs(shorter)
+        often = np.clip(counted.shares[kept] * 256, 1, 255).astype(np.uint64)
+        said = counted.following[kept] << np.uint64(8) | often
+        parts.append((counted.hashes[kept], said))
+        shorter = counted
+    hashes, said = (np.concatenate(part) for part in zip(*parts, strict=True))
+    size = max(1, int(len(hashes) / _LOAD))
+    homes = ((hashes >> _HALF) * np.uint64(size) >> _HALF).astype(np.int64)
+    by_home = np.argsort(homes, kind="stable")
+    # The first free place from its own on, where those before have theirs already.
+    ranks = np.arange(len(homes))
+    places = np.maximum.accumulate(homes[by_home] - ranks) + ranks
+    table = np.zeros(max(size, int(places.max(initial=0)) + 1) + 2, np.uint64)
+    table[0] = size
+    table[1 + places] = (hashes << _HALF | said)[by_home]
+    return table
+
+
+def read_texts(paths: Iterable[Path]) -> Iterator[Text]:
+    """Texts of one array: for each its number of tokens, where the answer begins, its tokens."""
+    flat = np.concatenate([np.load(path) for path in paths])
+    at = 0
+    while at < len(flat):
+        count, begin = int(flat[at]), int(flat[at + 1])
+        yield flat[at + 2 : at + 2 + count], begin
+        at += 2 + count
+
+
+class _Counted(NamedTuple):
+    """N-grams of one length.
+
+    Attributes:
+        hashes: [n], sorted.
+        endings: [n], of their tokens but the first.
+        following: [n], the tokens that mostly followed.
+        shares: [n], how often these did.
+    """
+
+    hashes: Words
+    endings: Words
+    following: Words
+    shares: npt.NDArray[np.float64]
+
+    def differs(self, shorter: _Counted) -> npt.NDArray[np.bool_]:
+        """Which say something else than their endings do."""
+        at = np.searchsorted(shorter.hashes, self.endings)
+        at[at == len(shorter.hashes)] = 0
+        differs: npt.NDArray[np.bool_] = shorter.hashes[at] != self.endings
+        differs |= shorter.following[at] != self.following
+        differs |= np.abs(shorter.shares[at] - self.shares) > _ALIKE
+        return differs
+
+
+def _counted(answers: Sequence[Text], order: int) -> _Counted:
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(tokens, order + 1)[max(0, begin - order) :]
+        for tokens, begin in answers
+        if len(tokens) > order
+    ]
+    rows = np.concatenate(windows).astype(np.uint64)
+    hashes, following = _hash(rows[:, :order]), rows[:, order]
+    _, first, counts = np.unique(
+        hashes * _GOLDEN ^ following, return_index=True, return_counts=True
+    )
+    by_count = np.lexsort((-counts, hashes[first]))
+    first, counts = first[by_count], counts[by_count]
+    found, at = np.unique(hashes[first], return_index=True)
+    totals, best = np.add.reduceat(counts, at), counts[at]
+    kept = best >= _LEAST_COUNT
+    first, at = first[at][kept], at[kept]
+    shares = (best[kept] - 0.5) / (totals[kept] + 0.5)
+    return _Counted(found[kept], _hash(rows[first, 1:order]), following[first], shares)
+
+
+def _hash(grams: Words) -> Words:
+    """Hashes of n-grams [n, order], as `kernels/suffixes.c` has them."""
+    word = np.full(len(grams), grams.shape[1], np.uint64)
+    for column in grams.T:
+        word = (word ^ column) * _GOLDEN
+    return (word ^ word >> np.uint64(29)) * _MIX
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make a table; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m specops.heads.ngrams", description=__doc__)
+    parser.add_argument("texts", type=Path, nargs="+", help="the parts of the texts' array")
+    parser.add_argument("table", type=Path)
+    given = parser.parse_args(arguments)
+    np.save(given.table, make_table(read_texts(given.texts)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

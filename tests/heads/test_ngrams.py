@@ -1,0 +1,93 @@
+"""A table of n-grams says what mostly followed in a model's own texts, as a scan of them would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specops.heads.ngrams import main, make_table
+from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.session import ModelLoadError
+from specops.runtime.suffixes import NgramTable
+from specops.speculation.drafters.suffix import SuffixDrafter
+
+VOCAB = 300
+
+
+def texts(count: int = 60) -> list[tuple[np.ndarray, int]]:
+    """Texts in which each token mostly decides about the next one."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        tokens = [int(rng.integers(VOCAB))]
+        while len(tokens) < 80:
+            tokens.append((7 * tokens[-1] + 3 + int(rng.random() < 0.2)) % VOCAB)
+        found.append((np.array(tokens, np.uint16), 5))
+    return found
+
+
+def written(path: Path) -> NgramTable:
+    np.save(path, make_table(texts()))
+    return NgramTable(path, VOCAB)
+
+
+def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
+    after = {token: Counter[int]() for token in range(VOCAB)}
+    for tokens, begin in texts():
+        for place in range(begin, len(tokens)):
+            after[int(tokens[place - 1])][int(tokens[place])] += 1
+    drafter = SuffixDrafter(PrefixCache.OFF, ngrams=written(tmp_path / "table.npy"))
+    for token in range(VOCAB):
+        drafter.begin(0, [token], "ann")
+        draft = drafter.look_up(0, [token], 4)
+        drafter.release(0)
+        if not (often := after[token].most_common(1)) or often[0][1] < 2:
+            assert not draft.tokens
+            continue
+        assert after[token][draft.tokens[0]] == often[0][1]
+        assert 0.0 < draft.accept_probs[0] < 1.0
+    drafter.begin(0, [0], "ann")
+    assert len(drafter.look_up(0, [0], 4).tokens) == 4  # behind its own tokens, too
+
+
+def test_promises_follow_what_comes(tmp_path: Path) -> None:
+    drafter = SuffixDrafter(PrefixCache.OFF, ngrams=written(tmp_path / "table.npy"))
+    promised = []
+    for token in range(200):
+        drafter.begin(0, tokens := [token], "ann")
+        found = drafter.look_up(0, tokens, 1, 0.0)
+        promised += found.accept_probs
+        drafter.look_up(0, [*tokens, 299], 0)  # another token came
+    assert promised[0] > 0.4
+    assert promised[-1] < 0.1
+
+
+@pytest.mark.parametrize("damage", [
+    lambda words: words[:2],
+    lambda words: words[:-1],
+    lambda words: np.concatenate([[len(words)], words[1:]]).astype(np.uint64),
+    lambda words: np.concatenate([[0], words[1:]]).astype(np.uint64),
+    lambda words: words.astype(np.int64),
+    lambda words: np.concatenate([words[:-1], [VOCAB << 8, 0]]).astype(np.uint64),
+])  # fmt: skip
+def test_a_damaged_table_or_one_of_another_model_is_refused(damage, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "table.npy"
+    np.save(file, damage(make_table(texts())))
+    with pytest.raises(ModelLoadError, match=r"damaged|another vocabulary"):
+        NgramTable(file, VOCAB)
+    file.write_bytes(b"no table")
+    with pytest.raises(ModelLoadError, match="no table"):
+        NgramTable(file, VOCAB)
+
+
+def test_the_command_reads_an_array_in_parts(tmp_path: Path) -> None:
+    flat = np.concatenate(
+        [np.concatenate([[len(tokens), begin], tokens]) for tokens, begin in texts()]
+    ).astype(np.uint16)
+    for number, part in enumerate(np.array_split(flat, 2)):
+        np.save(tmp_path / f"{number}.npy", part)
+    assert not main([str(tmp_path / name) for name in ("0.npy", "1.npy", "table.npy")])
+    np.testing.assert_array_equal(np.load(tmp_path / "table.npy"), make_table(texts()))
