@@ -135,6 +135,7 @@ def test_it_learns_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: torch.dtype
 ) -> None:
     monkeypatch.setattr(training, "_WARM_UP", 10)
+    monkeypatch.setattr(training, "_RATE", 4e-3)  # it is a small head, and there are 100 steps
     teacher, unseen, reported = Stairs(), conversations(40, seed=1), list[str]()
 
     def trained(seconds: float) -> tuple[HeadNetwork, Training]:
