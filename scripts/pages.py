@@ -21,9 +21,9 @@ from scripts.settings import replaced
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.models.convert.gguf.architectures import _ARCHITECTURES
-from specops.models.head_folder import is_head
 from specops.models.hub import HubModel
 from specops.presets import Preset, presets
+from specops.runtime.suffixes import NGRAMS
 from tests.checkpoints import attention_layers
 from tests.models_e2e.repositories import REPOSITORIES, Config
 
@@ -245,7 +245,7 @@ def model_rows() -> list[str]:
     lines.append("|---|---|---|---|---:|---:|")
     for name, preset in presets().items():
         draft = source(preset.draft)
-        if draft and not is_head(Settings().models_dir / preset.draft):
+        if draft and not (Settings().models_dir / preset.draft / NGRAMS).is_file():
             draft += f", `{preset.draft_quant}`"
         target = source(preset.target)
         if target and preset.quant:

@@ -24,7 +24,7 @@ from specops.models.graph import prepack, weight_cache
 from specops.runtime import calibration, kernels
 from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
-from tests.draft_heads import make_random_head
+from tests.eagle_heads import write_head
 
 THREADS = 1  # each worker of pytest has one core; tests of threads start processes
 SLOTS = 3
@@ -221,9 +221,8 @@ def any_kernel() -> Iterator[None]:
 def tiny_head(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft head for the tiny target, mostly wrong."""
     folder = tmp_path_factory.mktemp("tiny-head") / "head"
-    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
-    make_random_head(folder, graph, vocab=320, size=256)
-    return folder
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    return write_head(folder, target=tiny_pair / "target", hidden=256, **layers)
 
 
 @pytest.fixture(scope="session")

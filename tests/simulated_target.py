@@ -198,11 +198,8 @@ class SimulatedTarget:
             self._logits[: len(states)] = self.text.logits(states, last)
         return self._logits[: len(states)]
 
-    def keep_hidden_state(self, slot: int, row: int, length: int, chosen: int) -> None:
-        """Nothing: no draft head reads its states."""
-
     def hand_states(self, slot: int, length: int) -> None:
-        """Nothing, as `keep_hidden_state`."""
+        """Nothing: no draft head reads its states."""
 
     def hidden_states(self, row: int, count: int) -> Floats:
         """States [count, 4] that depend on all tokens before."""

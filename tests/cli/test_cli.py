@@ -14,13 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
+from specops.heads.ngrams import make_table
 from specops.models.convert import Quantization, export_checkpoint
 from specops.request import GenerationRequest, Piece
+from specops.runtime.suffixes import NGRAMS
 from specops.system.memory import read_memory
 from tests.loopback import free_port
 from tests.mtp_blocks import make_checkpoint
@@ -227,8 +230,26 @@ def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[
     assert about(capsys)["draft"] == "none"
     assert main(["info", "--draft", str(tiny_head)]) == 0
     lines = about(capsys)
-    assert re.fullmatch(rf"a head, [\d.]+ MB, {tiny_head}", lines["draft"])
+    assert re.match(r"a head, [\d.]+ MB, \S+/head-\S+; \d+% of a test text", lines["draft"])
     assert lines["drafters"] == "head, suffix, cascade, none (default: cascade)"
+
+
+@pytest.mark.usefixtures("environment")
+def test_info_names_a_table_of_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / NGRAMS, make_table([(np.arange(40) % 4, 0)]))
+    assert main(["info", "--draft", str(tmp_path)]) == 0
+    lines = about(capsys)
+    assert re.fullmatch(rf"n-grams, [\d.]+ MB, {tmp_path}", lines["draft"])
+    assert lines["drafters"] == "suffix, none (default: suffix)"
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_head_of_an_earlier_version_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "head.json").write_text("{}")
+    assert main(["info", "--draft", str(tmp_path)]) == 1
+    assert "make another one with `specops draft make`" in capsys.readouterr().err
 
 
 def test_export_writes_a_folder_that_generates(

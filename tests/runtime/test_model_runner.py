@@ -127,27 +127,6 @@ def test_a_pass_may_have_no_logits_and_leaves_lengths_as_they_are() -> None:
     assert runner.cache.length(0) == 0
 
 
-def test_hidden_states_are_kept_by_slot() -> None:
-    runner = make_runner(make_session(hidden=True))
-    begin(runner, 0, 2)
-    tokens = batch((2, 0, [5, 6, 7], 2), (0, 0, [9], 1))
-    expected = runner.forward(tokens).copy()
-    runner.keep_hidden_state(2, 0, 2, 8)  # keeps nothing yet
-    kept = runner.output_hidden_states()
-    assert not kept.has(2, 2)
-    assert np.array_equal(runner.forward(tokens), expected)
-    runner.keep_hidden_state(2, 0, 2, 8)
-    runner.keep_hidden_state(0, 2, 1, 9)
-    assert kept.rows.tolist() == [[9], [0], [6]]
-    assert kept.chosen == [9, 0, 8]
-    assert kept.fresh == {0, 2}
-    assert kept.has(2, 2)
-    assert not kept.has(2, 3)
-    kept.forget(2)
-    assert not kept.has(2, 2)
-    assert runner.output_hidden_states() is kept
-
-
 @pytest.mark.parametrize("count", [0, MAX_TOKENS + 1])
 def test_an_empty_or_too_large_pass_is_refused(count: int) -> None:
     runner = make_runner()
@@ -191,11 +170,10 @@ def test_a_graph_that_was_not_rewritten_is_refused(metadata: dict[str, str]) -> 
     [
         (lambda: make_session(extra="attention_mask"), "attention_mask"),
         (lambda: make_session(vocab="V"), "of a fixed size"),
-        (make_session, "does not give its last hidden states"),
     ],
 )
 def test_a_graph_that_does_not_fit_is_refused(
     make: Callable[[], ort.InferenceSession], message: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        make_runner(make()).output_hidden_states()
+        make_runner(make())

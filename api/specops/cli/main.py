@@ -283,8 +283,10 @@ def _info(options: argparse.Namespace) -> int:
             lines["draft"] += f"; {right}"
             if info.head_agreement < LEAST_AGREEMENT:
                 lines["draft"] += ": it is another model's or for other layers, or is damaged"
-    elif choice.draft is not None:
-        lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
+    elif info.draft_parameters is not None and choice.draft is not None:
+        lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters)
+    elif isinstance(choice.draft, Path):
+        lines["draft"] = f"n-grams, {_megabytes(_size(choice.draft))}, {choice.draft}"
     for name, value in lines.items():
         print(f"{name:16} {printable(value)}")
     print("\nmemory, as it was planned when the model was loaded")

@@ -18,10 +18,9 @@ from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Rep
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.models.head_folder import (
+    HEAD_MANIFEST,
     EagleFolder,
-    HeadFolder,
     MtpBlock,
-    is_head,
     is_head_checkpoint,
 )
 from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
@@ -33,7 +32,6 @@ from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
-    DraftHead,
     Fusion,
     LayerStates,
     ModelRunner,
@@ -46,7 +44,6 @@ from specops.runtime.session import ModelLoadError, Session, open_session, share
 from specops.runtime.suffixes import NGRAMS, NgramTable
 from specops.speculation.drafters.base import LookupDrafter
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
-from specops.speculation.drafters.head import HeadDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
 from specops.text.tokenizer import Tokenizer, TokenizerError
@@ -136,12 +133,9 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     folders, parts = [target], list[tuple[Session, int]]()
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
     mtp = draft.graph if isinstance(draft, MtpBlock) else None
-    if isinstance(draft, EagleFolder | HeadFolder):
-        files = draft.graphs if isinstance(draft, EagleFolder) else [draft.graph]
-        for file in files:
-            # The name of a conversion's folder has a key, which no other generation shares.
-            name = f"{target.name}-{file.stem}" if layers else draft.path.resolve().name
-            parts.append(_open(file, name, settings, step))
+    if isinstance(draft, EagleFolder):
+        for file in draft.graphs:
+            parts.append(_open(file, f"{target.name}-{file.stem}", settings, step))
     elif isinstance(draft, ModelFolder):
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         folders.append(draft)
@@ -208,18 +202,13 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             costs=calibrate(runner, _costs_file(file, f"{target.name}-head", settings)),
         )
         head = _eagle_head(draft, make, models[0], tokenizer)
-    elif isinstance(draft, HeadFolder):
-        drafter = _head_drafter(draft, parts[0][0], models[0])
-        head = Head(drafter, draft.path)
     small = models[1] if len(models) > 1 else None
     return LoadedModels(models[0], small, head, ngrams, tokenizer, plan)
 
 
 def _prepared(
     settings: Settings, report: Report
-) -> tuple[
-    ModelFolder, ModelFolder | HeadFolder | EagleFolder | MtpBlock | None, NgramTable | None
-]:
+) -> tuple[ModelFolder, ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]:
     """Find, download or convert the target, its draft and its n-grams, if it has them."""
     choice = choose(settings)
     if not (settings.model or settings.target):
@@ -250,8 +239,11 @@ def _prepared(
     ngrams = None
     if (path / NGRAMS).is_file():
         ngrams = NgramTable(path / NGRAMS, target.vocab_size)
-    if is_head(path):
-        return target, HeadFolder.read(path), ngrams
+    if (path / HEAD_MANIFEST).is_file():
+        raise ModelError(
+            f"the draft head {path} was made by an earlier version: make another one with "
+            "`specops draft make`, in another folder, or set SPECOPS_DRAFT=none"
+        )
     if is_head_checkpoint(path):
         head = prepare_head(
             choice.draft,
@@ -346,30 +338,6 @@ def _costs_file(graph: Path, name: str, settings: Settings) -> Path:
     threads = compute_threads(settings.threads)
     key = f"{graph_key(graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"
     return settings.cache_dir / "costs" / f"{name}-{key}.json"
-
-
-def _head_drafter(head: HeadFolder, graph: Session, target: Model) -> HeadDrafter:
-    """Have a draft head read the target's hidden states.
-
-    Raises:
-        ModelError, ModelLoadError: it was made for another model.
-    """
-    runner = target.runner
-    states = runner.output_hidden_states()
-    sizes = head.vocab_size, head.hidden_size
-    if sizes != (runner.vocab_size, runner.hidden_size):
-        raise ModelError(
-            f"the draft head {head.path} was made for {head.target}, a model of {sizes[0]} tokens "
-            f"and hidden states of {sizes[1]}; this one has {runner.vocab_size} and "
-            f"{runner.hidden_size}. Make one with `specops draft make`, or set SPECOPS_DRAFT=none"
-        )
-    runs = DraftHead(
-        graph,
-        num_slots=runner.cache.num_slots,
-        hidden_size=head.hidden_size,
-        table_size=len(head.tokens),
-    )
-    return HeadDrafter(runs, states, head.tokens, head.calibration)
 
 
 def _eagle_head(

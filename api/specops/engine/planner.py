@@ -131,12 +131,7 @@ class Planner:
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
-        waiting, begun, reading = 0, self._clock(), 0.0
-        for lookup in self._lookups:
-            if seconds := lookup.take_reading():
-                reading += seconds
-                if any(state.request.adaptive for state in self._slots):
-                    self.controller.read(lookup.name, seconds)
+        waiting, begun, reading = 0, self._clock(), self._count_reading()
         prompts: list[RequestState] = []
         if len(decoding) < len(self._slots):
             prompts = [
@@ -216,6 +211,16 @@ class Planner:
                 everything = item.state.request.logprobs is not None
                 item.num_logits += len(item.draft.tokens) + everything * len(item.forced)
         return scheduled
+
+    def _count_reading(self) -> float:
+        """Seconds that lookups have read texts since the last pass; the controller learns of it."""
+        whole = 0.0
+        for lookup in self._lookups:
+            if seconds := lookup.take_reading():
+                whole += seconds
+                if any(state.request.adaptive for state in self._slots):
+                    self.controller.read(lookup.name, seconds)
+        return whole
 
     def _prefill_draft_model(self, decoding: list[RequestState]) -> None:
         """Let a draft model compute a piece of one text that it cannot propose for yet.

@@ -284,8 +284,6 @@ class Scheduler:
         kept = min(len(tokens) - 1, item.emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
         self._computed(state, 1 + kept)
-        last = first + accepted
-        self.target.keep_hidden_state(state.slot, last, state.num_computed, state.tokens[-1])
         drafts = []
         if forced:
             drafts.append(Draft(forced, drafter=GRAMMAR, accepted=min(len(forced), kept)))
@@ -329,8 +327,6 @@ class Scheduler:
             state.finish = FinishReason.LENGTH
         elif item.ends_prompt:
             token = _verify(item, state.adjusted(logits[-1:], ())).next_token
-            row += rows - 1
-            self.target.keep_hidden_state(state.slot, row, state.num_computed, token)
             item.emitted = state.append([token], 0, "", logits[-1:])
             step.first_tokens += 1
 

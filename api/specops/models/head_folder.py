@@ -1,17 +1,11 @@
-"""Reads and writes draft heads' folders, and tells heads' checkpoints from models.
-
-A head that is published as an EAGLE-3 checkpoint is converted for its target (`EagleFolder`). One
-that `specops draft make` wrote is a small graph and a manifest that names its target.
-"""
+"""Reads and writes converted draft heads, and tells heads' checkpoints from models."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
-
-from specops.models.folder import ModelError
+from typing import Any
 
 HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
@@ -25,11 +19,6 @@ EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
 _HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
 _LAYER, _ARCHITECTURES = "transformer_layer_config", "architectures"
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
-
-def is_head(source: object) -> TypeGuard[Path]:
-    """Return whether a draft is a head's folder and not a model."""
-    return isinstance(source, Path) and (source / HEAD_MANIFEST).is_file()
 
 
 def is_head_checkpoint(source: Path) -> bool:
@@ -65,7 +54,9 @@ class EagleFolder:
         path: the folder.
         layers: the target's layers whose inputs it reads.
         tokens: the token ids that it can draft, in the order of its output rows.
-        calibration: see `HeadFolder`; empty: nothing is known of it.
+        calibration: for each guess in a row a factor and a summand. They turn the logit of the
+            head's confidence into that of the probability that the guess is accepted. Empty:
+            nothing is known.
     """
 
     path: Path
@@ -90,7 +81,8 @@ class EagleFolder:
 
     def write(self) -> None:
         """Write the manifest into the folder."""
-        _write(self)
+        content = {key: value for key, value in asdict(self).items() if key != "path"}
+        (self.path / HEAD_MANIFEST).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,65 +103,3 @@ class MtpBlock:
     def path(self) -> Path:
         """The model's folder."""
         return self.graph.parent
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFolder:
-    """A head's manifest.
-
-    Attributes:
-        path: the folder.
-        target: the name of the head's target.
-        vocab_size: the target's vocabulary.
-        hidden_size: the size of the target's hidden states.
-        tokens: the token ids that the head can draft, in the order of its table.
-        calibration: for each draft token in a row a factor and a summand. They turn the logit of
-            the head's confidence into the logit of the probability that the token is accepted.
-    """
-
-    path: Path
-    target: str
-    vocab_size: int
-    hidden_size: int
-    tokens: tuple[int, ...]
-    calibration: tuple[tuple[float, float], ...]
-
-    @property
-    def graph(self) -> Path:
-        """The file of the head's graph."""
-        return self.path / HEAD_GRAPH
-
-    @classmethod
-    def read(cls, path: Path) -> HeadFolder:
-        """Read a head's manifest.
-
-        Raises:
-            ModelError: the manifest lacks a field, or a field is not valid.
-        """
-        try:
-            content = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
-            head = cls(
-                path=path,
-                target=str(content["target"]),
-                vocab_size=int(content["vocab_size"]),
-                hidden_size=int(content["hidden_size"]),
-                tokens=tuple(map(int, content["tokens"])),
-                calibration=tuple((float(a), float(b)) for a, b in content["calibration"]),
-            )
-            if not head.calibration or not all(0 <= one < head.vocab_size for one in head.tokens):
-                raise ValueError("no guess, or a token that the target does not have")
-        except _DAMAGED as error:
-            raise ModelError(
-                f"{path / HEAD_MANIFEST} cannot be used ({error!r}): make another head with "
-                "`specops draft make`, in another folder"
-            ) from error
-        return head
-
-    def write(self) -> None:
-        """Write the manifest into the folder."""
-        _write(self)
-
-
-def _write(head: EagleFolder | HeadFolder) -> None:
-    content = {key: value for key, value in asdict(head).items() if key != "path"}
-    (head.path / HEAD_MANIFEST).write_text(json.dumps(content) + "\n", encoding="utf-8")

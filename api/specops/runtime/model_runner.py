@@ -1,7 +1,5 @@
 """Runs a model: a batch of tokens goes in, the logits of the tokens that need them come out.
 
-`DraftHead` runs a draft head, which reads the target's hidden states, in the same way.
-
 ONNX Runtime runs the graph; its tensors lie in arrays that are made once. The graph reaches the KV
 cache through block tables and an address, so tensors are bound once for each size of a pass.
 """
@@ -25,7 +23,6 @@ Floats = npt.NDArray[np.float32]
 
 _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"))
 _LOGITS, _HIDDEN = "logits", "hidden"
-_HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
 _POSITIONS = "position_ids"  # only of models with a table of positions
 _STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
 _FINAL_ROWS = "final_rows"  # of a target whose last states its MTP block reads
@@ -53,42 +50,6 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
         return CacheShape.of(layer_shapes.parse(session.get_modelmeta().custom_metadata_map), dtype)
     except ValueError as error:
         raise ModelLoadError(f"the graph was not rewritten: {error}") from error
-
-
-class HiddenStates:
-    """The target's last hidden state of each slot.
-
-    Args:
-        num_slots: number of slots.
-        size: numbers in a hidden state.
-
-    Attributes:
-        rows: [num_slots, size].
-        chosen: [num_slots] tokens, each chosen from its row's logits.
-        fresh: slots whose row changed since the draft head read it; the head removes them.
-    """
-
-    def __init__(self, num_slots: int, size: int) -> None:
-        self.rows: Floats = np.zeros((num_slots, size), np.float32)
-        self.chosen = [0] * num_slots
-        self.fresh: set[int] = set()
-        self._lengths = [0] * num_slots
-
-    def keep(self, slot: int, state: Floats, length: int, chosen: int) -> None:
-        """Keep the state [size] after `length` tokens, and the token chosen from it."""
-        self.rows[slot] = state
-        self.chosen[slot] = chosen
-        self.fresh.add(slot)
-        self._lengths[slot] = length
-
-    def has(self, slot: int, length: int) -> bool:
-        """Whether the slot's row is the state after the first `length` tokens of its sequence."""
-        return self._lengths[slot] == length
-
-    def forget(self, slot: int) -> None:
-        """Drop a slot's row, when its sequence ends."""
-        self._lengths[slot] = 0
-        self.fresh.discard(slot)
 
 
 class LayerStates:
@@ -147,7 +108,6 @@ class ModelRunner:
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
-        self._kept: HiddenStates | None = None
         self.states = LayerStates(sizes[_STATES]) if _STATES in sizes else None
         # The rows of states that a pass computes; if they are the last ones, the logits are theirs.
         self._rows_input = next(iter(self._given & {_STATE_ROWS, _FINAL_ROWS}), "")
@@ -186,7 +146,7 @@ class ModelRunner:
             if self._rows_input == _FINAL_ROWS:
                 places = np.searchsorted(self._state_rows[:num_states], batch.logit_rows)
                 self._logit_rows[:num_logits] = places
-        key = count, num_logits, num_states, batch.hidden or self._kept is not None
+        key = count, num_logits, num_states, batch.hidden
         if (binding := self._bindings.get(key)) is None:
             binding = self._bind(*key)
         self._session.run_with_iobinding(binding)
@@ -203,41 +163,12 @@ class ModelRunner:
             row, start = place
             self.states.receive(slot, start, self._states[row : row + length - start])
 
-    def output_hidden_states(self) -> HiddenStates:
-        """Make all later passes output the last hidden states as well.
-
-        Returns:
-            Where `keep_hidden_state` keeps them.
-
-        Raises:
-            ModelLoadError: the graph does not output them.
-        """
-        if not self.hidden_size:
-            raise ModelLoadError(
-                "the model's graph does not give its last hidden states, which a draft head reads"
-            )
-        if self._kept is None:
-            self._kept = HiddenStates(self.cache.num_slots, self.hidden_size)
-        return self._kept
-
     def hidden_states(self, row: int, count: int) -> Floats:
         """Hidden states [count, hidden_size] of the last pass, if its batch asked for them.
 
         `row` is a row of that pass's logits.
         """
         return self._hidden[row : row + count]
-
-    def keep_hidden_state(self, slot: int, row: int, length: int, chosen: int) -> None:
-        """Keep the hidden state of a row of the last pass, if `output_hidden_states` was called.
-
-        Args:
-            slot: number of the slot.
-            row: of that pass's logits.
-            length: number of the sequence's tokens up to that row.
-            chosen: the token that was chosen from the row.
-        """
-        if self._kept is not None:
-            self._kept.keep(slot, self._hidden[row], length, chosen)
 
     def _fill(self, batch: Batch) -> None:
         """Write the spans, those of logits, and the progress and positions that the graph reads.
@@ -317,68 +248,6 @@ class ModelRunner:
             self._bindings.clear()
         self._bindings[count, num_logits, num_states, hidden] = binding
         return binding
-
-
-class DraftHead:
-    """Runs a draft head.
-
-    Args:
-        session: the head's graph.
-        num_slots: maximum number of rows in a pass.
-        hidden_size: numbers in the target's hidden states.
-        table_size: number of tokens that the head can guess; one more output stands for all others.
-
-    Attributes:
-        codes: [num_slots] last tokens, as indices into the table; the table's size for all others.
-        states: [num_slots, hidden_size] from which these tokens were chosen.
-        next_states: [num_slots, hidden_size] of the guesses.
-
-    Raises:
-        ModelLoadError: the graph is not a head for this target.
-    """
-
-    def __init__(
-        self, session: Session, *, num_slots: int, hidden_size: int, table_size: int
-    ) -> None:
-        self._session = session
-        found = {item.name: item.shape[-1] for item in session.get_outputs()}
-        inputs = [item.name for item in session.get_inputs()]
-        sizes = [table_size + 1, hidden_size]
-        if inputs != _HEAD_INPUTS or found != dict(zip(_HEAD_OUTPUTS, sizes, strict=True)):
-            raise ModelLoadError(
-                f"the head's graph takes {inputs} and gives {found}, not {sizes}: make it again "
-                "with `specops draft make`"
-            )
-        self.codes: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
-        self.states: Floats = np.zeros((num_slots, hidden_size), np.float32)
-        self.next_states: Floats = np.zeros_like(self.states)
-        self._logits: Floats = np.zeros((num_slots, table_size + 1), np.float32)
-        self._bindings: dict[int, ort.IOBinding] = {}
-
-    def guess(self, count: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Guess the token after each of the first `count` rows of `codes` and `states`.
-
-        It also writes `next_states`.
-
-        Returns:
-            [count] indices of the likeliest tokens in the table, and their probabilities.
-        """
-        binding = self._bindings.get(count)
-        if binding is None:
-            binding = self._bindings[count] = self._bind(count)
-        self._session.run_with_iobinding(binding)
-        logits = self._logits[:count]
-        best = logits[:, :-1].argmax(1)
-        top = logits.max(1, keepdims=True)
-        shares = np.exp(logits - top)
-        return best, shares[np.arange(count), best] / shares.sum(1)
-
-    def _bind(self, count: int) -> ort.IOBinding:
-        return bind(
-            self._session,
-            {"codes": self.codes[:count], "states": self.states[:count]},
-            {"logits": self._logits[:count], "next_states": self.next_states[:count]},
-        )
 
 
 def given_size(session: Session) -> int:

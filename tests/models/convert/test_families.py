@@ -21,6 +21,7 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from specops.models.convert import ExportedModel, Quantization, export_checkpoint
+from specops.runtime.batch import Batch
 from specops.runtime.kernels import NORM
 from tests.checkpoints import (
     RELATIVES,
@@ -358,16 +359,17 @@ def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(folder: Path) ->
 def test_logits_are_a_product_of_the_last_hidden_state(fp32: ExportedModel) -> None:
     """Soft caps and factors behind the product keep the order of its entries."""
     passes = opened(fp32)
-    kept = passes.runner.output_hidden_states()
-    logits = passes.step(0, TOKENS[:50], num_logits=9)
+    batch = Batch()
+    batch.hidden = True
+    assert passes.cache.reserve(0, 50)
+    batch.add(0, 0, TOKENS[:50], 9, 50 - 9)
+    logits, hidden = passes.runner.forward(batch), passes.runner.hidden_states(0, 9)
     weights = {tensor.name: tensor for tensor in onnx.load(fp32.graph_file).graph.initializer}
     capped = "logits.product.weight" in weights
     weight = numpy_helper.to_array(weights["logits.product.weight" if capped else "logits.weight"])
     bias = numpy_helper.to_array(weights["logits.bias"]) if "logits.bias" in weights else 0
-    for row, expected in enumerate(logits):
-        passes.runner.keep_hidden_state(1, row, 42 + row, 0)
-        assert kept.has(1, 42 + row)
-        found = kept.rows[1] @ weight + bias
+    for state, expected in zip(hidden, logits, strict=True):
+        found = state @ weight + bias
         assert np.corrcoef(found, expected)[0, 1] > 0.98
         assert found.argmax() == expected.argmax()
 

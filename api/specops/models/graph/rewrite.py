@@ -30,7 +30,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.contract import FUSED, GGUF_GATHER, GGUF_MATMUL, NEXT_STATES
+from specops.models.contract import FUSED, GGUF_GATHER, GGUF_MATMUL
 from specops.models.graph.head_norms import NORM_INPUTS, move_head_norms
 from specops.models.graph.nodes import (
     ATTENTION,
@@ -130,13 +130,12 @@ def rewrite(
 
 
 def is_head(model: onnx.ModelProto) -> bool:
-    """Return whether a graph is a draft head's part without a cache, which runs as it is.
+    """Return whether a graph joins states for a draft head; it has no cache and runs as it is.
 
     Raises:
         RefusedGraphError: the head has nodes that no export has.
     """
-    names = [item.name for item in model.graph.output]
-    if names not in (["logits", NEXT_STATES], [FUSED]):
+    if [item.name for item in model.graph.output] != [FUSED]:
         return False
     _refuse_own_operators(model)
     return True

@@ -25,7 +25,7 @@ class Calibration:
     """Turns a head's confidence into the probability that a guess is accepted, and corrects it.
 
     Args:
-        fitted: factor and summand for the logit of each guess in a row, see `HeadFolder`. The last
+        fitted: factor and summand for the logit of each guess in a row, see `EagleFolder`. The last
             one counts for all further guesses; without any, the confidence is taken as it is.
         depth: number of guesses in a row.
         kinds: number of kinds of guesses that are corrected each by itself.

@@ -83,7 +83,7 @@ class EagleDrafter(LookupDrafter):
         states: hands over what the target's layers read.
         tokens: the tokens that the head can guess, in the order of its logits.
         depth: largest number of guesses in a row.
-        calibration: factor and summand for the logit of each guess in a row, see `HeadFolder`.
+        calibration: factor and summand for the logit of each guess in a row, see `EagleFolder`.
         costs: of the head's passes, with what joins states and finds the likeliest token.
     """
 
