@@ -211,14 +211,17 @@ def test_a_lookup_hears_of_all_that_ask_it_together_and_of_nobody_else() -> None
     assert [item.draft.drafter for item in found] == ["lookup", "head", "head", "head"]
 
 
-def test_a_request_with_which_a_head_s_pass_fails_fails_alone() -> None:
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_request_with_which_a_head_s_pass_fails_fails_alone(adaptive: bool) -> None:
     class Failing(Promising):
         def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
             if any(item.slot == 0 for item in requests):
                 raise RuntimeError("no such pass")
 
-    asked = {**chains(Scripted(Text(), 1.0, name="lookup")), **chains(Failing("head", 0.9))}
-    states = [decoding("head"), decoding("head"), decoding("lookup")]
+    asked = chains(Scripted(Text(), 1.0, name="lookup"))
+    asked["head"] = Chain((Promising("silent"), Failing("head", 0.9)))
+    names = ("head", "head", "lookup")
+    states = [decoding(name, adaptive=adaptive) for name in names]
     found = propose(asked, FixedLengths(2), *states)
     assert [(item.state, len(item.draft.tokens)) for item in found] == [
         (states[1], 1),

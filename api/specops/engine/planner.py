@@ -290,11 +290,13 @@ class Planner:
             if asked:
                 self._ask(lookup, asked, requests)
         for item in asking:
-            if not item.state.finish:
-                try:
+            try:
+                if not item.state.finish:
                     self._take_draft(item)
-                except Exception as error:
-                    item.state.fail(error)
+            except Exception as error:
+                item.state.fail(error)
+            if item.state.finish:
+                item.max_draft = 0
 
     def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
         """Whether a request asks this drafter, and it has something to say."""
