@@ -195,8 +195,8 @@ class Settings:
     draft: str = _knob(
         "",
         str,
-        "draft model or EAGLE-3 head, likewise; empty: the preset's or the target's own MTP "
-        "block; `none`: no draft",
+        "draft model or EAGLE-3 head, likewise, or a folder with n-grams; empty: the preset's or "
+        "the target's own MTP block; `none`: no draft",
     )
     quant: str = _knob(
         "",
