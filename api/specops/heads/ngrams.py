@@ -18,8 +18,6 @@ import numpy.typing as npt
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
 _LEAST_COUNT = 2  # what came less often is chance
-_ALIKE = 0.15  # a longer n-gram must say another token, or be so much more or less sure
-_LEAST_SHARE = 0.1
 _GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 
@@ -38,9 +36,7 @@ def make_table(texts: Iterable[Text]) -> Words:
     parts, shorter = [], None
     for order in range(1, _LONGEST + 1):
         counted = _counted(answers, order)
-        kept = counted.shares >= _LEAST_SHARE
-        if shorter is not None and len(shorter.hashes):
-            kept &= counted.differs(shorter)
+        kept = slice(None) if shorter is None else counted.differs(shorter)
         often = np.clip(counted.shares[kept] * 256, 1, 255).astype(np.uint64)
         said = counted.following[kept] << np.uint64(8) | often
         parts.append((counted.hashes[kept], said))
@@ -84,13 +80,12 @@ class _Counted(NamedTuple):
     shares: npt.NDArray[np.float64]
 
     def differs(self, shorter: _Counted) -> npt.NDArray[np.bool_]:
-        """Which say something else than their endings do."""
+        """Which say another token than their endings do."""
         at = np.searchsorted(shorter.hashes, self.endings)
-        at[at == len(shorter.hashes)] = 0
-        differs: npt.NDArray[np.bool_] = shorter.hashes[at] != self.endings
-        differs |= shorter.following[at] != self.following
-        differs |= np.abs(shorter.shares[at] - self.shares) > _ALIKE
-        return differs
+        hashes, following = (np.append(one, np.uint64(0)) for one in shorter[::2])
+        other: npt.NDArray[np.bool_] = hashes[at] != self.endings
+        other |= following[at] != self.following
+        return other
 
 
 def _counted(answers: Sequence[Text], order: int) -> _Counted:
