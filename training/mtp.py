@@ -27,15 +27,15 @@ from training.pretrain import VECTOR_LR
 from training.runtime import Budget, device, restart_with_process_environment
 from training.tokenizer import save_tokenizer
 
-LAYERS, INTERVAL = 8, 4
+LAYERS, INTERVAL = 16, 4  # deep enough for the block to be a small part of a pass
 LENGTH, ROWS = 256, 8
 MTP_LOSS = 0.3  # beside the loss of the next token, 1
 CONFIG: dict[str, Any] = {
     "vocab_size": 4096,
-    "hidden_size": 384,
-    "intermediate_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 6,
+    "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 64,
     "full_attention_interval": INTERVAL,

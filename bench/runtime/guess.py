@@ -97,6 +97,7 @@ def one_token(runner: ModelRunner) -> Callable[[], object]:
     """A pass over one token with a past."""
     runner.cache.begin(0, [1], share=False)
     runner.cache.reserve(0, _PAST + 1)
+    runner.cache.zero(0)  # of layers with a state, too
     batch = Batch()
     batch.add(0, _PAST, [1], 1)
     return lambda: runner.forward(batch)

@@ -62,7 +62,7 @@ def _settings(name: str, options: argparse.Namespace) -> Settings:
         minutes = (options.minutes or MINUTES) if name == TRAINED else 0.0
         folder = trained(minutes, options.cache)
     settings = plain(folder, options.cache / "mtp")
-    return replace(settings, draft="", quant=_QUANT.get(name, ""), context=_CONTEXT)
+    return replace(settings, draft="", drafter="", quant=_QUANT.get(name, ""), context=_CONTEXT)
 
 
 def trained(minutes: float, cache: Path) -> Path:
