@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -194,11 +195,37 @@ WorkerRunner.connect_to_master = connect_and_wait
 """
 
 
+# This one ends a run when a file is there, in place of a time that a busy machine may not keep.
+UNTIL = """
+import locust, os
+
+locust.LoadTestShape.get_run_time = lambda self: 3600.0 if os.path.exists({file!r}) else 0.0
+"""
+
+
+def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
+    """Run a load test of two early workers until so many requests have come."""
+    end = folder / "end"
+    until = written(folder / "until.py", UNTIL.format(file=str(end)))
+    early = written(folder / "early.py", EARLY)
+
+    def watch() -> None:
+        wait("they ask", lambda: len(api.asked) >= requests)
+        end.touch()
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        return run_locust(api, folder, *options, "--processes", "2", before=[until, early])
+    finally:
+        watcher.join()
+
+
 @pytest.mark.parametrize(
     ("api", "options"),
     [
         ("generate", ()),
-        ("openai", ("--processes", "2", "--time-scale", "0.1")),
+        ("openai", ("--users", "2", "--run-time", "60s")),
         ("chat", ("--shape", "arrivals", "--rate-scale", "4", "--time-scale", "0.02")),
     ],
     ids=["generate", "openai, processes", "chat, open loop"],
@@ -207,8 +234,11 @@ def test_locust_counts_requests_and_the_report_has_tokens_and_times(
     api: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     stand_in = StandIn(key="first")
-    keys, early = ("--api-key", "first,second"), written(tmp_path / "early.py", EARLY)
-    found = run_locust(stand_in, tmp_path, "--api", api, *keys, *options, before=[early])
+    options = ("--api", api, "--api-key", "first,second", *options)
+    if api == "openai":
+        found = run_until(stand_in, tmp_path, 20, *options)
+    else:
+        found = run_locust(stand_in, tmp_path, *options)
     assert found.status == 0, found.output
     whole = found.report["whole"]
     assert all(name.startswith("POST /") for name in found.rows)
@@ -245,9 +275,9 @@ User.start = start_or_break
 
 
 def test_workers_answers_count_however_long_they_take(tmp_path: Path) -> None:
-    api = StandIn(seconds=1.2)  # Locust's master listens half a second
-    options = ("--processes", "2", "--users", "4", "--spawn-rate", "4", "--run-time", "1s")
-    found = run_locust(api, tmp_path, *options)
+    api = StandIn(seconds=2)  # Locust's master looks every second, and listens half a second
+    users = ("--users", "4", "--spawn-rate", "4", "--run-time", "60s")
+    found = run_until(api, tmp_path, 4, *users)
     assert found.status == 0, found.output
     whole = found.report["whole"]
     assert len(api.asked) == sum(map(found.number, found.rows)) == whole["answered"] >= 4
