@@ -247,8 +247,9 @@ def test_info_names_a_table_of_ngrams(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_head_of_an_earlier_version_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And that before the target is looked for."""
     (tmp_path / "head.json").write_text("{}")
-    assert main(["info", "--draft", str(tmp_path)]) == 1
+    assert main(["info", "--target", str(tmp_path / "gone"), "--draft", str(tmp_path)]) == 1
     assert "make another one with `specops draft make`" in capsys.readouterr().err
 
 

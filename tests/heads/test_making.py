@@ -242,6 +242,14 @@ def test_a_model_is_no_earlier_head(
     assert loads == []
 
 
+def test_a_head_of_an_earlier_version_stays(
+    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "head.json").write_text("{}")
+    assert "`specops draft make`, in another folder" in make(tmp_path, capsys)
+    assert loads == []
+
+
 def test_a_folder_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

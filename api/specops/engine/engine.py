@@ -75,7 +75,7 @@ class Engine:
             head=head.drafter if head else None,
             ngrams=ngrams,
         )
-        drafting = draft or head
+        drafting = draft or (head.drafter if head else None)
         draft_costs = drafting.costs if drafting else None
         scheduler = Scheduler(
             target.runner,
@@ -193,8 +193,9 @@ def _info(
         context=plan.context,
         slots=plan.slots,
         kv_tokens=plan.kv_tokens,
-        kv_bytes=sum(model.runner.cache.nbytes for model in (target, draft) if model)
-        + (head.kv_bytes if head else 0),
+        kv_bytes=sum(
+            item.runner.cache.nbytes for item in (target, draft, head and head.drafter) if item
+        ),
         kv_dtype=settings.kv_dtype,
         threads=compute_threads(settings.threads),
         kernels=kernels.kernel(),

@@ -18,10 +18,10 @@ from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Rep
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.models.head_folder import (
-    HEAD_MANIFEST,
     EagleFolder,
     MtpBlock,
     is_head_checkpoint,
+    refuse_former_head,
 )
 from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
 from specops.presets import CHAT, chat_model
@@ -42,7 +42,6 @@ from specops.runtime.model_runner import (
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
 from specops.runtime.suffixes import NGRAMS, NgramTable
-from specops.speculation.drafters.base import LookupDrafter
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
@@ -89,17 +88,12 @@ class Head(NamedTuple):
     Attributes:
         drafter: asks it.
         path: its folder.
-        kv_bytes: of its own KV cache.
-        agreement: share of places of a text in which it guesses the target's likeliest token; None
-            where that was not measured.
-        costs: of its passes; None where they are in no cost model.
+        agreement: share of places of a text in which it guesses the target's likeliest token.
     """
 
-    drafter: LookupDrafter
+    drafter: EagleDrafter
     path: Path
-    kv_bytes: int = 0
-    agreement: float | None = None
-    costs: CostModel | None = None
+    agreement: float
 
 
 class LoadedModels(NamedTuple):
@@ -211,6 +205,8 @@ def _prepared(
 ) -> tuple[ModelFolder, ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]:
     """Find, download or convert the target, its draft and its n-grams, if it has them."""
     choice = choose(settings)
+    if isinstance(choice.draft, Path):  # before the target is downloaded or converted
+        refuse_former_head(choice.draft)
     if not (settings.model or settings.target):
         if choice.name == CHAT:
             log.info("SPECOPS_MODEL is empty: serving %s, the chat model in %s", CHAT, chat_model())
@@ -239,11 +235,6 @@ def _prepared(
     ngrams = None
     if (path / NGRAMS).is_file():
         ngrams = NgramTable(path / NGRAMS, target.vocab_size)
-    if (path / HEAD_MANIFEST).is_file():
-        raise ModelError(
-            f"the draft head {path} was made by an earlier version: make another one with "
-            "`specops draft make`, in another folder, or set SPECOPS_DRAFT=none"
-        )
     if is_head_checkpoint(path):
         head = prepare_head(
             choice.draft,
@@ -376,7 +367,7 @@ def _eagle_head(
             "SPECOPS_DRAFT=none leaves it out",
             *(100 * agreement, folder.path),
         )
-    return Head(drafter, folder.path, drafter.runner.cache.nbytes, agreement, drafter.costs)
+    return Head(drafter, folder.path, agreement)
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:

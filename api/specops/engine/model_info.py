@@ -70,7 +70,7 @@ class ModelInfo:
     snapshot_bytes: int = 0  # of snapshots of it, at most
     weight_bytes: int = 0  # of target and draft, mapped
     head: Path | None = None  # a draft head's folder
-    head_agreement: float | None = None  # share of a test text that it guesses; None: not measured
+    head_agreement: float | None = None  # share of a test text that it guesses; None: no head
 
     @property
     def batch_invariant(self) -> bool:

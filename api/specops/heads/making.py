@@ -35,7 +35,7 @@ from specops.heads.target_rows import output_rows
 from specops.heads.teacher import LENGTH, EngineTeacher, Teacher
 from specops.heads.training import Training, acceptance, calibrate, rounds
 from specops.models.folder import ModelError
-from specops.models.head_folder import is_head_checkpoint
+from specops.models.head_folder import is_head_checkpoint, refuse_former_head
 from specops.models.prepare import choose, located, prepare
 from specops.models.progress import every
 from specops.runtime.suffixes import NGRAMS
@@ -82,6 +82,7 @@ def make_head(
         OSError: a folder cannot be written, or `out` is something else than a head.
     """
     out = out.resolve()
+    refuse_former_head(out)
     if (out / CONFIG).exists() and not is_head_checkpoint(out):
         raise ModelError(f"{out} is a model's folder: choose another --out")
     with folder_at_once(out, CONFIG) as path:

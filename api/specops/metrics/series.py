@@ -345,7 +345,7 @@ class Series:
     # The model.
     draft_head_agreement = gauge(
         "Share of places of a test text in which the draft head guesses the target's likeliest "
-        "token, measured when it was loaded; NaN: not measured. Near 0 it is another model's."
+        "token, measured when it was loaded; NaN: no head. Near 0 it is another model's."
     )
     download_bytes = gauges("Downloaded bytes of a model's files; 0: no download.", model=MODELS)
     download_total_bytes = gauges("Size of a model's files in bytes; 0: no download.", model=MODELS)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specops.models.folder import ModelError
+
 HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
 FUSION_GRAPH = "fusion.onnx"
@@ -29,6 +31,19 @@ def is_head_checkpoint(source: Path) -> bool:
     except _DAMAGED:
         return False
     return any(part in names for part in _HEADS)
+
+
+def refuse_former_head(source: Path) -> None:
+    """Refuse a head that `specops draft make` wrote before it wrote checkpoints.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if (source / HEAD_MANIFEST).is_file():
+        raise ModelError(
+            f"the draft head {source} was made by an earlier version: make another one with "
+            "`specops draft make`, in another folder. SPECOPS_DRAFT=none serves without one"
+        )
 
 
 def settings_of_head(config: dict[str, Any]) -> dict[str, Any]:

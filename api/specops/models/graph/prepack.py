@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 from specops.models.contract import MOST_GUESSABLE
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
-from specops.models.graph.rewrite import is_head, rewrite
+from specops.models.graph.rewrite import is_fusion, rewrite
 from specops.models.graph.tensors import append, check_places, fill_page, values_of
 from specops.models.graph.tiles import Written, named, write_tiles
 from specops.models.graph.weight_cache import USED
@@ -113,8 +113,10 @@ class _Part:
         """Rewrite the graph, and write what its products read."""
         try:
             check_places(self.model.graph, self.graph.parent)
-            own = is_head(self.model)
-            self._layers = None if own else rewrite(self.model, self._states, final=self._final)
+            if is_fusion(self.model):
+                self._layers = None
+            else:
+                self._layers = rewrite(self.model, self._states, final=self._final)
             self._tiles, self._tables = write_tiles(
                 *(self.model, self.graph.parent, location, target, written),
                 most_logits=self._most_logits,

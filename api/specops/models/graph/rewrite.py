@@ -129,7 +129,7 @@ def rewrite(
     return [kept[node.output[0]] for node in graph.node if node.output[0] in kept]
 
 
-def is_head(model: onnx.ModelProto) -> bool:
+def is_fusion(model: onnx.ModelProto) -> bool:
     """Return whether a graph joins states for a draft head; it has no cache and runs as it is.
 
     Raises:
