@@ -399,10 +399,11 @@ def test_a_process_that_waited_takes_what_the_other_one_made(
 def test_weights_do_not_become_anonymous_memory(tmp_path: Path) -> None:
     """A process that loads prepacked weights has far less anonymous memory than their size."""
     source = make_llama_checkpoint(
-        tmp_path / "wide", hidden=1024, layers=2, heads=8, kv_heads=2, ffn=4096, vocab=320
+        tmp_path / "wide", hidden=1024, layers=4, heads=8, kv_heads=2, ffn=4096, vocab=320
     )
     # Where ONNX Runtime computes it lays weights out once more before it takes what is saved: one
-    # product at a time has a copy. In a single layer one product is half of all weights.
+    # product at a time has a copy, and the allocator may keep the room of some. Of few layers that
+    # would be half of all weights.
     for quant, share in (("int8-128", 0.25), ("fp32", 0.5)):
         quantization = Quantization.parse(quant)
         model = export_checkpoint(source, tmp_path / quant, quantization=quantization)
