@@ -48,8 +48,10 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         f"{counted} prompts, {sizes.new_tokens} new tokens each, {sizes.rounds} rounds, one stream",
         f"every greedy output that of plain decoding: {yes(sound)}",
     )
-    drafting = [way for way in measured.runs if way.k]
-    bars = [Series.of(way.label, [item.over(way) for item in found.values()]) for way in drafting]
+    bars = [
+        Series.of(way.label, [item.over(way) for item in found.values()])
+        for way in measured.drafting
+    ]
     title, up = f"Speed over plain decoding: {model.title}", "times plain decoding"
     chart = Chart(title, "kind of text", up, bars, list(found), level=1.0)
     targets = [

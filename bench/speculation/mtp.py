@@ -11,7 +11,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from bench import prompts
 from bench.memory.capped import WEIGHTS
 from bench.models import BenchModel, BuildError, chosen, plain, shape
 from bench.speculation import ways
-from bench.speculation.ways import Config, Measured, Runner, Sizes
+from bench.speculation.ways import Measured, Runner, Sizes
 from bench.tools.report import Outcome, Target, progress
 from specops.config import Settings
 
@@ -90,14 +89,9 @@ def outcome(found: dict[str, Measured], plan: Plan) -> Outcome:
     targets = [
         Target(f"{name}, {way.drafter} over plain", _LEAST[name], measured.over(way).median)
         for name, measured in found.items()
-        for way in drafting(measured)
+        for way in measured.drafting
     ]
     note = f"{plan.prompts} prompts of code, {plan.sizes.new_tokens} tokens each, greedy"
     table = ways.rows_table("A model's own MTP block as its drafter", "model", found, note)
     sound = ways.lossless(found)
     return Outcome({"models": ways.record(found)}, [table], targets=targets, sound=sound)
-
-
-def drafting(measured: Measured) -> Iterator[Config]:
-    """The ways that draft."""
-    return (way for way in measured.runs if way.k)

@@ -149,6 +149,11 @@ class Measured:
         """Categories of the batches; a batch has its first prompt's category."""
         return list(dict.fromkeys(batch[0].category for batch in self.batches))
 
+    @property
+    def drafting(self) -> list[Config]:
+        """The ways that draft."""
+        return [way for way in self.runs if way.k]
+
     def of(self, category: str) -> Measured:
         """The results on one category."""
         kept = [n for n, batch in enumerate(self.batches) if batch[0].category == category]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from operator import add, truediv
 
 from specops.runtime.cost_model import CostModel, mean_with
+from specops.runtime.prefix_trie import common_prefix
 from specops.speculation.acceptance import Acceptance, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
 
@@ -375,9 +376,4 @@ def _saved(draft: Draft, came: Sequence[int], token: float, added: float) -> flo
         token: seconds of a token without drafts.
         added: seconds that each draft token adds.
     """
-    right = 0
-    for drafted, own in zip(draft.tokens, came, strict=False):
-        if drafted != own:
-            break
-        right += 1
-    return right * token - len(draft.tokens) * added
+    return common_prefix(draft.tokens, came) * token - len(draft.tokens) * added

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from specops.request import Draft, SamplingParams
+from specops.runtime.prefix_trie import common_prefix
 from specops.speculation.acceptance import SpeculationState
 
 __all__ = [
@@ -185,11 +186,7 @@ def better(one: Draft, other: Draft) -> Draft:
     """
     if not (one.accept_probs and other.accept_probs):  # what is known is worth more
         return other if other.accept_probs or not one.tokens else one
-    agreed = 0
-    for first, second in zip(one.tokens, other.tokens, strict=False):
-        if first != second:
-            break
-        agreed += 1
+    agreed = common_prefix(one.tokens, other.tokens)
     surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))
     drafts = (
         replace(draft, accept_probs=surer + draft.accept_probs[agreed:]) for draft in (one, other)
