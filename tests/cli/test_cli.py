@@ -21,6 +21,7 @@ from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.heads.ngrams import make_table
+from specops.heads.storage import Conversation
 from specops.models.convert import Quantization, export_checkpoint
 from specops.request import GenerationRequest, Piece
 from specops.runtime.suffixes import NGRAMS
@@ -236,7 +237,8 @@ def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("environment")
 def test_info_names_a_table_of_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / NGRAMS, make_table([(np.arange(40) % 4, 0)]))
+    said = Conversation(0, np.zeros(1, np.int32), np.arange(40, dtype=np.int32) % 4)
+    np.save(tmp_path / NGRAMS, make_table([said]))
     assert main(["info", "--draft", str(tmp_path)]) == 0
     lines = about(capsys)
     assert re.fullmatch(rf"n-grams, [\d.]+ MB, {tmp_path}", lines["draft"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specops.heads.ngrams import main, make_table
+from specops.heads.storage import Conversation, ConversationStore
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.session import ModelLoadError
 from specops.runtime.suffixes import NgramTable
@@ -17,28 +19,29 @@ from specops.speculation.drafters.suffix import SuffixDrafter
 VOCAB = 300
 
 
-def texts(count: int = 60) -> list[tuple[np.ndarray, int]]:
+def conversations(count: int = 60) -> list[Conversation]:
     """Texts in which each token mostly decides about the next one."""
     rng = np.random.default_rng(0)
     found = []
-    for _ in range(count):
+    for number in range(count):
         tokens = [int(rng.integers(VOCAB))]
         while len(tokens) < 80:
             tokens.append((7 * tokens[-1] + 3 + int(rng.random() < 0.2)) % VOCAB)
-        found.append((np.array(tokens, np.uint16), 5))
+        prompt, answer = np.split(np.array(tokens, np.int32), [5])
+        found.append(Conversation(number, prompt, answer))
     return found
 
 
 def written(path: Path) -> NgramTable:
-    np.save(path, make_table(texts()))
+    np.save(path, make_table(conversations()))
     return NgramTable(path, VOCAB)
 
 
 def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
     after = {token: Counter[int]() for token in range(VOCAB)}
-    for tokens, begin in texts():
-        for place in range(begin, len(tokens)):
-            after[int(tokens[place - 1])][int(tokens[place])] += 1
+    for item in conversations():
+        for last, token in pairwise([item.prompt[-1], *item.tokens]):
+            after[int(last)][int(token)] += 1
     drafter = SuffixDrafter(PrefixCache.OFF, ngrams=written(tmp_path / "table.npy"))
     for token in range(VOCAB):
         drafter.begin(0, [token], "ann")
@@ -75,7 +78,7 @@ def test_promises_follow_what_comes(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_damaged_table_or_one_of_another_model_is_refused(damage, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "table.npy"
-    np.save(file, damage(make_table(texts())))
+    np.save(file, damage(make_table(conversations())))
     with pytest.raises(ModelLoadError, match=r"damaged|another vocabulary"):
         NgramTable(file, VOCAB)
     file.write_bytes(b"no table")
@@ -83,11 +86,9 @@ def test_a_damaged_table_or_one_of_another_model_is_refused(damage, tmp_path: Pa
         NgramTable(file, VOCAB)
 
 
-def test_the_command_reads_an_array_in_parts(tmp_path: Path) -> None:
-    flat = np.concatenate(
-        [np.concatenate([[len(tokens), begin], tokens]) for tokens, begin in texts()]
-    ).astype(np.uint16)
-    for number, part in enumerate(np.array_split(flat, 2)):
-        np.save(tmp_path / f"{number}.npy", part)
-    assert not main([str(tmp_path / name) for name in ("0.npy", "1.npy", "table.npy")])
-    np.testing.assert_array_equal(np.load(tmp_path / "table.npy"), make_table(texts()))
+def test_the_command_reads_what_draft_make_keeps(tmp_path: Path) -> None:
+    store = ConversationStore(tmp_path / "conversations.i32")
+    for item in conversations():
+        store.add(item)
+    assert not main([str(tmp_path / name) for name in ("conversations.i32", "table.npy")])
+    np.testing.assert_array_equal(np.load(tmp_path / "table.npy"), make_table(conversations()))

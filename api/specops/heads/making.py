@@ -157,8 +157,7 @@ def _make(
     found = {kind: rounds(network, teacher, part) for kind, part in parts.items()}
     config["calibration"] = calibrate(found.values())
     write_head(path, config, network, tokens)
-    said = ((np.concatenate([item.prompt, item.tokens]), len(item.prompt)) for item in texts)
-    np.save(path / NGRAMS, make_table(said))
+    np.save(path / NGRAMS, make_table(texts))
     tell("measuring it on conversations that it was not trained on")
     # In the context that they were written in: in a shorter one they might not fit.
     served = replace(settings, draft=str(path), drafter="", context=LENGTH)

@@ -1,19 +1,22 @@
 """Makes tables of n-grams: what mostly followed one to three tokens in texts of a model's own.
 
 A lookup in such a table takes microseconds and finds what neither the request nor earlier ones have
-said. `python -m specops.heads.ngrams TEXTS TABLE` makes one; `runtime/suffixes.py` has its format.
+said. `specops draft make` writes one beside each head, and `python -m specops.heads.ngrams
+CONVERSATIONS TABLE` from the texts that it keeps; `runtime/suffixes.py` has the format.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from specops.heads.storage import Conversation, ConversationStore
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
@@ -22,20 +25,17 @@ _GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 
 Words = npt.NDArray[np.uint64]
-Text = tuple[npt.NDArray[np.integer], int]
-"""Tokens [n], and the place where the answer begins."""
 
 
-def make_table(texts: Iterable[Text]) -> Words:
-    """Count which token followed most often in the answers of texts.
+def make_table(conversations: Sequence[Conversation]) -> Words:
+    """Count which token followed most often in the answers of conversations.
 
     Returns:
         [n], the table.
     """
-    answers = list(texts)
     parts, shorter = [], None
     for order in range(1, _LONGEST + 1):
-        counted = _counted(answers, order)
+        counted = _counted(conversations, order)
         kept = slice(None) if shorter is None else counted.differs(shorter)
         often = np.clip(counted.shares[kept] * 256, 1, 255).astype(np.uint64)
         said = counted.following[kept] << np.uint64(8) | often
@@ -52,16 +52,6 @@ def make_table(texts: Iterable[Text]) -> Words:
     table[0] = size
     table[1 + places] = (hashes << _HALF | said)[by_home]
     return table
-
-
-def read_texts(paths: Iterable[Path]) -> Iterator[Text]:
-    """Texts of one array: for each its number of tokens, where the answer begins, its tokens."""
-    flat = np.concatenate([np.load(path) for path in paths])
-    at = 0
-    while at < len(flat):
-        count, begin = int(flat[at]), int(flat[at + 1])
-        yield flat[at + 2 : at + 2 + count], begin
-        at += 2 + count
 
 
 class _Counted(NamedTuple):
@@ -88,10 +78,11 @@ class _Counted(NamedTuple):
         return other
 
 
-def _counted(answers: Sequence[Text], order: int) -> _Counted:
+def _counted(conversations: Sequence[Conversation], order: int) -> _Counted:
+    said = (np.concatenate((item.prompt[-order:], item.tokens)) for item in conversations)
     windows = [
-        np.lib.stride_tricks.sliding_window_view(tokens, order + 1)[max(0, begin - order) :]
-        for tokens, begin in answers
+        np.lib.stride_tricks.sliding_window_view(tokens, order + 1)
+        for tokens in said
         if len(tokens) > order
     ]
     rows = np.concatenate(windows).astype(np.uint64)
@@ -120,10 +111,10 @@ def _hash(grams: Words) -> Words:
 def main(arguments: list[str] | None = None) -> int:
     """Make a table; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specops.heads.ngrams", description=__doc__)
-    parser.add_argument("texts", type=Path, nargs="+", help="the parts of the texts' array")
+    parser.add_argument("conversations", type=Path, help="OUT.making/conversations.i32")
     parser.add_argument("table", type=Path)
     given = parser.parse_args(arguments)
-    np.save(given.table, make_table(read_texts(given.texts)))
+    np.save(given.table, make_table(ConversationStore(given.conversations).read()))
     return 0
 
 
