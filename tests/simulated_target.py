@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.config import Settings
-from specops.engine.planner import Planner
+from specops.engine.drafting import Drafting
+from specops.engine.pass_budget import PassBudget
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
@@ -286,29 +287,30 @@ def chains(*drafters: LookupDrafter | DraftModel) -> dict[str, Chain]:
     }
 
 
-def make_planner(
-    cache: KvCache | None = None,
-    drafters: Mapping[str, Chain] | None = None,
-    controller: Controller | None = None,
-    *,
+def make_budget(
     draft_costs: CostModel | None = None,
-    clock: Clock | None = None,
+    *,
     max_batched_tokens: int = 96,
     max_inter_token_latency: float = float("inf"),
-) -> Planner:
-    """A planner of TinyLlama's passes."""
-    cache, costs = cache or SimulatedTarget().cache, tinyllama()
-    return Planner(
-        cache,
-        SlotManager(cache, drafters or {}),
-        drafters or {},
-        controller or Controller(costs, draft_costs, 8),
-        cost_model=costs,
-        draft_cost_model=draft_costs,
-        clock=clock or Clock(),
+) -> PassBudget:
+    """The budget of TinyLlama's passes."""
+    return PassBudget(
+        tinyllama(),
+        draft_costs,
         max_batched_tokens=max_batched_tokens,
         max_inter_token_latency=max_inter_token_latency,
     )
+
+
+def make_drafting(
+    cache: KvCache,
+    drafters: Mapping[str, Chain],
+    controller: Controller,
+    clock: Clock | None = None,
+) -> Drafting:
+    """What collects draft tokens for TinyLlama's passes."""
+    slots = SlotManager(cache, drafters)
+    return Drafting(cache, slots, drafters, controller, make_budget(), clock=clock or Clock())
 
 
 def make_scheduler(

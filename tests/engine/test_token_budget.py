@@ -13,7 +13,7 @@ from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from tests.simulated_target import (
     Clock,
     SimulatedTarget,
-    make_planner,
+    make_budget,
     make_request,
     make_scheduler,
     tinyllama,
@@ -130,7 +130,7 @@ def test_where_decoding_alone_takes_longer_than_the_bound_prompts_still_get_on()
     assert min(pauses) > 0.01
     assert seconds < 8 * alone()
     position = 1_000_000  # and however dear a token has become
-    budget = make_planner(max_inter_token_latency=0.01)
+    budget = make_budget(max_inter_token_latency=0.01)
     batch = decoding(7)
     seconds = budget.pass_seconds(batch, watched=True)
     assert budget.prompt_tokens(batch, position, seconds, first=True) == 8
@@ -193,7 +193,7 @@ def decoding(requests: int, position: int = 20) -> Batch:
 
 def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
     costs = tinyllama()
-    budget = make_planner(max_inter_token_latency=0.1)
+    budget = make_budget(max_inter_token_latency=0.1)
     batch = Batch()
     batch.add(0, 0, [1] * 40, 1)
     for _ in range(60):
@@ -204,7 +204,7 @@ def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
 def test_a_bad_moment_is_forgotten() -> None:
     """Also where it has made the chunks so short that none of their passes is long."""
     costs = tinyllama()
-    budget = make_planner(max_inter_token_latency=0.1)
+    budget = make_budget(max_inter_token_latency=0.1)
 
     def room(passes: int, slowness: float) -> int:
         for _ in range(passes):
@@ -221,7 +221,7 @@ def test_a_bad_moment_is_forgotten() -> None:
 
 
 def test_short_passes_tell_nothing_of_long_ones() -> None:
-    budget = make_planner(max_inter_token_latency=0.1)
+    budget = make_budget(max_inter_token_latency=0.1)
     before = budget.pass_seconds(decoding(1), watched=True)
     for _ in range(20):
         budget.observe(decoding(2), 0.04)
@@ -230,13 +230,13 @@ def test_short_passes_tell_nothing_of_long_ones() -> None:
 
 def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:
     draft = tinyllama(0.1)
-    budget = make_planner(draft_costs=draft, max_inter_token_latency=0.05, max_batched_tokens=512)
+    budget = make_budget(draft, max_inter_token_latency=0.05, max_batched_tokens=512)
     one, eight = (budget.draft_model_tokens(requests, 0) for requests in (1, 8))
     assert one > eight >= 8
     assert tinyllama().cost(1) + draft.cost(one) <= 0.05
-    unbound = make_planner(draft_costs=draft, max_batched_tokens=64)
+    unbound = make_budget(draft, max_batched_tokens=64)
     assert unbound.draft_model_tokens(8, 0) == 64
-    without = make_planner(max_inter_token_latency=0.05, max_batched_tokens=64)
+    without = make_budget(max_inter_token_latency=0.05, max_batched_tokens=64)
     assert without.draft_model_tokens(1, 0) == 0
 
 

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from specops.engine.planner import Planner, Scheduled
+from specops.engine.drafting import Drafting
+from specops.engine.pass_budget import PassBudget
+from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
+from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
 from specops.runtime.batch import Batch
@@ -74,17 +77,16 @@ class Scheduler:
                 not state.request.adaptive or self.controller.follows(lookup.name)
             ),
         )
-        self._planner = Planner(
-            target.cache,
-            self._slots,
-            drafters,
-            controller,
-            cost_model=cost_model,
-            draft_cost_model=draft_cost_model,
-            clock=clock,
+        self._budget = PassBudget(
+            cost_model,
+            draft_cost_model,
             max_batched_tokens=max_batched_tokens,
             max_inter_token_latency=max_inter_token_latency,
         )
+        self._drafting = Drafting(
+            target.cache, self._slots, drafters, controller, self._budget, clock=clock
+        )
+        self._planner = Planner(target.cache, self._slots, self._drafting, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._clock = clock
@@ -95,11 +97,11 @@ class Scheduler:
     @property
     def controller(self) -> Controller:
         """Chooses draft lengths; another one may take over between two steps."""
-        return self._planner.controller
+        return self._drafting.controller
 
     @controller.setter
     def controller(self, controller: Controller) -> None:
-        self._planner.controller = controller
+        self._drafting.controller = controller
 
     @property
     def busy(self) -> bool:
@@ -199,7 +201,7 @@ class Scheduler:
         self._process(step, scheduled, logits)
         if decoding := scheduled[: step.decoding]:
             if step.prompt_tokens:
-                self._planner.observe(batch, self._clock() - started)
+                self._budget.observe(batch, self._clock() - started)
             self.controller.stepped(decoding, step.draft_seconds)
             step.missed_drafters = [item.missed for item in decoding if item.missed]
             step.declined_drafters = [item.declined for item in decoding if item.declined]

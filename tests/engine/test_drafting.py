@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from specops.engine.planner import Scheduled
 from specops.engine.request_state import RequestState
+from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
 from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
@@ -28,7 +28,7 @@ from tests.simulated_target import (
     Text,
     chains,
     expected,
-    make_planner,
+    make_drafting,
     make_request,
     make_scheduler,
     make_state,
@@ -105,11 +105,11 @@ def propose(
     clock: Clock | None = None,
     prompt_tokens: int = 0,
 ) -> list[Scheduled]:
-    planner = make_planner(cache_of(*states), asked, controller, clock=clock)
+    drafting = make_drafting(cache_of(*states), asked, controller, clock)
     for drafter in {one for chain in asked.values() for one in chain.drafters}:
         for state in states:
             drafter.begin(state.slot, state.tokens, "")
-    return planner.propose(list(states), prompt_tokens)
+    return drafting.propose(list(states), prompt_tokens)
 
 
 def test_what_was_looked_up_is_cut_to_what_pays() -> None:
@@ -253,13 +253,13 @@ def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
         state.num_computed = length
     lookup = Scripted(Text(), 1.0, name="lookup")
     cache = cache_of(full, roomy, num_blocks=2)
-    planner = make_planner(cache, chains(lookup), FixedLengths(8))
-    found = planner.propose([full, roomy], 0)
+    drafting = make_drafting(cache, chains(lookup), FixedLengths(8))
+    found = drafting.propose([full, roomy], 0)
     assert [len(item.draft.tokens) for item in found] == [1, 4]  # one place in its block
     full.tokens.append(5)
     full.num_computed = 63
     assert cache.reserve(full.slot, 64)
-    item, _ = planner.propose([full, roomy], 0)
+    item, _ = drafting.propose([full, roomy], 0)
     assert (item.draft.tokens, item.missed) == ((), None)
 
 

@@ -1,0 +1,36 @@
+"""What one pass computes of a request; planner, drafting and scheduler fill it in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specops.engine.request_state import RequestState
+from specops.speculation.drafters.base import DraftRequest
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduled(DraftRequest):
+    """What the next pass computes of a request, and what that brought; see `DraftRequest`, too.
+
+    Attributes:
+        state: the request.
+        num_logits: number of its last tokens in the pass that need logits.
+        forced: tokens that the grammar leaves no choice about; they come before the draft.
+        missed: name of the drafter that was asked and had nothing.
+        declined: name of the drafter whose draft tokens did not seem to pay.
+        is_prompt: a piece of a prompt; otherwise the request decodes.
+        ends_prompt: the prompt ends with this piece, whose last token brings the answer's first.
+    """
+
+    state: RequestState
+    num_logits: int = 0
+    forced: tuple[int, ...] = ()
+    missed: str | None = None
+    declined: str | None = None
+    is_prompt: bool = False
+    ends_prompt: bool = False
+
+    @property
+    def settled(self) -> int:
+        """Number of the text's tokens that stay, whatever of the draft is rejected."""
+        return self.start + 1 + len(self.forced)
