@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -147,15 +149,42 @@ def test_output_is_that_of_plain_decoding(sampling: SamplingParams, settings: Se
         (lambda tensors: tensors.update({"mtp.norm.weight": ONE}), r"\[1\], .* expects \[64\]"),
     ],
 )
-def test_a_block_that_is_not_whole_is_refused(
-    edit: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+def test_a_block_that_is_not_whole_is_left_out(
+    edit: Callable[[dict[str, Any]], object],
+    message: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The model answers without it as well; what is wrong with the model itself is refused."""
     folder = make_checkpoint(tmp_path / "target")
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ExportError, match=message):
+    export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
+    assert ModelFolder.read(tmp_path / "made", "model").mtp is None
+    (warning,) = caplog.messages
+    assert warning.startswith("the model's own draft head is left out: ")
+    assert re.search(message, warning)
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=r"norm\.weight is missing"):
         export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
+
+
+def test_a_block_of_a_gguf_with_tensors_of_its_own_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path / "target")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    own, plain = np.ones((320, 64), np.float32), gguf.GGMLQuantizationType.F32
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor(f"blk.{layers}.nextn.embed_tokens.weight", own)
+
+    file = write_gguf(folder, tmp_path / "model.gguf", lambda name: plain, change=add)
+    export_checkpoint(file, tmp_path / "made", quantization=None)
+    assert ModelFolder.read(tmp_path / "made", "model").mtp is None
+    assert "nextn.embed_tokens.weight is not part" in caplog.text
 
 
 def test_a_checkpoint_may_have_lost_its_block(tmp_path: Path) -> None:

@@ -268,6 +268,31 @@ def test_a_draft_may_lack_the_targets_last_ids(tmp_path: Path, tiny_settings: Se
     assert max(drafted) < 300
 
 
+def test_a_presets_draft_that_cannot_be_used_is_left_out(
+    tiny_head: Path,
+    tiny_settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody asked for it, and the model answers without it; what a setting names must be used."""
+    shutil.copytree(Path(tiny_settings.target), tmp_path / "target")
+    head = shutil.copytree(tiny_head, tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
+    preset = Preset("", "./target", "./head", "int8-128", "int8-64")
+    monkeypatch.setattr(preparing, "presets", lambda: {"tiny": preset})
+    own = replace(tiny_settings, model="tiny", target="", draft="", quant="", models_dir=tmp_path)
+    with pytest.raises(ModelError, match="SPECOPS_DRAFT=none serves without one"):
+        Engine.load(replace(own, draft="head"))
+    caplog.clear()
+    engine = Engine.load(own)
+    assert engine.info.drafters == ("suffix", "none")
+    (said,) = [message for message in caplog.messages if "without its draft" in message]
+    assert "'vocab_size' is 7, but the target has 320 tokens" in said
+    assert generate(engine, (5, 6), 4)[1].generated_tokens == 4
+
+
 def test_the_bundled_ngrams_are_small_and_say_which_model_they_are_for() -> None:
     folder = Settings().models_dir / "smollm2-ngrams"
     NgramTable(folder / NGRAMS, 49152)

@@ -200,10 +200,16 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     return LoadedModels(models[0], small, head, ngrams, tokenizer, plan)
 
 
+Drafting = tuple[ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]
+
+
 def _prepared(
     settings: Settings, report: Report
 ) -> tuple[ModelFolder, ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]:
-    """Find, download or convert the target, its draft and its n-grams, if it has them."""
+    """Find, download or convert the target, its draft and its n-grams, if it has them.
+
+    A preset's draft that cannot be used costs its speed, not the start: nobody asked for it.
+    """
     choice = choose(settings)
     if isinstance(choice.draft, Path):  # before the target is downloaded or converted
         refuse_former_head(choice.draft)
@@ -231,23 +237,32 @@ def _prepared(
     target = folder("target", choice.target, choice.target_quant, choice.name)
     if choice.draft is None:
         return target, MtpBlock(target.mtp) if choice.uses_mtp and target.mtp else None, None
-    path = located(choice.draft, settings.cache_dir, progress("draft"))
-    ngrams = None
-    if (path / NGRAMS).is_file():
-        ngrams = NgramTable(path / NGRAMS, target.vocab_size)
-    if is_head_checkpoint(path):
-        head = prepare_head(
-            choice.draft,
-            target,
-            settings.draft_quant,
-            cache_dir=settings.cache_dir,
-            report=partial(report, ModelState.CONVERTING),
-        )
-        return target, head, ngrams
-    if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
-        return target, None, ngrams
-    name = f"{choice.name}-draft"
-    return target, folder("draft", choice.draft, choice.draft_quant, name), ngrams
+
+    def drafting(source: Source) -> Drafting:
+        path = located(source, settings.cache_dir, progress("draft"))
+        ngrams = None
+        if (path / NGRAMS).is_file():
+            ngrams = NgramTable(path / NGRAMS, target.vocab_size)
+        if is_head_checkpoint(path):
+            head = prepare_head(
+                source,
+                target,
+                settings.draft_quant,
+                cache_dir=settings.cache_dir,
+                report=partial(report, ModelState.CONVERTING),
+            )
+            return head, ngrams
+        if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
+            return None, ngrams
+        return folder("draft", source, choice.draft_quant, f"{choice.name}-draft"), ngrams
+
+    try:
+        return target, *drafting(choice.draft)
+    except (ModelError, ModelLoadError) as error:
+        if settings.draft:
+            raise
+        log.warning("%s is served without its draft, so more slowly: %s", choice.name, error)
+        return target, None, None
 
 
 def _open(

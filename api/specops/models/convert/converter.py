@@ -15,9 +15,10 @@ import onnx
 
 from specops.models.contract import FORMAT_VERSION, MANIFEST
 from specops.models.convert.calibration import Activations, draw_samples
-from specops.models.convert.checkpoint import Checkpoint
+from specops.models.convert.checkpoint import MTP, Checkpoint
 from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
+from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
@@ -109,8 +110,7 @@ def export_checkpoint(
     config = ModelConfig(checkpoint.config, checkpoint.config_file)
     family = family_of(config)
     shapes = family.tensors()
-    block = family.mtp_tensors() if family.has_mtp and checkpoint.has_mtp else {}
-    checkpoint.expect(shapes | block, family.ignored_tensors)
+    block = _expected(checkpoint, family, shapes)
     stored = [checkpoint.tensors[name] for name in shapes]
     nbytes = sum(checkpoint.tensors[name].nbytes for name in shapes | block)
     bos_token_id, eos_token_ids = checkpoint.bos_and_eos(family.shape.vocab_size)
@@ -148,6 +148,26 @@ def export_checkpoint(
         (folder / MANIFEST).write_text(manifest, encoding="utf-8")
         write_checksums(folder)
     return model
+
+
+def _expected(checkpoint: Checkpoint, family: Family, shapes: Shapes) -> Shapes:
+    """Checks a checkpoint's tensors; returns those of its MTP block, none where it has no use.
+
+    Raises:
+        ExportError: tensors of the model itself are missing, left over or of another shape.
+    """
+    ignored = family.ignored_tensors
+    if not (family.has_mtp and checkpoint.has_mtp):
+        checkpoint.expect(shapes, ignored)
+        return {}
+    checkpoint.expect(shapes, (*ignored, f"*{MTP}*"))
+    block = family.mtp_tensors()
+    try:
+        checkpoint.expect(shapes | block, ignored)
+    except ExportError as error:
+        log.warning("the model's own draft head is left out: %s", error)
+        return {}
+    return block
 
 
 def _activations(

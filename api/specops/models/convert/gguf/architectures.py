@@ -344,9 +344,9 @@ def transformers_name(metadata: Metadata, name: str) -> str | None:
     if not (kind := found["kind"]) and not whole:
         return None
     in_block = row.mtp and layer == num_layers(metadata)
-    if in_block and found["part"] in _MTP:
-        return f"{MTP}{_MTP[found['part']]}{kind}"
     part = row.names.get(whole or found["part"])
+    if in_block and (part is None or found["part"] in _MTP):  # whether it is known is seen later
+        return f"{MTP}{_MTP.get(found['part'], found['part'])}{kind}"
     if part is None or part.startswith(".") != (layer is not None):
         return None
     layers = f"{MTP}layers.0" if in_block else f"{row.layers}.{layer}"
