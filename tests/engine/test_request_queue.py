@@ -33,6 +33,13 @@ def waiting(client: str, prompt: int, **fields: object) -> RequestState:
     return make_state(make_request((1,) * prompt, 50, client=client, arrival=arrival, **fields))
 
 
+def taken(queue: RequestQueue) -> RequestState:
+    """Give the first request a slot."""
+    state = queue.first()
+    queue.take(state)
+    return state
+
+
 def cost(prompt: int, output: int) -> float:
     return prompt + 2 * output
 
@@ -45,9 +52,9 @@ def test_one_client_is_served_in_the_order_of_its_coming(by_client: bool) -> Non
         queue.add(item)
     assert queue.remove(items[2])
     assert set(queue) == {items[0], items[1], items[3], items[4]}
-    assert [queue.next() for _ in range(len(queue))] == [items[0], items[1], items[3], items[4]]
+    assert [taken(queue) for _ in range(len(queue))] == [items[0], items[1], items[3], items[4]]
     with pytest.raises(IndexError):
-        queue.next()
+        queue.first()
     assert not queue.remove(items[0])
 
 
@@ -82,7 +89,7 @@ def test_no_client_starves_and_shares_are_equal(
                 outputs[item.request.request_id] = output
                 queue.add(item)
             case "begin":
-                item = queue.next()
+                item = taken(queue)
                 served += 1
                 running.append(item)
                 client = item.request.client
@@ -116,7 +123,7 @@ def test_a_suggestion_goes_first_and_warming_last_and_each_turn_comes(by_client:
     gone = suggestions.pop(3)
     assert queue.remove(gone)
     assert not queue.remove(gone)
-    order = [queue.next() for _ in range(len(queue))]
+    order = [taken(queue) for _ in range(len(queue))]
     assert order[:2] == suggestions[:2]
     waits = {state: order.index(state) for state in (*chats, warming)}
     assert waits[chats[0]] < waits[chats[1]] < waits[warming] == len(order) - 1
@@ -129,7 +136,7 @@ def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -
     for client, texts in [("many", 5)] * 3 + [("single", 1)] * 8:
         more = ((1,) * 10,) * (texts - 1)
         queue.add(waiting(client, 10, more_prompts=more, embed=True))
-    order = [queue.next().request.client for _ in range(len(queue))]
+    order = [taken(queue).request.client for _ in range(len(queue))]
     assert order[:8] == ["many", *["single"] * 5, "many", "single"]
 
 

@@ -49,12 +49,18 @@ def compute(running: SlotManager, target: SimulatedTarget, sequence: RequestStat
     sequence.tokens.append(1)
 
 
-def test_a_sequence_without_blocks_waits_and_no_other_overtakes_it() -> None:
+def test_a_sequence_without_blocks_waits_and_only_an_urgent_one_overtakes_it() -> None:
     running, _, waiting, _ = made(4)
     sequences = coming(waiting, 100, 150, 10)
     running.admit(waiting)
     assert list(running) == sequences[:1]
-    assert running.in_line == 1
+    assert len(waiting) == 2
+    suggestion = make_state(make_request(10, 8, priority=-1))
+    waiting.add(suggestion)
+    running.admit(waiting)
+    assert list(running) == [sequences[0], suggestion]
+    suggestion.finish = "stop"  # type: ignore[assignment]
+    assert running.remove_finished() == [suggestion]
     sequences[0].finish = "stop"  # type: ignore[assignment]
     assert running.remove_finished() == sequences[:1]
     running.admit(waiting)
@@ -90,7 +96,7 @@ def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
     running.remove_finished()
     running.admit(waiting)
     assert list(running) == [second, third]
-    assert running.in_line == 1
+    assert (running.in_line, len(waiting)) == (0, 1)
 
 
 def test_a_preempted_request_continues_from_what_it_left() -> None:

@@ -58,21 +58,23 @@ class RequestQueue:
             self._accounts[client] = self._account(client)
         self._queues[client].setdefault(state.request.priority, OrderedDict())[state] = None
 
-    def next(self) -> RequestState:
-        """Take out the request that gets the next slot, of the client with the lowest account.
+    def first(self) -> RequestState:
+        """The request that gets the next slot, of the client with the lowest account.
 
         Raises:
             IndexError: the queue is empty.
         """
         if not self._queues:
             raise IndexError("the queue is empty")
-        client = min(self._queues, key=self._order)
+        return self._first(min(self._queues, key=self._order))
+
+    def take(self, state: RequestState) -> None:
+        """Take out the first request, which got a slot; its client's account is charged for it."""
+        client = self._client(state)
         self._last_served = self._accounts[client]
-        state = self._first(client)
         self.remove(state)
         self._charge(client, sum(map(len, state.request.prompts)))
         self._forget()
-        return state
 
     def remove(self, state: RequestState) -> bool:
         """Take out a request that has left, in constant time; False where it does not wait."""

@@ -46,8 +46,7 @@ class SlotManager:
         self._drafters = drafters
         self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
-        # Next for a slot: preempted requests, and one request that lacks blocks.
-        self._in_line: deque[RequestState] = deque()
+        self._in_line: deque[RequestState] = deque()  # preempted ones: next for a slot
         self._free = list(range(cache.num_slots - 1, -1, -1))
         self._refused: tuple[RequestState, int] | None = None  # with the blocks left then
 
@@ -59,17 +58,23 @@ class SlotManager:
 
     @property
     def in_line(self) -> int:
-        """Number of requests that wait for blocks."""
+        """Number of preempted requests, which wait for blocks."""
         return len(self._in_line)
 
     def admit(self, waiting: RequestQueue) -> None:
-        """Give free slots to preempted requests, then to waiting ones, while blocks are left."""
+        """Give free slots to preempted requests, then to waiting ones, while blocks are left.
+
+        A request that lacks blocks holds up those behind it, or it might never get enough of them.
+        It stays in the queue: one whose turn is earlier may still come and go before it.
+        """
         while self._free and (self._in_line or len(waiting)):
-            if not self._in_line:
-                self._in_line.append(waiting.next())
-            if not self._admit(self._in_line[0]):
+            state = self._in_line[0] if self._in_line else waiting.first()
+            if not self._admit(state):
                 return
-            self._in_line.popleft()
+            if self._in_line:
+                self._in_line.popleft()
+            else:
+                waiting.take(state)
 
     def schedule_decodes(self) -> list[RequestState]:
         """The requests that decode, each with room for one more token. May preempt others."""
