@@ -143,6 +143,8 @@ def check(options: Namespace, processes: int = 1) -> None:
     if options.drafter != "default" and options.protocol != "generate":
         raise ValueError("--drafter: only the protocol generate (--api) can choose one")
     _check_editor(options)
+    if any(stage.open_loop for stage in stages(options)) and not streams(options):
+        raise ValueError("arrivals ask for streams: leave --tags and --exclude-tags out")
     _check_processes(options, processes)
     endless = math.isinf(stages(options)[-1].seconds) and not options.number_of_requests
     if options.headless and endless:

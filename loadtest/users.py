@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -50,6 +51,17 @@ def credentials(keys: str) -> dict[str, str]:
     name, colon, key = keys.partition(",")[0].strip().partition(":")
     key = key if colon else name
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds to wait before a request is sent again: a number or a date (RFC 9110, 10.2.3)."""
+    given = headers.get("Retry-After", "")
+    if given.isdecimal():
+        return float(given)
+    try:
+        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    except ValueError:
+        return 1.0
 
 
 class Run:
@@ -194,7 +206,7 @@ class ApiUser(HttpUser):
                 response.request_meta["name"] = f"{path}: refused (429)"
                 response.success()
                 at(sent).refused += 1
-                return None, min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
+                return None, min(retry_after(response.headers), MAX_RETRY_AFTER)
             try:
                 if response.error is not None:
                     problem = f"{type(response.error).__name__}: no answer"

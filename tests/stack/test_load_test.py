@@ -71,7 +71,8 @@ class StandIn:
                 time.sleep(api.seconds)
                 odd = "answer" if api.answers and number % 3 else api.odd
                 if odd == "refuse":
-                    self.reply(429, {}, {"Retry-After": "0"})
+                    waits = "0", "Wed, 21 Oct 2015 07:28:00 GMT"
+                    self.reply(429, {}, {"Retry-After": waits[number % 2]})
                 elif odd == "fail" and number % 2:
                     self.reply(500, {})
                 elif self.path.startswith("/v1/"):
@@ -415,9 +416,15 @@ def test_users_that_break_show_in_the_exit_status(tmp_path: Path) -> None:
     assert "errors of the load test itself: 1;" in found.output
 
 
-@pytest.mark.parametrize("bad", ["--turns=0", "--shape=circle", "--goodput=x:1", "--gate=x=1"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("--turns=0", "--shape=circle", "--goodput=x:1", "--gate=x=1"),
+        *("--request-rate=4 --tags plain", "--shape=ramp --exclude-tags stream"),
+    ],
+)
 def test_a_bad_option_is_refused_before_any_request(bad: str) -> None:
-    done = run(*locust_command("http://127.0.0.1:9"), bad)
+    done = run(*locust_command("http://127.0.0.1:9"), *bad.split())
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("locust: ")
