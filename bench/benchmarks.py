@@ -166,7 +166,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="caps, equality, shapes, guess, mtp: those whose names contain this",
+        help="caps, equality, shapes, guess, mtp: those whose names contain this, or one of A,B,C",
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")

@@ -140,12 +140,13 @@ def shape(name: str, quant: str, cache: Path = CACHE, *, cap: Cgroup | None = No
 
 
 def chosen(names: Collection[str], only: str) -> list[str]:
-    """The names that contain what `--only` says.
+    """The names that contain what `--only` says, or one of several such parts between commas.
 
     Raises:
         ConfigError: there is none.
     """
-    if found := [name for name in names if only in name]:
+    parts = only.split(",")
+    if found := [name for name in names if any(part in name for part in parts)]:
         return found
     raise ConfigError(f"{only!r} is in no name: {', '.join(names)}")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.memory.capped import GB, SWAP_BYTES, Case, Load, measure
+from bench.models import chosen
 from bench.tools.report import Outcome, Table, progress
-from specops.config import ConfigError
 
 CAPS_GB = {
     ("tinyllama", "int4"): (4.0, 1.5, 1.0, 0.7),
@@ -67,15 +67,13 @@ def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
     swap = len(_SWAPS.read_text("utf-8").splitlines()) > 1
     if not swap:
         progress("cases with swap are left out: this machine has none (swap-setup.sh)")
-    chosen = [case for case in cases() if options.only in case.name and (swap or not case.swap)]
-    if not chosen:
-        raise ConfigError(f"no case has {options.only!r} in its name")
-    for case in chosen:
+    possible = {case.name: case for case in cases() if swap or not case.swap}
+    names = chosen(possible, options.only)
+    for case in map(possible.__getitem__, names):
         record = measure(case, load, options.cache)
         progress(f"{case.name}: {record.ending}, {record.tokens_per_second:.1f} tokens/s")
         keep(file, {"name": case.name, **asdict(case), **asdict(record)})
-    names = {case.name for case in chosen}
-    return outcome(name, read(file), load, names if kind == "at-once" else set())
+    return outcome(name, read(file), load, set(names) if kind == "at-once" else set())
 
 
 def keep(file: Path, entry: Entry) -> None:
