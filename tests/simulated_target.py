@@ -109,7 +109,13 @@ class Text:
         while len(found) < most:
             logits = self.logits([state], [token])
             token = verify(
-                logits, (), None, sampling=sampling, rng=rng, position=position + 1
+                logits,
+                (),
+                None,
+                sampling=sampling,
+                noise=sampling.seed,
+                rng=rng,
+                position=position + 1,
             ).next_token
             found.append(token)
             position += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,27 @@ class Promising(LookupDrafter):
         found = self.probability > min_reach
         token = 9 + len(self.name)
         return Draft((token,), accept_probs=(self.probability,)) if found else NO_DRAFT
+
+
+class Drawing(LookupDrafter):
+    """Draws what the target draws; notes the noise by which it does."""
+
+    name = "drawing"
+    draws = True
+
+    def __init__(self, text: Text) -> None:
+        self.noises: set[int | None] = set()
+        self._text, self._sampling = text, SamplingParams()
+
+    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+        (request,) = requests
+        self.noises.add(request.noise)
+        self._sampling = replace(request.sampling, seed=request.noise)
+
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        return Draft(tuple(self._text.continuation(tokens, count, self._sampling)))
 
 
 class CrampedModel(ScriptedModel):
@@ -243,6 +265,37 @@ def test_a_drafter_is_asked_only_for_texts_that_it_follows() -> None:
     )
     assert (behind.draft.tokens, behind.missed, behind.asked) == ((), None, {})
     assert (len(followed.draft.tokens), head.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_what_is_drawn_by_the_targets_noise_is_the_targets_token(seed: int | None) -> None:
+    """With a seed of the client's or not. Tokens that a lookup knows are mostly others."""
+    sampling, text = SamplingParams(1.5, seed=seed), Text(surprise=1.0, seed=1)
+    drawing = Drawing(text)
+    for drafter, least, most in ((drawing, 1.0, 1.0), (Scripted(text, 1.0), 0.0, 0.6)):
+        target = SimulatedTarget(text=text)
+        request = make_request(
+            9, 80, drafter=drafter.name, k_draft=4, adaptive=False, sampling=sampling
+        )
+        stats = serve(make_scheduler(target, [drafter]), request).stats(request)
+        assert least <= stats.accepted_tokens / stats.draft_tokens <= most
+    assert len(drawing.noises) == 1
+    assert drawing.noises == {seed} or (seed is None and None not in drawing.noises)
+
+
+def test_requests_have_noise_of_their_own_where_a_drafter_draws_by_it() -> None:
+    drawing, text = Drawing(Text()), Text()
+    scheduler = make_scheduler(SimulatedTarget(text=text), [drawing, Scripted(text, 1.0)])
+    for drafter, k_draft, temperature in [
+        *[(drawing.name, 2, 1.0)] * 3, (drawing.name, 0, 1.0), (drawing.name, 2, 0.0),
+        ("scripted", 2, 1.0), ("none", 2, 1.0),
+    ]:  # fmt: skip
+        sampling = SamplingParams(temperature)
+        scheduler.add(make_request(9, 5, drafter=drafter, k_draft=k_draft, sampling=sampling))
+    found = [state.noise for state in scheduler.waiting]
+    assert found[3:] == [None] * 4
+    assert None not in found[:3]
+    assert len(set(found[:3])) == 3
 
 
 def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:

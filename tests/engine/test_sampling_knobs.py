@@ -98,7 +98,7 @@ def pairs(rule: str) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
             draft = [] if rule == "plain" or answer else [int(rng.integers(5))]
             rows = logits[: len(draft) + 1].copy()
             processor.apply(rows, draft)
-            verdict = verify(rows, draft, None, sampling=params, rng=rng, position=0)
+            verdict = verify(rows, draft, None, sampling=params, noise=None, rng=rng, position=0)
             for token in [*draft[: verdict.accepted], verdict.next_token]:
                 processor.append(token)
                 answer.append(token)

@@ -161,7 +161,15 @@ def test_without_a_draft_a_request_is_decoded_plainly() -> None:
                 (replace(FILTERED, seed=4), draw_seeded(probs, 4, position)),
                 (FILTERED, draw(probs, other)),
             ):
-                found = verify(row[None], [], None, sampling=sampling, rng=rng, position=position)
+                found = verify(
+                    row[None],
+                    [],
+                    None,
+                    sampling=sampling,
+                    noise=sampling.seed,
+                    rng=rng,
+                    position=position,
+                )
                 assert found == Verdict(0, expected)
     assert rng.random() == other.random()
 
@@ -173,7 +181,7 @@ def test_rows_are_filtered_as_far_as_they_are_needed(
     """The verdict is that over all rows; to filter one of 49,000 logits takes 90 microseconds."""
     rng, cut = np.random.default_rng(1), 0
     draft = rng.dirichlet(np.ones(500), 3).astype(np.float32) if drawn else None
-    sampling, whole = replace(FILTERED, seed=seed), filtered_probs(ROWS, FILTERED)
+    whole = filtered_probs(ROWS, FILTERED)
     asked: list[Floats] = []
 
     def filtered(logits: Floats, params: SamplingParams) -> Floats:
@@ -185,7 +193,7 @@ def test_rows_are_filtered_as_far_as_they_are_needed(
         one, other = np.random.default_rng(trial), np.random.default_rng(trial)
         tokens = [draw(row, rng) for row in (whole[:3] if draft is None else draft)]
         asked.clear()
-        found = verify(ROWS, tokens, draft, sampling=sampling, rng=one, position=trial)
+        found = verify(ROWS, tokens, draft, sampling=FILTERED, noise=seed, rng=one, position=trial)
         if seed is None:
             assert found == verify_sampled(whole.__getitem__, tokens, draft, other)
         else:

@@ -82,6 +82,7 @@ class Drafting:
                 0,
                 request.sampling,
                 state.rng,
+                state.noise,
                 state.speculation,
                 state.num_computed,
                 request.adaptive,

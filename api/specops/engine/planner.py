@@ -151,6 +151,7 @@ class Planner:
             state=state,
             num_logits=count if reads else int(ends),
             rng=state.rng,
+            noise=state.noise,
             speculation=state.speculation,
             is_prompt=True,
             ends_prompt=ends,

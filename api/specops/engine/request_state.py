@@ -50,7 +50,8 @@ class RequestState:
         error: the message of the error that ended it.
         speculation: what speculation has brought to it.
         reader: reads the prompt for embeddings and probabilities; None where neither is wanted.
-        rng: random numbers of a request without a seed.
+        rng: random numbers of a request without noise.
+        noise: seed of the noise by which its tokens are drawn; None: by `rng`, or not at all.
         choosing_seconds: mean time that it takes to adjust a pass's logits and draw tokens.
     """
 
@@ -62,6 +63,7 @@ class RequestState:
         end_tokens: frozenset[int],
         clock: Callable[[], float],
         grammars: Grammars,
+        by_noise: bool = False,
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_tokens)
@@ -73,6 +75,10 @@ class RequestState:
         self.error: str | None = None
         self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
+        self.noise: int | None = None
+        if request.sampling.temperature:
+            seed = request.sampling.seed
+            self.noise = int(self.rng.integers(1 << 63)) if by_noise and seed is None else seed
         self.choosing_seconds = 0.0
         reads = request.embed or request.prompt_logprobs
         self.reader = PromptReader(request) if reads else None

@@ -115,12 +115,14 @@ class Scheduler:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that fits into the context."""
+        chain = self.drafters.get(request.drafter) if request.k_draft else None
         state = RequestState(
             request,
             self._tokenizer,
             end_tokens=self._end_tokens,
             clock=self._clock,
             grammars=self.grammars,
+            by_noise=chain is not None and any(lookup.draws for lookup in chain.lookups),
         )
         self._in_flight[request.request_id] = state
         heappush(self._deadlines, (request.deadline, request.request_id))
@@ -346,6 +348,7 @@ def _verify(item: Scheduled, logits: Floats) -> Verdict:
         draft.tokens,
         draft.probs,
         sampling=item.sampling,
+        noise=item.noise,
         rng=item.rng,
         position=position,
     )

@@ -6,14 +6,16 @@ https://arxiv.org/abs/2302.01318): accept a token with probability min(1, target
 after a rejection draw from what the target has more of than the draft. The output's distribution
 is exactly the target's, whatever the draft proposes.
 
-Sampled with a seed: the target's token at a position follows from the seed and the position, and a
-draft token is accepted where it equals that token. So the text is the same with every drafter, with
-any number of draft tokens and with none (drafter-invariant speculative decoding: Daliri, Musco and
-Suresh 2024, https://arxiv.org/abs/2408.07978), since the logits are the same to the bit in any
-pass. A certain token is accepted as often as by speculative sampling: with its probability. A drawn
-one is accepted less often: where target and draft distribution are `d` apart in total variation,
-speculative sampling accepts 1 - d; a draft that draws by the same noise is accepted with at least
-(1 - d) / (1 + d), and one that draws by other noise with the sum of target * draft only.
+Sampled by noise: the target's token at a position follows from a seed and the position, and a draft
+token is accepted where it equals that token. With a seed of the client's the text is the same with
+every drafter, with any number of draft tokens and with none (drafter-invariant speculative
+decoding: Daliri, Musco and Suresh 2024, https://arxiv.org/abs/2408.07978), since the logits are the
+same to the bit in any pass. A certain token is accepted as often as by speculative sampling: with
+its probability. A drawn one is accepted less often: where target and draft distribution are `d`
+apart in total variation, speculative sampling accepts 1 - d; a draft that draws by the same noise
+is accepted with at least (1 - d) / (1 + d), and one that draws by other noise with the sum of
+target * draft only. A draft head draws by noise in any case: it saves the distributions of what it
+guesses.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def verify(
     draft_probs: Floats | None,
     *,
     sampling: SamplingParams,
+    noise: int | None,
     rng: np.random.Generator,
     position: int,
 ) -> Verdict:
@@ -53,8 +56,9 @@ def verify(
         draft_tokens: [k], from any source.
         draft_probs: see `verify_sampled`.
         sampling: how the target draws its tokens.
-        rng: the request's random numbers, for sampling without a seed.
-        position: position of the first draft token in its sequence, for sampling with a seed.
+        noise: the seed of the request's noise; None: tokens are drawn by `rng`.
+        rng: the request's random numbers.
+        position: position of the first draft token in its sequence.
     """
     if sampling.temperature == 0:
         return compare((int(row.argmax()) for row in target_logits), draft_tokens)
@@ -63,8 +67,8 @@ def verify(
         filtered: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
         return filtered
 
-    if sampling.seed is not None:
-        return verify_seeded(probs, draft_tokens, sampling.seed, position)
+    if noise is not None:
+        return verify_seeded(probs, draft_tokens, noise, position)
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
@@ -123,7 +127,7 @@ def verify_seeded(
     Args:
         target_probs: see `verify_sampled`.
         draft_tokens: [k].
-        seed: the request's.
+        seed: of the noise.
         position: position of the first draft token in its sequence.
     """
     index = 0

@@ -16,7 +16,8 @@ def ask(
     tokens: Sequence[int], count: int, slot: int = 0, sampling: SamplingParams = GREEDY
 ) -> DraftRequest:
     """A request's part in a call."""
-    return DraftRequest(slot, tokens, count, sampling, np.random.default_rng(1))
+    noise = sampling.seed if sampling.temperature else None
+    return DraftRequest(slot, tokens, count, sampling, np.random.default_rng(1), noise)
 
 
 def propose(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specops.request import SamplingParams
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import LayerStates
+from specops.runtime.sampling import draw_seeded
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 
@@ -106,6 +108,23 @@ def test_a_pass_reads_what_waits_and_further_ones_go_on_where_it_is_likely() -> 
     assert other.tokens == ()  # less likely than it must be
     assert made.look_up(2, texts[2], 4, 0.05).tokens == (104,)
     assert len(made.runner.passes) == 2
+
+
+@pytest.mark.parametrize("noise", range(8))
+def test_where_the_target_draws_guesses_are_drawn_by_its_noise(noise: int) -> None:
+    """All ten tokens are equally likely here, so the target's draws alone decide."""
+    made, tokens, sampling = Made(), [5, 6], SamplingParams(1.0)
+    made.drafter.begin(0, tokens, "ann")
+    made.compute(0, 0, 0.0, 0.0)
+    tokens.append(7)
+    request = DraftRequest(0, tokens, 3, sampling, adaptive=False, noise=noise)
+    made.drafter.prepare([request], 1.0)
+    target = np.zeros(200, np.float32)
+    target[100:110] = 0.1
+    expected = tuple(draw_seeded(target, noise, place) for place in (3, 4, 5))
+    draft = made.drafter.look_up(0, tokens, 3, 0.0)
+    assert draft.tokens == expected
+    assert draft.accept_probs == pytest.approx((0.1, 0.1, 0.1))
 
 
 def test_what_comes_replaces_the_guesses() -> None:

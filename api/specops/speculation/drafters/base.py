@@ -54,8 +54,9 @@ class DraftRequest:
         max_draft: largest number of draft tokens: those that were found, or that a drafter may be
             asked for.
         sampling: how the target draws its tokens.
-        rng: the request's random numbers, for draft tokens that are drawn. With a seed they are
-            drawn by `sampling.draw_seeded` at their place in the text: the target's noise.
+        rng: the request's random numbers.
+        noise: seed of the noise by which the target draws its tokens (`sampling.draw_seeded`), and
+            drafters theirs; None: it draws by `rng`, or takes the likeliest.
         speculation: what speculation has brought to the request so far.
         start: number of tokens that the request's next token looks back at.
         adaptive: the controller chooses how many draft tokens are verified; otherwise all are.
@@ -75,6 +76,7 @@ class DraftRequest:
     max_draft: int = 0
     sampling: SamplingParams = _GREEDY
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    noise: int | None = None
     speculation: SpeculationState = field(default_factory=SpeculationState)
     start: int = 0
     adaptive: bool = True
@@ -95,9 +97,11 @@ class LookupDrafter(ABC):
 
     Attributes:
         name: the name in requests, statistics and metrics.
+        draws: it draws tokens by the target's noise, where the target draws.
     """
 
     name: ClassVar[str]
+    draws: ClassVar[bool] = False
 
     def read_seconds(self, slot: int) -> float:
         """Seconds that it reads each token of the slot's prompt, behind the target's pass."""

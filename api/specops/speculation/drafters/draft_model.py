@@ -90,7 +90,7 @@ class DraftModelDrafter:
             if length := self._reserve(request):
                 drafts[index], lengths[index] = Draft(), length
                 pending[index] = request.text[place:]
-                if request.sampling.temperature and request.sampling.seed is None:
+                if request.sampling.temperature and request.noise is None:
                     # The target's vocabulary: ids that the draft model lacks have probability 0.
                     drafts[index].probs = np.zeros((length, self._target_vocab), np.float32)
         while pending:
@@ -188,10 +188,10 @@ class DraftModelDrafter:
             return int(logits.argmax())
         kept = None if draft.probs is None else draft.probs[position, None, : self._vocab]
         (probs,) = filtered_probs(logits[None], sampling, kept)
-        if sampling.seed is None:
+        if request.noise is None:
             return draw(probs, request.rng)
         # The target's own noise: similar distributions mostly draw the same token.
-        return draw_seeded(probs, sampling.seed, len(request.text) + position)
+        return draw_seeded(probs, request.noise, len(request.text) + position)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens as the draft model takes them."""

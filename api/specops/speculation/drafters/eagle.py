@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.model_runner import Fusion, LayerStates, ModelRunner
-from specops.runtime.sampling import Floats, logprob
+from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob
 from specops.speculation.drafters.base import (
     LEAST_REACH,
     NO_DRAFT,
@@ -88,6 +89,7 @@ class EagleDrafter(LookupDrafter):
     """
 
     name = "head"
+    draws = True
 
     def __init__(
         self,
@@ -105,9 +107,13 @@ class EagleDrafter(LookupDrafter):
         self._fusion = fusion
         self._states = states
         self._tokens = tokens
+        self._rows: slice | npt.NDArray[np.int64] = np.array(tokens)  # by token, as noise is
+        if isinstance(tokens, range):
+            self._rows = slice(tokens.start, tokens.stop)
+        self._probs: Floats = np.zeros(max(tokens) + 1, np.float32)
         self._calibration = Calibration(calibration, depth, _KINDS)
         self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
-        self._guesses: list[tuple[int, float]] = []  # of the latest pass: row, how sure of it
+        self._guesses: list[tuple[int, float]] = []  # of the latest pass: token, how sure of it
         self._slots: dict[int, _Slot] = {}
         self._reading = 0.0
         states.receive = self._receive
@@ -199,9 +205,9 @@ class EagleDrafter(LookupDrafter):
         cache.begin(0, tokens[1:], share=False)
         cache.reserve(0, len(tokens) - 1)
         batch.add(0, 0, tokens[1:], len(tokens) - 1)
-        self._forward(batch, [states[:-1]], [0.0] * (len(tokens) - 1))
+        self._forward(batch, [states[:-1]], [DraftRequest(0, tokens)] * (len(tokens) - 1))
         cache.release(0)
-        guessed = [self._tokens[row] for row, _ in self._guesses]
+        guessed = [token for token, _ in self._guesses]
         return float(np.equal(guessed, likeliest[1:]).mean())
 
     # -- the target's states -----------------------------------------------------------------------
@@ -263,7 +269,7 @@ class EagleDrafter(LookupDrafter):
             members.append(slot)
         if members:
             asked = [] if guesses is None else [guesses[slot] for slot in members]
-            self._forward(batch, rows, [one.sampling.temperature for one in asked])
+            self._forward(batch, rows, asked)
             if guesses is None:
                 self._reading += self.costs.cost(batch.num_tokens, batch.attention_work)
         for slot, read in zip(members, rows, strict=True):
@@ -278,30 +284,45 @@ class EagleDrafter(LookupDrafter):
     # -- guesses -----------------------------------------------------------------------------------
 
     def _forward(
-        self, batch: Batch, states: Sequence[Floats], temperatures: Sequence[float]
+        self, batch: Batch, states: Sequence[Floats], asked: Sequence[DraftRequest]
     ) -> None:
-        """Run a pass over the target's states."""
+        """Run a pass over the target's states, for the first guess of each request."""
         begun = time.perf_counter()
         given = self.runner.given_states if self._fusion is None else self._fusion.states
         if given is not None:
             np.concatenate(states, out=given[: batch.num_tokens])
         if self._fusion is not None:
             self._fusion.run(batch.num_tokens)
-        self._guess(batch, temperatures, begun)
+        self._guess(0, batch, asked, begun)
 
-    def _guess(self, batch: Batch, temperatures: Sequence[float], begun: float) -> None:
-        """Run a pass over the runner's states, and find the likeliest token of each row."""
-        self._guesses = []
-        for logits, temperature in zip(self.runner.forward(batch), temperatures, strict=True):
-            ((row, sure),) = logprob(logits / temperature if temperature else logits, 0, 1).top
-            self._guesses.append((row, math.exp(sure)))
+    def _guess(self, guess: int, batch: Batch, asked: Sequence[DraftRequest], begun: float) -> None:
+        """Run a pass over the runner's states, and choose a token by each row of logits."""
+        logits = self.runner.forward(batch)
+        self._guesses = [
+            self._choose(request, len(request.text) + guess, row)
+            for request, row in zip(asked, logits, strict=True)
+        ]
         self.costs.observe(batch.num_tokens, batch.attention_work, time.perf_counter() - begun)
+
+    def _choose(self, request: DraftRequest, place: int, logits: Floats) -> tuple[int, float]:
+        """The token for a place of a text, and how sure it is.
+
+        Drawn by the target's noise it is the target's more often than the likeliest: of two equally
+        likely ones that in two draws out of two. How sure the head is of the likeliest says more
+        about this than how likely the drawn one was.
+        """
+        if request.noise is None:
+            ((row, sure),) = logprob(logits, 0, 1).top
+            return self._tokens[row], math.exp(sure)
+        (probs,) = filtered_probs(logits[None], request.sampling)
+        self._probs[self._rows] = probs
+        return draw_seeded(self._probs, request.noise, place), float(probs.max())
 
     def _take(self, guess: int, requests: Sequence[DraftRequest]) -> None:
         """Add the guesses of the latest pass to the requests' drafts."""
-        for request, (row, sure) in zip(requests, self._guesses, strict=True):
+        for request, (token, sure) in zip(requests, self._guesses, strict=True):
             own = self._slots[request.slot]
-            tokens = (*own.draft.tokens, self._tokens[row])
+            tokens = (*own.draft.tokens, token)
             own.kinds.append(_kind(request, tokens))
             probability = self._calibration.promise(guess, sure, own.kinds[-1])
             own.draft = Draft(tokens, accept_probs=(*own.draft.accept_probs, probability))
@@ -330,7 +351,7 @@ class EagleDrafter(LookupDrafter):
             The slots of the pass. The others have no room.
         """
         begun, batch, kept = time.perf_counter(), Batch(), list[int]()
-        temperatures = list[float]()
+        asked = list[DraftRequest]()
         for request, row in zip(requests, rows, strict=True):
             own = self._slots[request.slot]
             place = own.entries + guess
@@ -339,12 +360,12 @@ class EagleDrafter(LookupDrafter):
                 request.slot, length
             ):
                 batch.add(request.slot, place, own.draft.tokens[-1:], 1)
-                temperatures.append(request.sampling.temperature)
+                asked.append(request)
                 kept.append(row)
         given, made = self.runner.given_states, self.runner.next_states
         if kept and given is not None and made is not None:
             given[: len(kept)] = made[kept]
-            self._guess(batch, temperatures, begun)
+            self._guess(guess + 1, batch, asked, begun)
         else:
             self._guesses = []
         return [span.slot for span in batch.spans]
