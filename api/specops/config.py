@@ -195,39 +195,44 @@ class Settings:
     draft: str = _knob(
         "",
         str,
-        "draft model or EAGLE-3 head, likewise, or a folder with n-grams; empty: the preset's or "
-        "the target's own MTP block; `none`: no draft",
+        "draft model or EAGLE-3 head, named as a target is, or a folder with n-grams; empty: the "
+        "preset's, or the target's own MTP block; `none`: no draft",
     )
     quant: str = _knob(
         "",
         _weights,
-        "weights of the target, such as `int4-128`; empty: the preset's, or a GGUF's own",
+        "weight format of the target, such as `int4-128`; empty: the preset's, or a GGUF's own",
     )
-    draft_quant: str = _knob("", _weights, "weights of the draft, likewise; empty: the preset's")
+    draft_quant: str = _knob(
+        "", _weights, "weight format of the draft, such as `int8-128`; empty: the preset's"
+    )
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
     cache_dir: Path = _knob(
         _CACHE_DIR, Path, "folder for downloaded and converted models (Docker: a volume if empty)"
     )
     drafter: str = _knob(
-        "", _drafter, "default source of draft tokens; empty: the best one available"
+        "",
+        _drafter,
+        "drafter of requests that name none; empty: `cascade` with a draft head, `draft` with a "
+        "draft model, else `suffix`",
     )
     sampling: str = _knob(
         "",
         _sampling,
-        "sampling of requests that do not set it, such as `temperature=0.2,top_p=0.9`; empty: what "
-        "the preset or the model recommends; `none`: the protocol's defaults",
+        "sampling parameters of requests that set none, such as `temperature=0.2,top_p=0.9`; "
+        "empty: what the preset or the model recommends; `none`: the protocol's defaults",
     )
     system: str = _knob(
         "",
         str,
-        "system message of conversations that have none; empty: the preset's or the model's; "
-        "`none`: the chat template's own, if it has one; `empty`: one without a text, in its place",
+        "system message of conversations without one; empty: the preset's or the model's; "
+        "`none`: the chat template's own, if it has one; `empty`: an empty message",
     )
-    max_k_draft: int = _knob(8, _number(0, 16), "most draft tokens of a request per step")
+    max_k_draft: int = _knob(8, _number(0, 16), "maximum draft tokens per request and step")
     slots: int = _knob(
         0,
         _number(0, 64),
-        "most requests that run at the same time; 0: 8. With a small KV cache it may be fewer",
+        "maximum number of running requests; 0: 8. A small KV cache may allow fewer",
     )
     context: int = _knob(
         0, _number(0, 1 << 20), "tokens per request; 0: all that the model or the memory allows"
@@ -235,41 +240,44 @@ class Settings:
     kv_tokens: int = _knob(
         0,
         _number(0, 1 << 24),
-        "tokens of the KV cache, all requests together; 0: all that memory allows",
+        "tokens of the KV cache, for all requests together; 0: as many as memory allows",
     )
     kv_dtype: str = _knob(
-        "fp16", _choice("fp32", "fp16", "int8"), "elements of the KV cache: fp32, fp16 or int8"
+        "fp16", _choice("fp32", "fp16", "int8"), "element type of the KV cache: fp32, fp16 or int8"
     )
     max_batched_tokens: int = _knob(
         96,
         _number(16, 4096),
-        "most tokens of a forward pass, for all requests, with prompts and draft tokens",
+        "maximum tokens per forward pass, of all requests, prompts and draft tokens included",
     )
     max_inter_token_latency: float = _knob(
         0.25,
         _seconds(0.01, 3600),
-        "longest time in seconds between two tokens of a request while other prompts are computed",
+        "intended maximum of the time in seconds between two tokens of a request while other "
+        "prompts are computed",
     )
     prefix_cache: str = _knob(
         "client",
         _choice("client", "all", "off"),
-        "which requests share cached prefixes and earlier answers: those of a client, all, or none",
+        "who shares cached prefixes and earlier texts: the requests of one `client`, `all` "
+        "requests, or none (`off`)",
     )
     queue_order: str = _knob(
         "arrival",
         _choice("arrival", "clients"),
-        "which request gets a free slot: the oldest, or one of the client with the least use",
+        "which request gets a free slot: the oldest (`arrival`), or one of the client with the "
+        "least use (`clients`)",
     )
     threads: int = _knob(
         0, _number(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )
     queue_size: int = _knob(32, _number(0, 100_000), "requests that may wait for a slot")
-    max_new_tokens: int = _knob(1024, _number(1, 1 << 20), "most tokens of one answer")
+    max_new_tokens: int = _knob(1024, _number(1, 1 << 20), "maximum tokens per answer")
     request_timeout: float = _knob(
-        300.0, _seconds(1, 86_400), "deadline of one request in seconds, with its wait for a slot"
+        300.0, _seconds(1, 86_400), "deadline of a request in seconds, waiting for a slot included"
     )
     drain_timeout: float = _knob(
-        25.0, _seconds(0, 3600), "seconds that running requests have to finish after SIGTERM"
+        25.0, _seconds(0, 3600), "seconds that running requests get to finish after SIGTERM"
     )
     host: str = _knob("127.0.0.1", str, "address the API listens on")
     port: int = _knob(8000, _number(1, 65_535), "port the API listens on")
@@ -289,7 +297,7 @@ class Settings:
     allowed_hosts: str = _knob(
         "",
         _hosts,
-        "names under which the API answers while no key is set, such as "
+        "host names under which the API answers while no key is set, such as "
         "`llm.example.org,*.example.net`; `*`: any. Addresses and names of private networks are "
         "always allowed",
     )
@@ -302,13 +310,14 @@ class Settings:
     unknown_fields: str = _knob(
         "ignore",
         _choice("ignore", "refuse"),
-        "unknown fields of requests: ignored and named in the answer's headers, or refused",
+        "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse` "
+        "the request",
     )
     log_level: str = _knob(
         "info",
         _log_level,
-        "lowest level of log lines: debug, info, warning or error; with `+prompts` the log also "
-        "has prompts and answers",
+        "lowest level of log lines: debug, info, warning or error; with `+prompts` appended the "
+        "log also has prompts and answers",
     )
 
     @property

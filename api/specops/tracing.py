@@ -237,7 +237,7 @@ def tracing_from_env(
     if protocol != _SPOKEN:
         log.warning(
             "no traces: they are sent as %s alone, not as %s. Set %s=%s and the collector's port "
-            "for it, mostly 4318",
+            "for it, usually 4318",
             *(_SPOKEN, protocol, _PROTOCOLS[1], _SPOKEN),
         )
         return None

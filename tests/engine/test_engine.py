@@ -159,5 +159,5 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
 def test_a_default_drafter_that_lacks_its_means_names_the_setting(
     tiny_settings: Settings,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"SPECOPS_DRAFTER is cascade, but .*SPECOPS_DRAFT$"):
+    with pytest.raises(ConfigError, match=r"SPECOPS_DRAFTER=cascade needs .*set SPECOPS_DRAFT,"):
         Engine.load(replace(tiny_settings, draft="none", drafter="cascade"))

@@ -163,7 +163,7 @@ def test_a_block_that_is_not_whole_is_left_out(
     export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
     assert ModelFolder.read(tmp_path / "made", "model").mtp is None
     (warning,) = caplog.messages
-    assert warning.startswith("the model's own draft head is left out: ")
+    assert warning.startswith("the model's own MTP block is left out: ")
     assert re.search(message, warning)
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors")

@@ -288,9 +288,9 @@ def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
     kept = target.cache.kept_inputs
     assert kept is not None
     kept.write(0, 0, 100, 84)
-    with pytest.raises(ValueError, match="cannot go on at position 50"):
+    with pytest.raises(ValueError, match="cannot continue at position 50"):
         kept.write(0, 50, 1)
-    with pytest.raises(ValueError, match="cannot go on at position 101"):
+    with pytest.raises(ValueError, match="cannot continue at position 101"):
         kept.write(0, 101, 1)
     kept.write(0, 90, 1)
 

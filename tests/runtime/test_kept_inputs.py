@@ -59,7 +59,7 @@ def test_a_pass_replays_what_was_accepted_and_settles_what_stays(kept: KeptInput
 def test_a_slot_goes_on_only_where_it_has_state_and_inputs(kept: KeptInputs, start: int) -> None:
     kept.write(0, 0, 100, 84)
     kept.write(0, 100, 5, 101)
-    with pytest.raises(ValueError, match=f"cannot go on at position {start}"):
+    with pytest.raises(ValueError, match=f"cannot continue at position {start}"):
         kept.write(0, start, 1)
 
 

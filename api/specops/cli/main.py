@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument(
         "prompt",
-        help="a question to a chat model, else a text to continue; - reads it from standard input",
+        help="question for a chat model, or text to continue; - reads it from standard input",
     )
     generate.add_argument("--raw", action="store_true", help="continue the text as it is")
     add_generation(generate, most=50)
@@ -113,17 +113,22 @@ def _parser() -> argparse.ArgumentParser:
     add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
 
-    draft = commands.add_parser("draft", help="make draft tokens cheaper")
+    draft = commands.add_parser("draft", help="train a draft head for a model")
     actions = draft.add_subparsers(required=True, metavar="WHAT")
-    make = actions.add_parser("make", help="train a draft head for a model on its own words")
+    make = actions.add_parser("make", help="train a draft head on texts that the model writes")
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     time = make.add_mutually_exclusive_group()
     time.add_argument(
-        "--minutes", type=float, default=60.0, metavar="N", help="for all of it; default: 60"
+        "--minutes", type=float, default=60.0, metavar="N", help="time for everything; default: 60"
     )
-    time.add_argument("--more", type=float, metavar="HOURS", help="go on with an earlier head")
+    time.add_argument(
+        "--more", type=float, metavar="HOURS", help="train the finished head in DIR further"
+    )
     make.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the model writes and the head is trained; default: %(default)s",
     )
     add_settings(make, "model", "target", "quant", "threads")
     make.set_defaults(command=_make_head)
@@ -181,7 +186,7 @@ def _chat(options: argparse.Namespace) -> int:
 
     engine, drawn = _for_one(options)
     if not engine.info.chat:
-        return _fail(f"{engine.info.name} is no chat model: `specops generate` continues its texts")
+        return _fail(f"{engine.info.name} is not a chat model: use `specops generate`")
     terminal = Terminal(plain=options.no_color)
     Chat(engine, drawn, terminal, engine.info.system).run(line_reader())
     return 0
@@ -262,15 +267,15 @@ def _info(options: argparse.Namespace) -> int:
         f"{_megabytes(info.snapshot_bytes)}"
         if info.state_bytes
         else "none",
-        "sampling": str(info.sampling) or "as each protocol's default",
-        "system message": "as the chat template has it"
+        "sampling": str(info.sampling) or "each protocol's defaults",
+        "system message": "the chat template's own, if any"
         if info.system is None
         else info.system or "empty",
         "threads": str(info.threads),
         "kernels": engine.computes_with,
         "batch invariant": "yes"
         if info.batch_invariant
-        else f"no: products that are not ours in {', '.join(info.ort_matmuls)}",
+        else f"no: ONNX Runtime computes the products of {', '.join(info.ort_matmuls)}",
         "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
         "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
@@ -279,17 +284,17 @@ def _info(options: argparse.Namespace) -> int:
         if choice.draft is not None:
             lines["draft"] = f"a head, {_megabytes(_size(info.head))}, {info.head}"
         if info.head_agreement is not None:
-            right = f"{info.head_agreement:.0%} of a test text guessed"
+            right = f"guesses {info.head_agreement:.0%} of a test text"
             lines["draft"] += f"; {right}"
             if info.head_agreement < LEAST_AGREEMENT:
-                lines["draft"] += ": it is another model's or for other layers, or is damaged"
+                lines["draft"] += ": made for another model or for other layers, or damaged"
     elif info.draft_parameters is not None and choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters)
     elif isinstance(choice.draft, Path):
         lines["draft"] = f"n-grams, {_megabytes(_size(choice.draft))}, {choice.draft}"
     for name, value in lines.items():
         print(f"{name:16} {printable(value)}")
-    print("\nmemory, as it was planned when the model was loaded")
+    print("\nmemory plan, made when the model was loaded")
     for line in engine.plan.lines():
         print(f"  {line}")
     return 0

@@ -129,7 +129,7 @@ class Engine:
         """
         if self.chat_template is None:
             raise ChatTemplateError(
-                f"{self.info.name} has no chat template that can be used: ask /v1/completions, or "
+                f"{self.info.name} has no usable chat template: use /v1/completions, or "
                 "put a chat_template.jinja into the model's folder"
             )
         return self.chat_template.render(messages, tools, options)
@@ -217,7 +217,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
     try:
         return ChatTemplate.load(folder)
     except ChatTemplateError as error:
-        log.warning("there will be no chat: %s", error)
+        log.warning("chats will be refused: %s", error)
         return None
 
 
@@ -226,6 +226,7 @@ def _default_drafter(settings: Settings, drafters: Collection[str]) -> str:
         return "cascade" if "head" in drafters else next(iter(drafters))
     if settings.drafter not in (*drafters, NO_DRAFTER):
         raise ConfigError(
-            f"SPECOPS_DRAFTER is {settings.drafter}, but no such draft is set: SPECOPS_DRAFT"
+            f"SPECOPS_DRAFTER={settings.drafter} needs a draft of that kind, and there is none: "
+            "set SPECOPS_DRAFT, or leave SPECOPS_DRAFTER empty"
         )
     return settings.drafter

@@ -261,7 +261,7 @@ def _prepared(
     except (ModelError, ModelLoadError) as error:
         if settings.draft:
             raise
-        log.warning("%s is served without its draft, so more slowly: %s", choice.name, error)
+        log.warning("%s is served without its draft, and so more slowly: %s", choice.name, error)
         return target, None, None
 
 
@@ -396,6 +396,6 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) 
     ]
     if differing:
         raise ModelError(
-            f"the draft {folder.path} has another vocabulary than the target: {len(differing)} "
+            f"the draft {folder.path} has a different vocabulary from the target: {len(differing)} "
             f"ids differ, first {'; '.join(differing[:3])}. Choose a draft of the same family."
         )

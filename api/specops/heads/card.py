@@ -49,9 +49,9 @@ def card(made: Making, results: Sequence[Evaluation]) -> str:
     first = results[0]
     return f"""# Draft head for {made.target}
 
-An EAGLE-3.1 head: one decoder layer that guesses the next tokens of {made.target} from what three
-of its layers made of the last ones. The target verifies every guess, so the output does not change;
-a guess can only save time. Made by `specops draft make`, used with `SPECOPS_DRAFT` set to this
+An EAGLE-3.1 head: one decoder layer that guesses the next tokens of {made.target} from the hidden
+states of three of its layers. The target verifies every guess, so the output does not change; a
+guess can only save time. Made by `specops draft make`; to use it, set `SPECOPS_DRAFT` to this
 folder. Weights are in 8 bits; output rows and embedding are the target's own.
 
 ## How it was made
@@ -59,11 +59,12 @@ folder. Weights are in 8 bits; output rows and embedding are the target's own.
 The target wrote {made.written:,} tokens of answers to messages that it wrote itself, in several
 languages, at temperatures from 0 to 1; no other text was used. From {made.seen:,} tokens of these
 texts the head learned the target's distributions over its {made.rows:,} most frequent tokens; both
-took {made.minutes / 60:.1f} hours. One conversation in nineteen was left out, for what follows.
+took {made.minutes / 60:.1f} hours. One conversation in nineteen was held out for the measurements
+below.
 
-## What it reaches
+## Results
 
-Of guesses behind right ones, so many were what the target chose:
+Share of guesses that the target chose, too, where all guesses before them were right, by position:
 
 | answers | {" | ".join(map(str, guesses))} |
 | --- |{" ---: |" * len(guesses)}
@@ -78,6 +79,6 @@ Of guesses behind right ones, so many were what the target chose:
 
 ## Limits
 
-The head knows only what the target has written. In texts that the target rarely writes, such as
-other languages, more guesses are wrong, and the service asks for fewer.
+The head learned only from texts that the target wrote. In other texts, such as other languages,
+more guesses are wrong, and the service asks for fewer.
 """

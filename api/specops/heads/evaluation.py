@@ -54,7 +54,7 @@ class Evaluation:
         """The result in a line."""
         return (
             f"the head {'pays' if self.pays else 'does not pay'} here: "
-            f"{self.speedup[_BOTH]:.2f} times plain decoding with it, "
+            f"{self.speedup[_BOTH]:.2f} times plain decoding's speed with it, "
             f"{self.speedup[_LOOKUP]:.2f} with {_LOOKUP} alone (median of {self.prompts} "
             "held-out conversations, one at a time)"
         )

@@ -274,7 +274,7 @@ class EagleLayer(GatedDecoder):
         if found is None and not self.fuses:
             raise ExportError(f"{self.file}: {_FC}.weight is missing, which joins the states")
         if found is None or len(found) != count:
-            raise given.error(key, f"must be {count} layers: so many are read")
+            raise given.error(key, f"must name {count} of the target's layers")
         if not all(0 <= layer < most for layer in found):
             raise given.error(key, f"leads to the inputs of {found}, but there are {most} layers")
         return tuple(found)

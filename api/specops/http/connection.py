@@ -317,7 +317,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP; called by uvicorn."""
         self._closed("malformed")
-        self._refuse(ApiError(400, "this is no HTTP/1.1 request", code="malformed_request"))
+        self._refuse(ApiError(400, "this is not an HTTP/1.1 request", code="malformed_request"))
 
     @_alone
     def timeout_keep_alive_handler(self) -> None:

@@ -142,7 +142,7 @@ class KeptInputs:
         """
         if not self.holds(slot, start):
             raise ValueError(
-                f"slot {slot} cannot go on at position {start}: it holds the inputs of "
+                f"slot {slot} cannot continue at position {start}: it holds the inputs of "
                 f"{self._held[slot]} and the state after {self._applied[slot]} tokens"
             )
         end, held = start + count, self._held[slot]

@@ -69,7 +69,7 @@ class NgramTable:
         vocab_size: the model's.
 
     Raises:
-        ModelLoadError: it is no table, or one of another vocabulary.
+        ModelLoadError: it is not a table, or belongs to another vocabulary.
 
     Attributes:
         address: of its first word.
@@ -79,7 +79,7 @@ class NgramTable:
         try:
             words = np.load(path, mmap_mode="r")
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} is no table of n-grams: {error}") from None
+            raise ModelLoadError(f"{path} is not a table of n-grams: {error}") from None
         if words.dtype != np.uint64 or words.ndim != 1 or not _whole(words):
             raise ModelLoadError(f"{path} is damaged: download it again")
         if int((words[1:] >> np.uint64(8) & np.uint64(0xFFFFFF)).max()) >= vocab_size:

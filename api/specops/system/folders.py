@@ -148,7 +148,9 @@ def _refuse_other(destination: Path, manifest: str) -> None:
     elif not destination.is_dir() or (
         any(destination.iterdir()) and not (destination / manifest).is_file()
     ):
-        problem = f"exists and is no earlier export: it has no {manifest}; choose another folder"
+        problem = (
+            f"exists and is not an earlier export (it has no {manifest}); choose another folder"
+        )
     if problem:
         raise FileExistsError(errno.EEXIST, problem, str(destination))
 

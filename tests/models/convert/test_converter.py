@@ -107,7 +107,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in first.iterdir()} == {
         file.name: file.read_bytes() for file in again.iterdir()
     }
-    with pytest.raises(ExportError, match="exists and is no earlier export"):
+    with pytest.raises(ExportError, match="exists and is not an earlier export"):
         export_checkpoint(source, source, quantization=INT4)
     with (
         folder_at_once(first),

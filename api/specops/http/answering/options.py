@@ -97,7 +97,7 @@ class EngineOptions(Constraints):
     k_draft: int | None = Field(
         None,
         ge=0,
-        description="most draft tokens per step; default: the server's (8; 3 where not adaptive)",
+        description="maximum draft tokens per step; default: the server's (8; 3 if not adaptive)",
     )
     drafter: Annotated[DrafterName, BeforeValidator(_current_name)] | None = Field(
         None,
@@ -107,15 +107,15 @@ class EngineOptions(Constraints):
     share_ngrams: bool = Field(True, description=synonyms.WITHOUT_EFFECT["share_ngrams"])
     adaptive: bool | None = Field(
         None,
-        description="fewer draft tokens than k_draft, or none, where that is faster; false: "
-        "always k_draft; default: the server's (true)",
+        description="use fewer draft tokens than k_draft, or none, where that is faster; false: "
+        "always as many as there are, up to k_draft; default: the server's (true)",
     )
     exact: bool | None = Field(None, description=synonyms.WITHOUT_EFFECT["exact"])
     top_k: int | None = Field(
         None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = drawing_field(
-        "min_p", "least probability, as a share of the likeliest token's"
+        "min_p", "minimum probability, as a share of the likeliest token's"
     )
     typical_p: float | None = Field(
         1.0, gt=0, le=1, description="sample from the most typical tokens that add up to this"
@@ -123,7 +123,8 @@ class EngineOptions(Constraints):
     top_n_sigma: float | None = Field(
         0.0,
         ge=0,
-        description="sample from logits within so many standard deviations of the largest; 0: all",
+        description="sample from logits within this many standard deviations of the largest; "
+        "0: all",
     )
     presence_penalty: float | None = drawing_field(
         "presence_penalty", "subtracted from the logits of tokens in the answer"
@@ -141,11 +142,13 @@ class EngineOptions(Constraints):
         default=[], description="texts whose tokens never occur in the answer in sequence"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
-        default=[], description="tokens that end the output, as a part of it"
+        default=[], description="tokens that end the output and are part of it"
     )
-    min_tokens: int | None = Field(0, ge=0, description="tokens before which no end token comes")
+    min_tokens: int | None = Field(
+        0, ge=0, description="minimum number of tokens before an end token"
+    )
     ignore_eos: bool | None = Field(
-        False, description="go on after an end token, where no grammar ends the answer"
+        False, description="continue after an end token, unless a grammar ends the answer"
     )
 
     @property

@@ -87,7 +87,7 @@ def encode(engine: Engine, asked: Conversation) -> ChatPrompt:
     else:
         with template_errors(engine, asked):
             if template is None:
-                raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
+                raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
     thinking = template is not None and template.opens_thoughts(text)
     return ChatPrompt((*asked.before, *engine.encode_chat(text)), thinking)

@@ -219,7 +219,7 @@ class Thinking(Body):
 class TokensRequest(Body):
     """A conversation to count the tokens of, or to continue."""
 
-    model: str = Field(description="as GET /v1/models tells")
+    model: str = Field(description="as in GET /v1/models")
     messages: list[Turn] = Field(min_length=1, fail_fast=True, description="the conversation")
     system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
@@ -284,7 +284,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
 
     limit_field = "max_tokens"
 
-    max_tokens: int = Field(ge=1, description="most tokens of the answer")
+    max_tokens: int = Field(ge=1, description="maximum tokens of the answer")
     stop_sequences: StopList | None = Field(
         None, description="strings that end the output; not part of it"
     )

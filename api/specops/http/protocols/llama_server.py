@@ -53,12 +53,12 @@ class LlamaRequest(SeededOptions):
         }
     )
 
-    model: Text | None = Field(None, description="as GET /v1/models tells, or empty")
+    model: Text | None = Field(None, description="as in GET /v1/models, or empty")
     n_predict: int | None = Field(
         -1,
         ge=-2,
-        description="most tokens of the answer; -1: as many as the server allows; 0: only compute "
-        "the prompt, for later requests; those for an answer go first",
+        description="maximum tokens of the answer; -1: as many as the server allows; 0: only "
+        "compute the prompt, for later requests, behind requests for an answer",
     )
     n_cmpl: int | None = Field(
         1, ge=1, le=MOST_CHOICES, description="answers to each prompt; several are a list"
@@ -132,7 +132,7 @@ class InfillRequest(LlamaRequest):
     """A gap in a text."""
 
     input_prefix: Text = Field(description="the text before the gap")
-    input_suffix: Text = Field(description="the text behind the gap")
+    input_suffix: Text = Field(description="the text after the gap")
     input_extra: Annotated[list[OtherFile], Field(fail_fast=True)] | None = Field(
         default=[], description="chunks of other files, `{filename, text}`"
     )

@@ -40,7 +40,7 @@ class GenerateRequest(SeededOptions):
         "the answer is the assistant's; empty: the model's own system message, if it has one",
     )
     max_new_tokens: MostTokens = Field(
-        50, description="most tokens of the answer; -1 and -2: as many as the server allows"
+        50, description="maximum tokens of the answer; -1 and -2: as many as the server allows"
     )
     temperature: float = drawing_field("temperature", "0: always the likeliest token", 0.0)
     seed: int | None = Field(

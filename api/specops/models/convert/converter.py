@@ -165,7 +165,7 @@ def _expected(checkpoint: Checkpoint, family: Family, shapes: Shapes) -> Shapes:
     try:
         checkpoint.expect(shapes | block, ignored)
     except ExportError as error:
-        log.warning("the model's own draft head is left out: %s", error)
+        log.warning("the model's own MTP block is left out: %s", error)
         return {}
     return block
 

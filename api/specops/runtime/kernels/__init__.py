@@ -180,6 +180,6 @@ def block_bytes(layers: Iterable[tuple[int, int]], dtype: str) -> int:
         ValueError: there is no such type.
     """
     if dtype not in KV_DTYPES:
-        raise ValueError(f"{dtype!r} is none of {', '.join(KV_DTYPES)}")
+        raise ValueError(f"{dtype!r} is not one of {', '.join(KV_DTYPES)}")
     kind = KV_DTYPES[dtype]
     return sum(heads * library.specops_part_bytes(size, kind) for heads, size in layers)

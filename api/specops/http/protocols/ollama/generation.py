@@ -107,22 +107,26 @@ class OllamaRequest(OllamaModel, SeededOptions):
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
-        0, ge=0, le=20, description="report so many likely tokens beside it; with `logprobs`"
+        0, ge=0, le=20, description="report this many likely alternatives, too; with `logprobs`"
     )
     num_predict: _Whole | None = Field(
-        None, description="most tokens of the answer; 0 and less: what the server allows"
+        None, description="maximum tokens of the answer; 0 and less: what the server allows"
     )
     seed: _Whole | None = Field(None, description="same seed, same output; negative: none")
     temperature: _Temperature | None = Field(None, description="0: always the likeliest token")
-    top_k: _Whole | None = Field(None, description="draw from so many tokens; 0 and less: from all")
+    top_k: _Whole | None = Field(
+        None, description="sample from this many tokens; 0 and less: from all"
+    )
     top_p: _Share | None = Field(
-        None, description="draw from the likeliest tokens that sum up to this; 0: the likeliest"
+        None,
+        description="sample from the likeliest tokens whose probabilities add up to this; "
+        "0: the likeliest",
     )
     min_p: _Least | None = Field(
-        None, description="least probability, as a share of the likeliest token's"
+        None, description="minimum probability, as a share of the likeliest token's"
     )
     typical_p: _Share | None = Field(
-        1.0, description="draw from the most typical tokens that sum up to this"
+        1.0, description="sample from the most typical tokens whose probabilities add up to this"
     )
     repeat_penalty: _Divisor | None = Field(
         None, description="Ollama's name of `repetition_penalty`; 0 and less: none"
@@ -255,7 +259,7 @@ class OllamaPrompt(OllamaRequest):
         None, description="what follows the answer, for models that were trained to fill in"
     )
     context: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, description="an earlier answer's `context`: the conversation goes on from there"
+        None, description="an earlier answer's `context`: the conversation continues from there"
     )
     images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
     template: Annotated[Any, Unsupported(None, "")] = Field(

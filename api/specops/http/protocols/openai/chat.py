@@ -163,7 +163,7 @@ class ChatRequest(OpenAiRequest):
         None,
         ge=0,
         le=20,
-        description="report so many likely tokens beside it; only with `logprobs`",
+        description="report this many likely alternatives, too; only with `logprobs`",
     )
 
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(

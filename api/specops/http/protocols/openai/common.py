@@ -39,7 +39,7 @@ class OpenAiRequest(SeededOptions):
 
     without_effect = frozenset({"user"})
 
-    model: str = Field(description="as GET /v1/models tells")
+    model: str = Field(description="as in GET /v1/models")
     n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
 

@@ -53,14 +53,17 @@ class CompletionRequest(OpenAiRequest):
         description="0: only compute the prompt; -1: as many as the server allows",
     )
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="report each token's probability, and of so many others"
+        None,
+        ge=0,
+        le=5,
+        description="report each token's probability, and those of this many others",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
     best_of: int | None = Field(
         None,
         ge=1,
         le=MOST_CHOICES,
-        description="draw so many answers, return the `n` of the highest mean log-probability",
+        description="sample this many answers, return the `n` of the highest mean log-probability",
     )
     suffix: Text | None = Field(
         None, description="what follows the answer, for models that were trained to fill in"

@@ -31,7 +31,7 @@ class EmbeddingRequest(Body):
 
     without_effect = frozenset({"user"})
 
-    model: str = Field(description="as GET /v1/models tells")
+    model: str = Field(description="as in GET /v1/models")
     input: _Text | _Tokens | _Texts | _TokenLists
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or the base64 of 32-bit floats, little endian"

@@ -222,7 +222,7 @@ class ResponsesRequest(EngineOptions):
 
     limit_field = "max_output_tokens"
 
-    model: str = Field(description="as GET /v1/models tells")
+    model: str = Field(description="as in GET /v1/models")
     input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)] = Field(
         description="the question, or all items of the conversation"
     )
