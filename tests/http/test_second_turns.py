@@ -172,12 +172,12 @@ async def test_a_text_that_parts_from_all_snapshots_costs_no_other_text_its_own(
 async def test_an_agents_long_loop_leaves_its_beginning_read(chat: Chat) -> None:
     """The next message of the user drops all thoughts of the loop: the text parts where it began.
 
-    Two slots have eight snapshots, and each round of the loop takes two.
+    There is room for 32 snapshots of long texts, and each round of the loop takes two.
     """
     past = [*history(300), user("Find it.")]
     loop: list[Message] = []
     counts = []
-    for turn in range(8):
+    for turn in range(10, 34):
         counts.append(await chat.ask([*past, *loop]))
         loop += [
             assistant("", reasoning_content=f"thought {turn}", tool_calls=[call(turn)]),
@@ -187,6 +187,18 @@ async def test_an_agents_long_loop_leaves_its_beginning_read(chat: Chat) -> None
     loop[-1] = assistant("Found.")
     computed, count = await chat.ask([*past, *loop, user("Thanks.")])
     assert computed <= count - counts[0][1] + OPENING
+
+
+async def test_few_slots_keep_as_many_conversations_read(chat: Chat) -> None:
+    """Each request leaves two to four snapshots; two slots serve several conversations in turn."""
+    pasts = [[*history(100, turns=2), user(f"{number} is asked.")] for number in range(6)]
+    pasts = [[user(f"Begin {number}."), *past] for number, past in enumerate(pasts)]
+    for past in pasts:
+        await chat.ask(past)
+    for past in pasts:
+        said, new = words(10, "It is"), words(10, "And")
+        computed, _ = await chat.ask([*past, assistant(said), user(new)])
+        assert computed <= await chat.tokens(said) + await chat.tokens(new) + OPENING
 
 
 async def test_metrics_count_snapshots_and_their_memory(chat: Chat) -> None:

@@ -234,6 +234,7 @@ def test_more_memory_never_plans_less(limit: int, more: int) -> None:
     ("limit_mb", "asked", "tokens", "snapshots"),
     [
         (24_000, {}, 8 * 32_768, 4 * 240),  # as many as are of use
+        (24_000, {"slots": 1}, 32_768, 4 * 240),  # to one slot's requests as well
         (4_000, {}, 180_928, 741),  # a quarter of what is left beside weights and states
         (4_000, {"context": 4096}, 8 * 4096, 4 * 240),  # the cache leaves room
         (1_140, {}, 7_104, 29),
@@ -246,7 +247,9 @@ def test_snapshots_get_a_part_of_what_is_left_and_give_way_first(
 ) -> None:
     """Qwen3.5-0.8B's shape: 12 KB of keys and values for a token, 30 MB of states for a slot."""
     model = ModelSizes(12_288, 600 * MB, 1024, 32_000, 30 * MB)
-    plan = plan_memory(supply(limit_mb), Demand.of(Settings(), [model], 32_768), **asked)
+    slots = asked.get("slots", 0)
+    demand = Demand.of(Settings(slots=slots), [model], 32_768)
+    plan = plan_memory(supply(limit_mb), demand, **asked)
     assert (plan.kv_tokens, plan.snapshot_bytes // MB) == (tokens, snapshots)
     alone = Demand.of(Settings(prefix_cache="off"), [model], 32_768)  # nobody could use one
     assert plan_memory(supply(limit_mb), alone, **asked).snapshot_bytes == 0

@@ -28,11 +28,18 @@ from specops.runtime.block_pool import CacheShape
 from specops.runtime.prefix_trie import Node, common_prefix
 from specops.system.page_cache import ask_large_pages
 
-SNAPSHOTS_PER_SLOT = 4  # at most, where memory allows
+# At most, where memory allows. A request leaves two to four, and few slots serve no less of
+# conversations to return to, edits of them and other lists of tools.
+_PER_SLOT, _LEAST_SLOTS = 4, 8
 INTERVAL = 512  # of the tokens between two snapshots that a long prompt leaves on its way
 _TOKEN_BYTES = 8  # of a list
 
 Floats = npt.NDArray[np.float32]
+
+
+def most_snapshots(slots: int) -> int:
+    """As many snapshots as are of use to the requests of so many slots."""
+    return _PER_SLOT * max(slots, _LEAST_SLOTS)
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +75,7 @@ class KeptInputs:
     Args:
         shape: sizes of the model's cache; some layer keeps inputs.
         num_slots: number of slots.
-        snapshot_bytes: bound of all snapshots together; None: `SNAPSHOTS_PER_SLOT` whole ones.
+        snapshot_bytes: bound of all snapshots together; None: `most_snapshots` whole ones.
 
     Attributes:
         descriptor: [5] int64, the operators' input `kept_inputs`: address, slots, positions of a
@@ -97,7 +104,7 @@ class KeptInputs:
         self._held: list[tuple[int, int] | None] = [(0, 0)] * num_slots
         self._applied = [0] * num_slots
         self._snapshots: list[_Snapshot] = []  # the least recently used one first
-        most = SNAPSHOTS_PER_SLOT * num_slots * shape.slot_bytes
+        most = most_snapshots(num_slots) * shape.slot_bytes
         self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
         self.used_bytes = 0
         self.events: Counter[str] = Counter()

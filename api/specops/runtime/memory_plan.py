@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specops.config import ConfigError, Settings
-from specops.runtime.kept_inputs import SNAPSHOTS_PER_SLOT
+from specops.runtime.kept_inputs import most_snapshots
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import PrefixCache
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
@@ -127,7 +127,7 @@ class Demand:
         """
         slots = settings.slots or DEFAULT_SLOTS
         verified = slots * (settings.max_k_draft + 1)
-        states = sum(model.slot_bytes for model in models) * slots
+        slot_bytes = sum(model.slot_bytes for model in models)
         shares = settings.prefix_cache != PrefixCache.OFF
         tokens = max(settings.max_batched_tokens, verified)
         return cls(
@@ -137,8 +137,8 @@ class Demand:
             # One model computes at a time.
             pass_bytes=max(model.pass_bytes(tokens, verified) for model in models),
             context=context,
-            state_bytes=states,
-            most_snapshot_bytes=SNAPSHOTS_PER_SLOT * states if shares else 0,
+            state_bytes=slots * slot_bytes,
+            most_snapshot_bytes=most_snapshots(slots) * slot_bytes if shares else 0,
         )
 
     @property
