@@ -88,6 +88,9 @@ def test_stored_conversations_come_back(tmp_path: Path) -> None:
     for cut in (1, 4, 4 * 31, 4 * 34):  # of the last one, which has 35 numbers
         file.write_bytes(whole[:-cut])
         assert [item.number for item in store.read()] == [4, 1]
+        with file.open("ab") as kept:
+            kept.write(bytes(4000))  # what a crash of the machine may leave
+        assert [item.number for item in store.read()] == [4, 1]
         store.add(given[-1])  # goes on where it was cut
         assert file.read_bytes() == whole
         for one, other in zip(store.read(), given, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from specops.heads.network import DistillationLoss, HeadNetwork, new_config  # n
 from specops.heads.storage import Conversation  # noqa: E402
 from specops.heads.teacher import Teacher, repeated  # noqa: E402
 from specops.heads.training import GUESSES, Training, acceptance, calibrate, rounds  # noqa: E402
+from specops.models.folder import ModelError  # noqa: E402
 from tests.eagle_heads import Reference  # noqa: E402
 
 VOCAB, SIZE = 40, 64
@@ -176,6 +178,39 @@ def test_it_learns_and_goes_on_where_it_stopped(
     sure, right, _ = found[0]
     promised = torch.sigmoid(factor * torch.logit(sure, 1e-4) + summand)
     assert abs(float(promised.mean() - right.mean())) < 0.05
+
+
+def test_a_damaged_training_and_a_full_disk_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "training.pt"
+
+    def trained() -> Training:
+        return Training(
+            new_network(),
+            Stairs(),
+            conversations(20),
+            conversations(8, seed=1),
+            seconds=3,
+            checkpoint=file,
+            tell=lambda text: None,
+            clock=count().__next__,
+        )
+
+    trained().run()
+    whole = file.read_bytes()
+    for damage in (b"", whole[:-100], b"no training", bytes(len(whole))):
+        file.write_bytes(damage)
+        with pytest.raises(ModelError, match=r"training\.pt is damaged.* remove it"):
+            trained()
+    file.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left on device") as refused:
+            trained().run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused.value.filename == str(file)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_written_is_a_checkpoint_in_8_bits(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +19,11 @@ from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.heads.evaluation import Evaluation
+from specops.heads.ngrams import make_table
 from specops.heads.storage import Conversation
 from specops.models.folder import ModelError, ModelFolder
+from specops.request import GenerationRequest, Output
+from tests.checkpoints import make_opt_checkpoint
 from tests.conftest import THREADS
 from tests.generating import generate
 
@@ -95,8 +101,10 @@ def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) ->
     assert (work / "training.pt").exists()
     texts = (work / "conversations.i32").read_bytes()
     said.clear()
-    result = make_head(settings, out, MINUTES, said.append, clock=clock())
-    assert re.match(r"the head (pays|does not pay) here: \d", result.verdict)
+    results = make_head(settings, out, MINUTES, said.append, clock=clock())
+    greedy, drawn = (result.verdict for result in results)
+    assert re.match(r"greedily the head (pays|does not pay): \d", greedy)
+    assert re.match(r"at temperature 0.7 the head (pays|does not pay): \d", drawn)
     assert said[0].startswith("training continues after")
     assert (work / "conversations.i32").read_bytes() == texts  # its time was used up
     assert {path.name for path in out.iterdir()} == {
@@ -107,7 +115,10 @@ def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) ->
     }
     config = json.loads((out / "config.json").read_text())
     assert len(config["calibration"]) == training.GUESSES
-    assert "held-out conversations" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert f"- {greedy}\n- {drawn}\n" in card
+    assert "1 held-out conversations" in card
+    assert "those of the same texts" in card
 
     said.clear()
     make_head(settings, out, MINUTES, said.append, more=True, clock=clock())
@@ -258,7 +269,9 @@ def test_a_folder_that_cannot_be_written_is_named(
 
 
 def test_conversations_of_another_model_are_not_learnt_from(tmp_path: Path) -> None:
+    Progress(tmp_path / "progress.json").keep_to("one that wrote nothing", "sha256:3", 768)
     Progress(tmp_path / "progress.json").keep_to("qwen", "sha256:1", 576)
+    (tmp_path / "conversations.i32").touch()
     Progress(tmp_path / "progress.json").keep_to("the same, elsewhere", "sha256:1", 576)
     for digest, size in (("sha256:2", 576), ("sha256:1", 64), ("", 576)):
         with pytest.raises(ModelError, match=r"another model, qwen, .* --out, or") as refused:
@@ -271,10 +284,13 @@ def test_an_hour_of_work_is_not_lost_to_a_short_context(
     tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head is measured in the context that its conversations were written in."""
-    seen: list[Settings] = []
+    seen, given = list[Settings](), list[float]()
 
-    def evaluate(settings: Settings, conversations: object) -> list[Evaluation]:
+    def evaluate(
+        settings: Settings, conversations: object, seconds: float, clock: object
+    ) -> list[Evaluation]:
         seen.append(settings)
+        given.append(seconds)
         ways = {"suffix": 1.0, "head": 1.0, "cascade": 1.0}
         return [Evaluation(0.0, 1, 7, ways, ways)]
 
@@ -282,8 +298,93 @@ def test_an_hour_of_work_is_not_lost_to_a_short_context(
     short = replace(tiny_settings, draft="none", context=16)
     make_head(short, tmp_path / "head", MINUTES, lambda text: None, clock=clock())
     assert [settings.context for settings in seen] == [making.LENGTH]
+    assert given == [pytest.approx(60 * MINUTES * (1 - making._WRITING - making._TRAINING))]
     assert "on 7 threads" in (tmp_path / "head" / "README.md").read_text().replace("\n", " ")
     known = json.loads((tmp_path / "head.making" / "progress.json").read_text())["target"]
     assert known["name"] == "target"
     assert known["hidden_size"] == 256
     assert known["source_digest"].startswith("sha256:")
+
+
+def test_a_target_that_no_head_fits_is_refused_before_it_writes(
+    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OPT 350m projects its embedding: a head of EAGLE's kind has one width."""
+    target = make_opt_checkpoint(tmp_path / "opt", projection=32, norm_before=False)
+    said = make(tmp_path / "head", capsys, "--target", str(target))
+    assert "opt cannot have a draft head" in said
+    assert "64 values, and its embedding 32\n" in said
+    assert loads == []
+
+
+@pytest.mark.usefixtures("small")
+def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_other(
+    tiny_settings: Settings, tiny_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GenerationRequest] = []
+
+    def generate(engine: Engine, request: GenerationRequest) -> Iterator[Output]:
+        asked.append(request)
+        return generated(engine, request)
+
+    generated = Engine.generate
+    monkeypatch.setattr(Engine, "generate", generate)
+    monkeypatch.setattr(evaluation, "_PROMPTS", 24)
+    texts = [Conversation(i, np.arange(3, dtype=np.int32), np.zeros(9, np.int32)) for i in range(9)]
+    settings = replace(tiny_settings, draft=str(tiny_head), context=64, prefix_cache="all")
+    results = evaluation.evaluate(settings, texts, 6.0, clock(1))
+    assert [result.prompts for result in results] == [6, 6]
+    results = evaluation.evaluate(settings, texts, 0.0, clock(1))
+    assert [result.prompts for result in results] == [4, 4]
+    assert len({request.client for request in asked}) == 8  # four ways at two temperatures
+    assert {request.sampling.temperature for request in asked} == {0.0, 0.7}
+
+
+def test_a_head_that_saves_no_pass_does_not_pay_however_fast_it_seemed() -> None:
+    speed = {"suffix": 1.2, "head": 1.0, "cascade": 1.4}
+    for passes, pays in ((1.61, False), (1.8, True)):
+        jumps = {"suffix": 1.6, "head": 1.1, "cascade": passes}
+        assert Evaluation(0.0, 9, 2, speed, jumps).pays is pays
+
+
+def test_a_presets_larger_table_is_kept(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [Conversation(0, *(rng.integers(0, 9, n, np.int32) for n in (3, 90)))]
+    file, preset = tmp_path / "ngrams.npy", tmp_path / "preset"
+    preset.mkdir()
+    for draft in (None, preset):  # another preset's draft is a model
+        assert making._write_table(file, texts, draft)
+        np.testing.assert_array_equal(np.load(file), make_table(texts))
+    np.save(preset / "ngrams.npy", np.zeros(10_000, np.uint64))
+    assert not making._write_table(file, texts, preset)
+    assert len(np.load(file)) == 10_000
+
+
+def test_a_full_disk_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system's error does not say which file, or numpy hides the error."""
+    for error in (OSError(errno.ENOSPC, "No space left"), OSError("9 requested and 3 written")):
+        monkeypatch.setattr(making, "_make", Mock(side_effect=error))
+        said = make(tmp_path / "head", capsys)
+        assert said == f"specops: {tmp_path / 'head.making'}: No space left on device\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stopped_process_ends_as_after_ctrl_c(
+    number: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it saves what it has trained."""
+
+    def stopped(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(making, "make_head", stopped)
+    kept = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["draft", "make", "--out", str(tmp_path / "head")])
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    assert ended.value.code == status

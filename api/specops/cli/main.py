@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -331,13 +332,23 @@ def _make_head(options: argparse.Namespace) -> int:
     def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)  # what was trained is saved on the way out
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # with nohup it is ignored
+            signal.signal(number, end)
     try:
-        head = make_head(
+        results = make_head(
             settings_of(options), options.out, minutes, report, more=more, device=options.device
         )
     except (RuntimeError, *PROMPT_ERRORS) as error:
         raise CommandError(error) from error
-    print(f"{options.out}: {head.verdict}")
+    except KeyboardInterrupt:
+        report("interrupted: the same command continues from here")
+        raise
+    verdicts = "; ".join(result.verdict for result in results)
+    print(f"{options.out}: {verdicts} (median of {results[0].prompts} held-out conversations)")
     return 0
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from specops.heads.evaluation import Evaluation
 from specops.runtime import kernels
 
+_HOURS = 2  # from which on the time is given in hours
+
 
 class Making(NamedTuple):
     """How a head was made.
@@ -17,6 +19,7 @@ class Making(NamedTuple):
         written: number of answer tokens that the target has written, held-out ones included.
         seen: number of tokens that it has learnt from; those that were read twice count twice.
         minutes: for both.
+        ngrams: whether the n-grams are the texts' own, and not its preset's.
         rows: number of tokens that it can guess.
         reached: shares of right guesses behind right ones, by kind of text.
     """
@@ -25,6 +28,7 @@ class Making(NamedTuple):
     written: int
     seen: int
     minutes: float
+    ngrams: bool
     rows: int
     reached: Mapping[str, Sequence[float]]
 
@@ -46,21 +50,25 @@ def card(made: Making, results: Sequence[Evaluation]) -> str:
         for result in results
         for name, speed in result.speedup.items()
     )
-    first = results[0]
+    first, verdicts = results[0], "\n".join(f"- {result.verdict}" for result in results)
+    long = made.minutes >= _HOURS * 60
+    took = f"{made.minutes / 60:.1f} hours" if long else f"{made.minutes:.1f} minutes"
+    table = "those of the same texts" if made.ngrams else "the preset's, which counts more texts"
     return f"""# Draft head for {made.target}
 
 An EAGLE-3.1 head: one decoder layer that guesses the next tokens of {made.target} from the hidden
 states of three of its layers. The target verifies every guess, so the output does not change; a
 guess can only save time. Made by `specops draft make`; to use it, set `SPECOPS_DRAFT` to this
-folder. Weights are in 8 bits; output rows and embedding are the target's own.
+folder. Weights are in 8 bits; output rows and embedding are the target's own. `ngrams.npy` is a
+table of n-grams for the suffix lookup.
 
 ## How it was made
 
-The target wrote {made.written:,} tokens of answers to messages that it wrote itself, in several
-languages, at temperatures from 0 to 1; no other text was used. From {made.seen:,} tokens of these
-texts the head learned the target's distributions over its {made.rows:,} most frequent tokens; both
-took {made.minutes / 60:.1f} hours. One conversation in nineteen was held out for the measurements
-below.
+The target wrote {made.written:,} tokens of answers to messages that it wrote itself, at
+temperatures from 0 to 1; no other text was used. From {made.seen:,} tokens of these texts (read
+twice counts twice) the head learned the target's distributions over its {made.rows:,} most frequent
+tokens. Writing and training took {took}. The n-grams are {table}. One conversation in
+nineteen was held out for the measurements below.
 
 ## Results
 
@@ -74,8 +82,11 @@ Share of guesses that the target chose, too, where all guesses before them were 
 | --- | ---: | ---: | ---: |
 {rows}
 
-{first.prompts} held-out conversations, one at a time, on {first.threads} threads with
-{kernels.kernel()} kernels. On this machine {first.verdict}.
+These are {first.prompts} held-out conversations, one at a time, on {first.threads} threads with
+{kernels.kernel()} kernels; all drafters use the n-grams except `head`, which runs alone. On this
+machine:
+
+{verdicts}
 
 ## Limits
 

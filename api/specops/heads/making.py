@@ -6,8 +6,11 @@ interruption, and a later call with more time continues the work of earlier ones
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from specops.config import Settings
 from specops.engine.engine import Engine
@@ -27,12 +30,12 @@ from specops.heads.card import Making, card
 from specops.heads.conversations import Writer, temperature
 from specops.heads.convert import target_of
 from specops.heads.evaluation import Evaluation, evaluate
-from specops.heads.network import HeadNetwork, new_config
+from specops.heads.network import HeadNetwork, layers_read, new_config
 from specops.heads.ngrams import make_table
 from specops.heads.on_gpu import TorchTeacher, TorchWriter, load_target
 from specops.heads.storage import Conversation, ConversationStore
 from specops.heads.target_rows import output_rows
-from specops.heads.teacher import LENGTH, EngineTeacher, Teacher
+from specops.heads.teacher import LENGTH, EngineTeacher, Teacher, graph_with_states
 from specops.heads.training import Training, acceptance, calibrate, rounds
 from specops.models.folder import ModelError
 from specops.models.head_folder import is_head_checkpoint, refuse_former_head
@@ -63,13 +66,13 @@ def make_head(
     more: bool = False,
     device: str = "cpu",
     clock: Callable[[], float] = time.monotonic,
-) -> Evaluation:
-    """Make a draft head.
+) -> list[Evaluation]:
+    """Make a draft head; return what was measured of it, by temperature.
 
     Args:
         settings: name the target; settings of drafts are ignored.
         out: the folder to write; `out` with the suffix `.making` keeps the intermediate files.
-        minutes: duration of the whole work, over all calls.
+        minutes: duration of the whole work, over all calls; loading is not counted.
         tell: called with progress lines.
         more: add the minutes to what earlier calls were given.
         device: where the target writes and the head learns. "cpu": on the engine, and beside it;
@@ -88,7 +91,11 @@ def make_head(
     with folder_at_once(out, CONFIG) as path:
         work = out.with_name(f"{out.name}.making")
         progress = Progress(work / "progress.json", clock)
-        made = _make(settings, path, progress, device, tell, minutes=minutes, more=more)
+        try:
+            made = _make(settings, path, progress, device, tell, minutes=minutes, more=more)
+        except OSError as error:  # who writes to an open file does not name it
+            code = error.errno or errno.ENOSPC  # of which numpy has words of its own
+            raise OSError(code, os.strerror(code), error.filename or str(work)) from error
     progress.known["finished"] = True  # now that it has taken the place of an earlier one
     progress.save()
     return made
@@ -103,7 +110,7 @@ def _make(
     *,
     minutes: float,
     more: bool,
-) -> Evaluation:
+) -> list[Evaluation]:
     """Make a head in the folder `path`; intermediate files lie beside that of `progress`."""
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=LENGTH)
     choice = choose(alone)
@@ -111,6 +118,12 @@ def _make(
         choice.target, choice.target_quant, name=choice.name, cache_dir=alone.cache_dir, report=tell
     )
     progress.keep_to(choice.name, folder.source_digest, folder.hidden_size)
+    target = target_of(folder.graph, folder.context_length)
+    if folder.hidden_size not in (0, target.hidden_size):
+        raise ModelError(
+            f"{choice.name} cannot have a draft head: its layers' states have "
+            f"{folder.hidden_size} values, and its embedding {target.hidden_size}"
+        )
     minutes = progress.plan(minutes, more=more)
     source = located(choice.target, alone.cache_dir)
     model = None if device == "cpu" else load_target(source, torch.device(device))
@@ -119,20 +132,22 @@ def _make(
         engine = Engine.load(alone)
         return Writer(engine) if model is None else TorchWriter(engine, model, folder.end_tokens)
 
+    layers = layers_read(target)
+    if model is None:  # made before an hour of writing: not every graph can give states
+        graph_with_states(folder, layers, alone.cache_dir)
     conversations = _written(open_writer, progress, 60 * _WRITING * minutes, tell)
     unseen = [item for item in conversations if item.number % _HELD_OUT == 0]
     texts = [item for item in conversations if item.number % _HELD_OUT]
     if not texts or not unseen:
         raise ModelError(
-            f"{choice.name} has written too little to learn from ({len(conversations)} texts): "
-            "the same command with more --minutes continues from here"
+            f"{choice.name} has written too little to learn from ({len(conversations)} answers "
+            "that are neither too short nor repeat themselves): the same command with more "
+            "--minutes continues from here"
         )
     tokens = _frequent(texts)
-    target = target_of(folder.graph, folder.context_length)
     config = new_config(target, len(tokens))
     rows = output_rows(folder.graph, tokens, target.hidden_size)
     network = HeadNetwork(config, torch.from_numpy(rows).to(device))
-    layers = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     teacher: Teacher
     if model is None:
         # The engine reads the next texts meanwhile: threads that share cores would wait for it.
@@ -157,16 +172,21 @@ def _make(
     found = {kind: rounds(network, teacher, part) for kind, part in parts.items()}
     config["calibration"] = calibrate(found.values())
     write_head(path, config, network, tokens)
-    np.save(path / NGRAMS, make_table(texts))
-    tell("measuring it on conversations that it was not trained on")
+    own_table = _write_table(path / NGRAMS, texts, choose(replace(settings, draft="")).draft)
+    left = 60 * (1 - _WRITING - _TRAINING) * minutes
+    tell(
+        "measuring it on conversations that it was not trained on, for about "
+        f"{max(1, left / 60):.0f} min"
+    )
     # In the context that they were written in: in a shorter one they might not fit.
     served = replace(settings, draft=str(path), drafter="", context=LENGTH)
-    evaluations = evaluate(served, unseen)
+    evaluations = evaluate(served, unseen, left, progress.clock)
     made = Making(
         choice.name,
         written=sum(len(item.tokens) for item in conversations),
         seen=training.seen,
         minutes=(progress.known["written"] + training.spent) / 60,
+        ngrams=own_table,
         rows=len(tokens),
         reached={kind: acceptance(item) for kind, item in found.items()}
         | {
@@ -175,7 +195,7 @@ def _make(
         },
     )
     (path / "README.md").write_text(card(made, evaluations), encoding="utf-8")
-    return evaluations[0]
+    return evaluations
 
 
 class Progress:
@@ -187,6 +207,7 @@ class Progress:
 
     Attributes:
         folder: keeps the file.
+        conversations: the file that keeps the target's texts.
         known: seconds of writing so far (`written`), and what the methods add.
 
     Raises:
@@ -195,6 +216,7 @@ class Progress:
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self.folder, self.clock = file, file.parent, clock
+        self.conversations = self.folder / "conversations.i32"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.known: dict[str, Any] = {"written": 0.0}
         if file.exists():
@@ -217,6 +239,8 @@ class Progress:
         Raises:
             ModelError: they are those of another model.
         """
+        if not self.conversations.exists():  # nothing of the earlier model's is there
+            self.known.pop("target", None)
         own = {"source_digest": source_digest or name, "hidden_size": hidden_size}
         known = self.known.setdefault("target", {"name": name, **own})
         if any(known[key] != own[key] for key in own):
@@ -242,7 +266,7 @@ def _written(
     open_writer: Callable[[], Writer], progress: Progress, seconds: float, tell: Tell
 ) -> list[Conversation]:
     """All conversations; writes more of them until they have taken `seconds`, over all calls."""
-    store = ConversationStore(progress.folder / "conversations.i32")
+    store = ConversationStore(progress.conversations)
     found = store.read()
     spent = progress.known["written"]
     if spent >= seconds:
@@ -263,7 +287,7 @@ def _written(
                     left = max(0.0, seconds - spent - took) / 60
                     tell(
                         f"writing: {tokens:,} tokens, {tokens / took:,.0f} tokens/s, "
-                        f"about {left:.0f} min left"
+                        f"about {left:.0f} min of writing left"
                     )
                 if save_due():
                     progress.save()
@@ -272,6 +296,20 @@ def _written(
         finally:
             progress.save()
     return found
+
+
+def _write_table(file: Path, texts: Sequence[Conversation], draft: object) -> bool:
+    """Write n-grams of the texts, or copy those of a preset's draft that counts more texts.
+
+    Returns:
+        Whether they are those of the texts.
+    """
+    np.save(file, make_table(texts))
+    other = draft / NGRAMS if isinstance(draft, Path) else file
+    if not other.exists() or other.stat().st_size <= file.stat().st_size:
+        return True
+    shutil.copyfile(other, file)
+    return False
 
 
 def _frequent(conversations: Iterable[Conversation]) -> list[int]:
@@ -307,7 +345,7 @@ def write_head(
         tensors[f"{name}_scale"] = scales
     tensors["d2t"] = np.array(tokens) - np.arange(len(tokens))
     tensors["t2d"] = np.isin(np.arange(config["vocab_size"]), tokens)
-    save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
+    (path / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
     weights = {"num_bits": 8, "type": "int", "symmetric": True}
     weights |= {"strategy": "group", "group_size": group}
     own = {
@@ -318,4 +356,3 @@ def write_head(
     }
     text = json.dumps(config | {"quantization_config": own}, indent=1) + "\n"
     (path / CONFIG).write_text(text, encoding="utf-8")
-    (path / WEIGHTS).chmod((path / CONFIG).stat().st_mode)  # the library makes it its owner's

@@ -25,10 +25,15 @@ _FAR = -1e9  # the score of a key that an entry must not see
 _ROWS, _ROWS_ON_GPU = 512, 16384  # whose loss is computed at a time
 
 
+def layers_read(target: Target) -> list[int]:
+    """The target's layers whose inputs a new head reads."""
+    last = target.num_layers - 1
+    return [min(2, last), target.num_layers // 2, max(0, last - 2)]
+
+
 def new_config(target: Target, rows: int) -> dict[str, Any]:
     """The `config.json` of a head that can guess so many of a target's tokens."""
-    hidden, last = target.hidden_size, target.num_layers - 1
-    layers = [min(2, last), target.num_layers // 2, max(0, last - 2)]
+    hidden = target.hidden_size
     heads = max(1, hidden // _HEAD_SIZE)
     kv_heads = max(n for n in range(1, max(1, heads // 3) + 1) if heads % n == 0)
     return {
@@ -51,7 +56,7 @@ def new_config(target: Target, rows: int) -> dict[str, Any]:
         "norm_before_residual": False,
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_aux_hidden_state_layer_ids": layers_read(target),
         },
     }
 

@@ -38,7 +38,7 @@ class ConversationStore:
             file.write(row.tobytes())
 
     def read(self) -> list[Conversation]:
-        """All of them, in the order in which they were written; drops the rest of a cut one."""
+        """All of them, in the order in which they were written; drops what follows a torn one."""
         if not self._file.exists():
             return []
         size = self._file.stat().st_size
@@ -47,7 +47,7 @@ class ConversationStore:
         while at + 3 <= len(numbers):
             number, asked, answered = numbers[at : at + 3].tolist()
             end = at + 3 + asked + answered
-            if end > len(numbers):
+            if end > len(numbers) or asked < 0 or answered < 1:  # after a crash: zeros
                 break
             prompt, tokens = np.split(numbers[at + 3 : end], [asked])
             found.append(Conversation(number, prompt, tokens))

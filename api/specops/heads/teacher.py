@@ -157,6 +157,16 @@ class Teacher(ABC):
         return torch.exp(rows[:, self._tokens] - rows.logsumexp(-1, keepdim=True))
 
 
+def graph_with_states(folder: ModelFolder, layers: Sequence[int], cache_dir: Path) -> Path:
+    """The prepacked graph of a target that gives what enters these layers.
+
+    Raises:
+        ModelError: it cannot give them, or the cache cannot be written.
+    """
+    name = f"{folder.name}-{folder.quant}"
+    return prepacked_graph(folder.graph, name, cache_dir, lambda text: None, states=layers)
+
+
 class EngineTeacher(Teacher):
     """Reads texts on the engine.
 
@@ -174,9 +184,7 @@ class EngineTeacher(Teacher):
         self, folder: ModelFolder, layers: Sequence[int], tokens: Sequence[int], cache_dir: Path
     ) -> None:
         super().__init__(tokens, folder.vocab_size, torch.device("cpu"), TEXTS)
-        name = f"{folder.name}-{folder.quant}"
-        graph = prepacked_graph(folder.graph, name, cache_dir, lambda text: None, states=layers)
-        session = open_session(graph)
+        session = open_session(graph_with_states(folder, layers, cache_dir))
         cache = KvCache(
             cache_shape(session, "fp32"),
             num_blocks=TEXTS * -(-LENGTH // BLOCK_TOKENS),

@@ -8,12 +8,15 @@ variation.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from pickle import PickleError  # nosec B403: nothing is unpickled by it
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from torch.nn import functional
 from specops.heads.network import DistillationLoss, HeadNetwork
 from specops.heads.storage import Conversation
 from specops.heads.teacher import Lesson, Teacher
+from specops.models.folder import ModelError
 from specops.models.progress import every
 from specops.system.folders import file_at_once
 
@@ -56,6 +60,9 @@ class Training:
         checkpoint: file with the state of the training.
         tell: called with progress lines.
         clock: returns seconds.
+
+    Raises:
+        ModelError: the file is damaged.
 
     Attributes:
         spent: seconds so far, over all calls.
@@ -166,7 +173,7 @@ class Training:
         self._tell(
             f"training: {self.seen:,} tokens, {self.seen / max(self.spent, 1e-9):,.0f} "
             f"tokens/s, guesses right {', '.join(f'{share:.1%}' for share in reached)} "
-            f"({new:.1%} of first ones that no lookup finds), about {left:.0f} min left"
+            f"({new:.1%} of first ones that no lookup finds), about {left:.0f} min of training left"
         )
 
     def _save(self) -> None:
@@ -176,16 +183,26 @@ class Training:
             "counts": (self.spent, self._steps, self.seen, self._mix),
         }
         with file_at_once(self._file) as partial:
-            torch.save(state, partial)
+            try:
+                torch.save(state, partial)
+            except RuntimeError as error:  # all that torch says of a full disk
+                full = errno.ENOSPC
+                raise OSError(full, os.strerror(full), str(self._file)) from error
 
     def _load(self) -> None:
-        state = torch.load(self._file, self._network.rows.device, weights_only=True)
-        with torch.no_grad():
-            for name, value in self._network.weights.items():
-                value.copy_(state["weights"][name])
-        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-        self.spent, self._steps, self.seen, self._mix = state["counts"]
+        try:
+            state = torch.load(self._file, self._network.rows.device, weights_only=True)
+            with torch.no_grad():
+                for name, value in self._network.weights.items():
+                    value.copy_(state["weights"][name])
+            for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
+            self.spent, self._steps, self.seen, self._mix = state["counts"]
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, PickleError) as error:
+            raise ModelError(
+                f"{self._file} is damaged, or was left by another version: remove it, and the "
+                "training begins anew on the texts that are already written"
+            ) from error
         self._tell(f"training continues after {self.spent / 60:.1f} minutes")
 
 

@@ -130,7 +130,7 @@ def prepare(
             return ModelFolder.read(folder, name)
     if (path / GENAI_CONFIG).is_file():
         return ModelFolder.read_genai(path, name)
-    work = f"converting {source} to {quant}"
+    work = f"converting {source} to {quant}" if quant else f"converting {source}"
 
     def convert(parts: Parts, folder: Path, digest: str, lock: int) -> None:
         report(work)
