@@ -21,6 +21,9 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from specops.models.convert import ExportedModel, Quantization, export_checkpoint
+from specops.models.convert.families import family_of
+from specops.models.convert.families.gated_decoder import GatedDecoder
+from specops.models.convert.model_config import ModelConfig
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import NORM
 from tests.checkpoints import (
@@ -540,7 +543,9 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
         settings = {**text, **settings}
     else:
         text["model_type"] = {"qwen3_vl": "qwen3_vl_text"}.get(kind, text["model_type"])
-        settings |= {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"]}
+        tied = text.pop("tie_word_embeddings")  # the whole model's key decides, whatever the text's
+        text["tie_word_embeddings"] = not tied
+        settings |= {"text_config": text, "tie_word_embeddings": tied}
     text_part, whole = tmp_path / "text", tmp_path / "source"
     shutil.copytree(alone, text_part)
     (text_part / "config.json").write_text(json.dumps(settings))
@@ -565,12 +570,19 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
         assert_same(opened(again).step(0, TOKENS), expected)
 
 
+SAVED_AGAIN = {
+    **{kind: CASES[kind] for kind in ("granite hybrid", "lfm2", "qwen3.5")},
+    # transformers pads the layers' numbers: 04, 10.
+    "gemma4 of 11 layers": Case(make_gemma4_checkpoint, {"config": {"kinds": "SSSSFSSSSSF"}}),
+}
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("kind", ["granite hybrid", "lfm2", "qwen3.5"])
+@pytest.mark.parametrize("kind", SAVED_AGAIN)
 def test_a_checkpoint_that_transformers_has_saved_again_is_read(kind: str, tmp_path: Path) -> None:
     """As fine-tunes are: it writes other keys and values than published files have."""
     transformers = pytest.importorskip("transformers", reason="needs the extra `reference`")
-    make, options = CASES[kind][:2]
+    make, options = SAVED_AGAIN[kind][:2]
     source = make(tmp_path / "source", **{"vocab": VOCAB, **options})
     published = json.loads((source / "config.json").read_text())
     model = getattr(transformers, published["architectures"][0]).from_pretrained(source)
@@ -578,6 +590,22 @@ def test_a_checkpoint_that_transformers_has_saved_again_is_read(kind: str, tmp_p
     assert json.loads((source / "config.json").read_text()).keys() - published.keys()
     expected = transformers_logits(source, TOKENS)
     assert_same(opened(export(tmp_path, "fp32")).step(0, TOKENS), expected)
+
+
+def test_one_rotation_for_all_layers_scales_those_without_a_window(tmp_path: Path) -> None:
+    """In `rope_parameters` as in the older `rope_scaling`."""
+    file = make_relative_checkpoint(tmp_path, kind="olmo3", vocab=VOCAB) / "config.json"
+    older = json.loads(file.read_text())
+    one = {key: value for key, value in older.items() if key not in ("rope_scaling", "rope_theta")}
+    one["rope_parameters"] = {**older["rope_scaling"], "rope_theta": older["rope_theta"]}
+    tables = []
+    for config in (older, one):
+        family = family_of(ModelConfig(config, file))
+        assert isinstance(family, GatedDecoder)
+        tables.append(family.rotaries)
+    assert tables[0].keys() == tables[1].keys()
+    for name, expected in tables[0].items():
+        np.testing.assert_array_equal(tables[1][name].table.cos, expected.table.cos)
 
 
 @pytest.mark.reference

@@ -172,14 +172,14 @@ class Checkpoint:
         by_body = {_body(name): tensor for name, tensor in self.tensors.items()}
         embedding = next((by_body[name] for name in _EMBEDDINGS if name in by_body), None)
         head = by_body.get(HEAD)
-        tied = config.get(_TIED, self.config.get(_TIED))
+        tied = config.get(_TIED) if self.config.get(_TIED) is None else self.config[_TIED]
         if tied in (True, None) and head and embedding and not self._same(head, embedding):
             if tied:
                 log.warning(
                     "%s: '%s' is ignored: %s and %s differ",
                     *(self.config_file, _TIED, head.name, embedding.name),
                 )
-            config[_TIED] = False
+            self.config[_TIED] = config[_TIED] = False
         ends = {".".join(name.split(".")[-3:]) for name in self.tensors}
         if _QUERY_BIAS in ends and _OUTPUT_BIAS not in ends:
             config["attention_output_bias"] = False

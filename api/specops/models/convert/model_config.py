@@ -13,6 +13,7 @@ from specops.models.convert.errors import ExportError
 
 _MOST_LAYERS = 1_000  # published decoders have up to 126
 _BEYOND = 1 << 40  # above every size of a model; Python's integers have no limit, NumPy's have one
+_MOST_DIGITS = 9  # of a layer's number
 _LARGEST = 1e30  # float32 can hold it, with room for products
 
 _T = TypeVar("_T")
@@ -182,6 +183,18 @@ class ModelConfig(Entries):
         if not isinstance(value, dict):
             raise self.error(key, f"must be an object, is {value!r}")
         return ModelConfig(value, self._file, f"{self._prefix}{key}.")
+
+    def numbered(self, key: str) -> dict[int, ModelConfig] | None:
+        """Objects by the numbers that name them, such as `05`; None where the key is absent."""
+        if (objects := self.section(key)) is None:
+            return None
+        found: dict[int, ModelConfig] = {}
+        for name in objects._values:
+            if not name.isdecimal() or len(name) > _MOST_DIGITS:
+                raise self.error(key, f"must have numbers as keys, has {short(name)}")
+            if (part := objects.section(name)) is not None:
+                found[int(name)] = part
+        return found
 
     def _name(self, key: str) -> str:
         return self._prefix + key

@@ -417,8 +417,8 @@ def text_config(config: ModelConfig) -> ModelConfig:
     text = config.section("text_config")
     if text is None:
         raise config.error("text_config", "is missing, and the export needs it")
-    tied = "tie_word_embeddings"
-    return text.with_defaults({tied: config.flag(tied, False)} if tied in config else {})
+    tied = "tie_word_embeddings"  # transformers ties the whole model by its own key
+    return text.replaced(**{tied: config.flag(tied, False)} if tied in config else {})
 
 
 def stacked(orders: list[Order]) -> Order:

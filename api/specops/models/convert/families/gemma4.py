@@ -60,7 +60,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
     local_table = _LOCAL
 
     def __init__(self, config: ModelConfig) -> None:
-        sized = config.section(_BY_LAYER)
+        sized = config.numbered(_BY_LAYER)
         config = (config if sized is None else _together(config, sized)).with_defaults(
             self.defaults
         )
@@ -93,7 +93,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
                 )
         self._wide = config.flag("use_double_wide_mlp", False)
         kinds = [layer.window is None for layer in self.layers]
-        if sized is not None and kinds != [str(index) in sized for index in range(layers)]:
+        if sized is not None and kinds != [index in sized for index in range(layers)]:
             raise config.error(_BY_LAYER, f"must have the layers of the type {FULL}, and no others")
         if not kinds[-1]:
             raise config.error("layer_types", f"must end with {FULL}")
@@ -241,16 +241,14 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
         return self._normalized(name, total, norm), total
 
 
-def _together(config: ModelConfig, by_layer: ModelConfig) -> ModelConfig:
+def _together(config: ModelConfig, by_layer: dict[int, ModelConfig]) -> ModelConfig:
     """The sizes of layers without a window under the keys that published files have for them.
 
     transformers writes them by layer, since 5.24 at the latest.
     """
-    layers = range(config.layers("num_hidden_layers"))
-    parts = [part for index in layers if (part := by_layer.section(str(index))) is not None]
     usual = config.with_defaults(Gemma4.defaults)
     heads = {name: usual.integer(name) for name in ("head_dim", "num_key_value_heads")}
-    sizes = {tuple(part.integer(name, heads[name]) for name in heads) for part in parts}
+    sizes = {tuple(part.integer(name, heads[name]) for name in heads) for part in by_layer.values()}
     if len(sizes) != 1:
         raise config.error(_BY_LAYER, "must have the same sizes for all layers that it names")
     ((size, kv_heads),) = sizes

@@ -194,10 +194,14 @@ class OLMo3(OLMo2, architectures="Olmo3ForCausalLM"):
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for each kind of layer; transformers 5 has a section for each."""
         size, positions = self.shape.head_dim, self.shape.context_length
-        given = config.section("rope_parameters")
+        given = _by_kind(config)
         if given is None:
-            plain = config.without("rope_scaling")
-            return {"": rotary(config, size, positions), _LOCAL: rotary(plain, size, positions)}
+            one = config.section("rope_parameters") or config
+            theta = one.number("rope_theta", config.number("rope_theta"))
+            return {
+                "": rotary(config, size, positions),
+                _LOCAL: plain_rotary(size, positions, theta),
+            }
         return {
             "": rotary(config, size, positions, scaling=given.section(FULL)),
             _LOCAL: rotary(config, size, positions, scaling=given.section(SLIDING)),
@@ -336,7 +340,7 @@ class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """One table for global layers and one for local layers; only the global one is scaled."""
         size, positions = self.shape.head_dim, self.shape.context_length
-        given = config.section("rope_parameters")
+        given = _by_kind(config)
         wide, narrow = (config.with_defaults({"rope_theta": theta}) for theta in (1e6, 1e4))
         if given is None:
             return {
@@ -351,6 +355,16 @@ class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma
     def norm(self, stored: str) -> Float:
         """The checkpoint stores the weights minus 1."""
         return super().norm(stored) + np.float32(1)
+
+
+def _by_kind(config: ModelConfig) -> ModelConfig | None:
+    """`rope_parameters` with a section for each kind of layer; None if all layers share one.
+
+    Files of the first releases of transformers 5 have one, which is that of layers without a window
+    as `rope_scaling` was before.
+    """
+    given = config.section("rope_parameters")
+    return given if given is not None and (FULL in given or SLIDING in given) else None
 
 
 class Gemma3Multimodal(Gemma3, architectures="Gemma3ForConditionalGeneration"):
