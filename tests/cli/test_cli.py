@@ -22,7 +22,9 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.heads.ngrams import make_table
 from specops.heads.storage import Conversation
+from specops.models import prepare as preparing
 from specops.models.convert import Quantization, export_checkpoint
+from specops.presets import Preset
 from specops.request import GenerationRequest, Piece
 from specops.runtime.suffixes import NGRAMS
 from specops.system.memory import read_memory
@@ -241,8 +243,38 @@ def test_info_names_a_table_of_ngrams(tmp_path: Path, capsys: pytest.CaptureFixt
     np.save(tmp_path / NGRAMS, make_table([said]))
     assert main(["info", "--draft", str(tmp_path)]) == 0
     lines = about(capsys)
-    assert re.fullmatch(rf"n-grams, [\d.]+ MB, {tmp_path}", lines["draft"])
+    assert re.fullmatch(rf"[\d.]+ MB, {tmp_path / NGRAMS}", lines["n-grams"])
+    assert lines["draft"] == "none"
     assert lines["drafters"] == "suffix, none (default: suffix)"
+
+
+@pytest.mark.usefixtures("environment")
+def test_info_tells_of_a_head_and_its_ngrams_only_what_is_used(
+    tiny_head: Path,
+    tiny_settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(Path(tiny_settings.target), tmp_path / "target")
+    head = shutil.copytree(tiny_head, tmp_path / "head")
+    said = Conversation(0, np.zeros(1, np.int32), np.arange(40, dtype=np.int32) % 4)
+    np.save(head / NGRAMS, make_table([said]))
+    preset = Preset("", "./target", "./head", "int8-128", "int8-64")
+    monkeypatch.setattr(preparing, "presets", lambda: {"demo": preset})
+    for name, value in (("MODEL", "demo"), ("MODELS_DIR", str(tmp_path)), ("TARGET", "")):
+        monkeypatch.setenv(f"SPECOPS_{name}", value)
+    for name in ("QUANT", "DRAFT", "DRAFT_QUANT"):
+        monkeypatch.delenv(f"SPECOPS_{name}", raising=False)
+    assert main(["info"]) == 0
+    lines = about(capsys)
+    assert lines["draft"].startswith("a head, ")
+    assert lines["n-grams"].endswith(str(head / NGRAMS))
+    (head / NGRAMS).write_bytes(b"")
+    assert main(["info"]) == 0
+    lines = about(capsys)
+    assert lines["draft"] == "none: the preset's cannot be used, the log says why"
+    assert (lines["n-grams"], lines["drafters"]) == ("none", "suffix, none (default: suffix)")
 
 
 @pytest.mark.usefixtures("environment")

@@ -17,6 +17,7 @@ from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.weights import WeightStore
+from specops.models.folder import ModelError
 from specops.models.graph.tensors import values_of
 from specops.models.head_folder import is_head_checkpoint
 from tests.checkpoints import make_llama_checkpoint
@@ -230,8 +231,27 @@ def test_without_d2t_a_part_of_the_vocabulary_is_refused(target: Path, tmp_path:
 def test_a_model_is_no_head(target: Path, tmp_path: Path) -> None:
     assert not is_head_checkpoint(target)
     assert not is_head_checkpoint(tmp_path)
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    assert not is_head_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "", "[1]", "null", '{"eagle_config": [1]}',
+             '{"transformer_layer_config": "x"}', "version https://git-lfs.github.com/spec/v1"],
+)  # fmt: skip
+def test_a_damaged_configuration_is_said_to_be_damaged(text: str, tmp_path: Path) -> None:
+    """It was taken for a model's, which then seemed to lack a tokenizer."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json is damaged: download it again"):
+        is_head_checkpoint(tmp_path)
+
+
+def test_a_head_may_have_the_architecture_of_its_target(target: Path, tmp_path: Path) -> None:
+    """As those of EAGLE's authors: they say how many tokens they guess."""
+    folder = write_head(tmp_path / "head", target=target, architectures=["LlamaForCausalLM"])
+    assert is_head_checkpoint(folder)
+    assert layer(folder).layers_read == (2, 4, 5)
+    change(folder, _set(architectures=["OPTForCausalLM"]))
+    with pytest.raises(ExportError, match="OPTForCausalLM; only EAGLE-3 heads"):
+        layer(folder)
 
 
 def test_tied_output_rows_are_those_of_the_tokens_in_any_weights(

@@ -81,9 +81,12 @@ def test_a_damaged_table_or_one_of_another_model_is_refused(damage, tmp_path: Pa
     np.save(file, damage(make_table(conversations())))
     with pytest.raises(ModelLoadError, match=r"damaged|another vocabulary"):
         NgramTable(file, VOCAB)
-    file.write_bytes(b"no table")
-    with pytest.raises(ModelLoadError, match="no table"):
-        NgramTable(file, VOCAB)
+    whole = file.read_bytes()
+    for content in (b"", b"no table of n-grams", whole[:60], whole[:-8]):
+        file.write_bytes(content)
+        with pytest.raises(ModelLoadError, match=r"no whole table .*\): download it again") as caught:
+            NgramTable(file, VOCAB)
+        assert "pickle" not in str(caught.value)
 
 
 def test_the_command_reads_what_draft_make_keeps(tmp_path: Path) -> None:

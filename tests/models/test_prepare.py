@@ -293,6 +293,29 @@ def test_a_presets_draft_that_cannot_be_used_is_left_out(
     assert generate(engine, (5, 6), 4)[1].generated_tokens == 4
 
 
+def test_a_presets_draft_of_another_vocabulary_is_left_out(
+    tiny_settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, source in (("target", tiny_settings.target), ("draft", tiny_settings.draft)):
+        shutil.copytree(source, tmp_path / name)
+    file = tmp_path / "draft" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [*vocabulary][-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(content))
+    preset = Preset("", "./target", "./draft", "int8-128", "int8-64")
+    monkeypatch.setattr(preparing, "presets", lambda: {"demo": preset})
+    own = replace(tiny_settings, model="demo", target="", draft="", quant="", models_dir=tmp_path)
+    with pytest.raises(ModelError, match="another vocabulary than the target"):
+        Engine.load(replace(own, draft="draft"))
+    assert Engine.load(own).info.drafters == ("suffix", "none")
+    assert "demo is served without its draft" in caplog.text
+
+
 def test_the_bundled_ngrams_are_small_and_say_which_model_they_are_for() -> None:
     folder = Settings().models_dir / "smollm2-ngrams"
     NgramTable(folder / NGRAMS, 49152)

@@ -186,6 +186,12 @@ def test_a_state_dict_goes_with_its_configuration(mine: Path) -> None:
     assert parts_of(mine).config == mine / "config.json"
 
 
+@pytest.mark.parametrize(("name", "what"), [("gone", "does not exist"), ("net.json", "of file")])
+def test_what_is_no_folder_and_no_checkpoint_is_refused(mine: Path, name: str, what: str) -> None:
+    with pytest.raises(LayoutError, match=f"{name} contains no model: .*{what}.*or org/name"):
+        parts_of(mine / name)
+
+
 def test_what_is_missing_is_named(mine: Path) -> None:
     shutil.copyfile(mine / "net.pt", mine / "other.pt")
     with pytest.raises(LayoutError, match=r"several state dicts \(net\.pt, other\.pt\)"):

@@ -260,6 +260,9 @@ def _info(options: argparse.Namespace) -> int:
         "model": info.name,
         "target": weights(choice.target, choice.target_quant, info.parameters),
         "draft": "none",
+        "n-grams": "none"
+        if info.ngrams is None
+        else f"{_megabytes(info.ngrams.stat().st_size)}, {info.ngrams}",
         "drafters": ", ".join(info.drafters) + f" (default: {info.default_drafter})",
         "context": f"{info.context} tokens; at most {info.slots} requests at the same time",
         "vocabulary": f"{info.vocab_size} tokens",
@@ -291,8 +294,8 @@ def _info(options: argparse.Namespace) -> int:
                 lines["draft"] += ": made for another model or for other layers, or damaged"
     elif info.draft_parameters is not None and choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters)
-    elif isinstance(choice.draft, Path):
-        lines["draft"] = f"n-grams, {_megabytes(_size(choice.draft))}, {choice.draft}"
+    elif choice.draft is not None and info.ngrams is None:
+        lines["draft"] = "none: the preset's cannot be used, the log says why"
     for name, value in lines.items():
         print(f"{name:16} {printable(value)}")
     print("\nmemory plan, made when the model was loaded")

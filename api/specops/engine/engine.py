@@ -179,7 +179,7 @@ def _info(
     drafters: Collection[str],
     chat_template: ChatTemplate | None,
 ) -> ModelInfo:
-    target, draft, head, _, _, plan = models
+    target, draft, head, ngrams, _, plan = models
     folder, kept = target.folder, target.runner.cache.kept_inputs
     return ModelInfo(
         name=folder.name,
@@ -209,6 +209,7 @@ def _info(
         weight_bytes=plan.demand.mapped_weights,
         reading=target.costs.reading,
         head=head.path if head else None,
+        ngrams=ngrams.path if ngrams else None,
         head_agreement=head.agreement if head else None,
     )
 

@@ -131,7 +131,6 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         for file in draft.graphs:
             parts.append(_open(file, f"{target.name}-{file.stem}", settings, step))
     elif isinstance(draft, ModelFolder):
-        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         folders.append(draft)
 
     name = f"{target.name}-{target.quant}"
@@ -254,11 +253,13 @@ def _prepared(
             return head, ngrams
         if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
             return None, ngrams
-        return folder("draft", source, choice.draft_quant, f"{choice.name}-draft"), ngrams
+        small = folder("draft", source, choice.draft_quant, f"{choice.name}-draft")
+        _check_vocabulary(Tokenizer.load(target.path), Tokenizer.load(small.path), small)
+        return small, ngrams
 
     try:
         return target, *drafting(choice.draft)
-    except (ModelError, ModelLoadError) as error:
+    except (ModelError, ModelLoadError, TokenizerError) as error:
         if settings.draft:
             raise
         log.warning("%s is served without its draft, and so more slowly: %s", choice.name, error)

@@ -70,6 +70,7 @@ class ModelInfo:
     snapshot_bytes: int = 0  # of snapshots of it, at most
     weight_bytes: int = 0  # of target and draft, mapped
     head: Path | None = None  # a draft head's folder
+    ngrams: Path | None = None  # a file with n-grams of the model's own texts
     head_agreement: float | None = None  # share of a test text that it guesses; None: no head
 
     @property

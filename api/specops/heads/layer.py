@@ -30,7 +30,7 @@ from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
-from specops.models.head_folder import EAGLE, settings_of_head
+from specops.models.head_folder import is_eagle, settings_of_head
 
 _EMBEDDING, _FC = "embed_tokens.weight", "fc"
 _D2T, _T2D = "d2t", "t2d"
@@ -75,7 +75,7 @@ class EagleLayer(GatedDecoder):
             values[flag] = f"layers.0.{part}.bias" in stored
         given = ModelConfig(values, self.file)
         name = given.first_text("architectures") or "not given"
-        if name.lower() not in EAGLE:
+        if not is_eagle(name, given):
             raise given.error("architectures", f"is {name}; only EAGLE-3 heads can be run")
         if given.layers("num_hidden_layers") != 1:
             raise given.error("num_hidden_layers", "must be 1 in an EAGLE-3 head")

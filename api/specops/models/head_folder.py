@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,45 @@ from specops.models.folder import ModelError
 HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
 FUSION_GRAPH = "fusion.onnx"
-EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
+_EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
     *("llamaforcausallmeagle3", "llamaforcausallmeeagle3", "eagle3llamaforcausallm"),
     "llamaeagle3draftmodel",
     *("eagle3speculator", "eagle3draftmodel", "qwen3eagle3model"),
 )
 # In names of heads' architectures, in lower case, those included that cannot be run.
 _HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
-_LAYER, _ARCHITECTURES = "transformer_layer_config", "architectures"
+_LAYER, _OWN, _ARCHITECTURES = "transformer_layer_config", "eagle_config", "architectures"
+_TARGETS_NAME, _ROWS = "llamaforcausallm", "draft_vocab_size"
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def is_head_checkpoint(source: Path) -> bool:
-    """Return whether a folder is the checkpoint of a head and not of a model."""
-    try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        names = str(settings_of_head(config)[_ARCHITECTURES]).lower()
-    except _DAMAGED:
+    """Return whether a folder is the checkpoint of a head and not of a model.
+
+    Raises:
+        ModelError: its config.json is damaged.
+    """
+    file = source / "config.json"
+    if not file.is_file():
         return False
-    return any(part in names for part in _HEADS)
+    try:
+        settings = settings_of_head(json.loads(file.read_text(encoding="utf-8")))
+    except _DAMAGED as error:
+        raise ModelError(
+            f"{file} is damaged: download it again ({error}). SPECOPS_DRAFT=none serves without a "
+            "draft"
+        ) from error
+    names = str(settings.get(_ARCHITECTURES)).lower()
+    return _ROWS in settings or any(part in names for part in _HEADS)
+
+
+def is_eagle(name: str, settings: Container[str]) -> bool:
+    """Return whether a head with this architecture is an EAGLE-3 head.
+
+    Those of EAGLE's authors have the name of the target's, and say how many tokens they guess.
+    """
+    name = name.lower()
+    return name in _EAGLE or (name == _TARGETS_NAME and _ROWS in settings)
 
 
 def refuse_former_head(source: Path) -> None:
@@ -51,14 +72,21 @@ def settings_of_head(config: dict[str, Any]) -> dict[str, Any]:
 
     Settings of the layer itself are in `transformer_layer_config` in one layout, some others in
     `eagle_config`.
+
+    Raises:
+        TypeError: what should hold settings is something else.
     """
+    if not isinstance(config, dict) or not all(
+        isinstance(config.get(name) or {}, dict) for name in (_LAYER, _OWN)
+    ):
+        raise TypeError("settings must be JSON objects")
     given = {key: value for key, value in config.items() if value is not None}
     layer = {key: value for key, value in given.pop(_LAYER, {}).items() if value is not None}
     if layer:  # then this is what programs take for granted
         given.setdefault("norm_before_residual", True)
         given.setdefault(_ARCHITECTURES, [f"{config.get('speculators_model_type', '')}speculator"])
         layer.pop(_ARCHITECTURES, None)  # the target's
-    return {**given.pop("eagle_config", {}), **given, **layer}
+    return {**given.pop(_OWN, {}), **given, **layer}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
 NGRAMS = "ngrams.npy"  # the file of a table, in a draft's folder
+_ADVICE = "download it again, or set SPECOPS_DRAFT=none"
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -72,18 +73,25 @@ class NgramTable:
         ModelLoadError: it is not a table, or belongs to another vocabulary.
 
     Attributes:
+        path: the file.
         address: of its first word.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         try:
-            words = np.load(path, mmap_mode="r")
+            words = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} is not a table of n-grams: {error}") from None
+            raise ModelLoadError(
+                f"{path} is not a whole table of n-grams ({error}): {_ADVICE}"
+            ) from None
         if words.dtype != np.uint64 or words.ndim != 1 or not _whole(words):
-            raise ModelLoadError(f"{path} is damaged: download it again")
+            raise ModelLoadError(f"{path} is damaged: {_ADVICE}")
         if int((words[1:] >> np.uint64(8) & np.uint64(0xFFFFFF)).max()) >= vocab_size:
-            raise ModelLoadError(f"{path} belongs to a model with another vocabulary")
+            raise ModelLoadError(
+                f"{path} belongs to a model with another vocabulary: remove it from the folder, or "
+                "set SPECOPS_DRAFT=none"
+            )
+        self.path = path
         self._words = words
         self.address = words.ctypes.data
 
