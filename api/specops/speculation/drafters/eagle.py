@@ -53,7 +53,6 @@ class _Slot:
         num_waiting: number of states that wait.
         draft: the latest one.
         length: number of tokens that `draft` follows; 0: there is none.
-        judged: number of tokens that the draft to be judged by what comes followed; 0: none.
         reach: the probability that the whole draft is accepted.
         kinds: of its guesses, see `_kind`.
     """
@@ -65,7 +64,6 @@ class _Slot:
     num_waiting: int = 0
     draft: Draft = field(default_factory=lambda: NO_DRAFT)
     length: int = 0
-    judged: int = 0
     reach: float = 1.0
     kinds: list[int] = field(default_factory=list)
 
@@ -169,9 +167,9 @@ class EagleDrafter(LookupDrafter):
         slots = self._read(list(going), leave=0, guesses=going)
         for slot in slots:
             own = self._slots[slot]
-            if own.judged:  # learn from what came in a draft's place, whether verified or not
-                self._calibration.learn(own.draft, own.tokens[own.judged :], own.kinds)
-            own.draft, own.length, own.judged, own.reach = NO_DRAFT, len(own.tokens), 0, 1.0
+            if own.length:  # learn from what came in a draft's place, whether verified or not
+                self._calibration.learn(own.draft, own.tokens[own.length :], own.kinds)
+            own.draft, own.length, own.reach = NO_DRAFT, len(own.tokens), 1.0
             own.kinds = []
         guess = 0
         while slots:
@@ -188,10 +186,7 @@ class EagleDrafter(LookupDrafter):
         own = self._slots.get(slot)
         if own is None or own.length != len(tokens):
             return NO_DRAFT
-        found = own.draft.likely(count, min_reach)
-        if found.tokens:
-            own.judged = own.length
-        return found
+        return own.draft.likely(count, min_reach)
 
     def agreement(self, tokens: Sequence[int], states: Floats, likeliest: Sequence[int]) -> float:
         """The share of places in a text in which it guesses the target's likeliest token.
