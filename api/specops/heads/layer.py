@@ -75,7 +75,7 @@ class EagleLayer(GatedDecoder):
             values[flag] = f"layers.0.{part}.bias" in stored
         given = ModelConfig(values, self.file)
         name = given.first_text("architectures") or "not given"
-        if not is_eagle(name, given):
+        if not is_eagle(name, says_rows="draft_vocab_size" in given):
             raise given.error("architectures", f"is {name}; only EAGLE-3 heads can be run")
         if given.layers("num_hidden_layers") != 1:
             raise given.error("num_hidden_layers", "must be 1 in an EAGLE-3 head")

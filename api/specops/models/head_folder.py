@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,13 @@ def is_head_checkpoint(source: Path) -> bool:
     return _ROWS in settings or any(part in names for part in _HEADS)
 
 
-def is_eagle(name: str, settings: Container[str]) -> bool:
+def is_eagle(name: str, *, says_rows: bool) -> bool:
     """Return whether a head with this architecture is an EAGLE-3 head.
 
     Those of EAGLE's authors have the name of the target's, and say how many tokens they guess.
     """
     name = name.lower()
-    return name in _EAGLE or (name == _TARGETS_NAME and _ROWS in settings)
+    return name in _EAGLE or (name == _TARGETS_NAME and says_rows)
 
 
 def refuse_former_head(source: Path) -> None:

@@ -98,8 +98,8 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
     elif not source.is_dir():
         what = "it is another kind of file" if source.is_file() else "it does not exist"
         raise LayoutError(
-            f"{source} contains no model: {what}. A model or draft is a folder, a .pt or .gguf file "
-            "or org/name on the hub"
+            f"{source} contains no model: {what}. A model or draft is a folder, a .pt or .gguf "
+            "file or org/name on the hub"
         )
     elif not any(source.glob(_SAFETENSORS)) or _only_an_index(source):
         state_dicts = _state_dicts(source)
