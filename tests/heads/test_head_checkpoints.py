@@ -169,7 +169,7 @@ def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
         (_set(vocab_size=400), "'vocab_size' is 400, but the target has 320 tokens"),
         (_set(target_hidden_size=128), "is 128, but the target's states have 64 values"),
         (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"\[2, 4, 8\], but there are 8"),
-        (_set(eagle_aux_hidden_state_layer_ids=[2, 4]), "must be 3 layers"),
+        (_set(eagle_aux_hidden_state_layer_ids=[2, 4]), "must name 3 of the target"),
         (_set(norm_before_fc=True), "input_norm.weight is missing"),
         (_set(fc_norm=True), r"fc_norm.0.weight is missing"),
         (_set(draft_vocab_size=99), r"shape \[100, 64\], config.json expects \[99, 64\]"),

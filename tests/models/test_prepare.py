@@ -310,7 +310,7 @@ def test_a_presets_draft_of_another_vocabulary_is_left_out(
     preset = Preset("", "./target", "./draft", "int8-128", "int8-64")
     monkeypatch.setattr(preparing, "presets", lambda: {"demo": preset})
     own = replace(tiny_settings, model="demo", target="", draft="", quant="", models_dir=tmp_path)
-    with pytest.raises(ModelError, match="another vocabulary than the target"):
+    with pytest.raises(ModelError, match="a different vocabulary from the target"):
         Engine.load(replace(own, draft="draft"))
     assert Engine.load(own).info.drafters == ("suffix", "none")
     assert "demo is served without its draft" in caplog.text
