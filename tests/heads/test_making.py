@@ -53,6 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (training, "_REPORT_SECONDS", 0.0),
         (training, "_REPORTED", 2),
         (evaluation, "_PROMPTS", 1),
+        (evaluation, "_LEAST_PROMPTS", 1),
         (evaluation, "_TOKENS", 8),
     ):
         monkeypatch.setattr(module, name, value)
@@ -117,7 +118,8 @@ def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) ->
     assert len(config["calibration"]) == training.GUESSES
     card = (out / "README.md").read_text()
     assert f"- {greedy}\n- {drawn}\n" in card
-    assert "1 held-out conversations" in card
+    assert "held-out conversations (1)" in card
+    assert "tokens of text from an empty prompt" in card  # it is no chat model
     assert "those of the same texts" in card
 
     said.clear()
@@ -330,6 +332,7 @@ def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_othe
     generated = Engine.generate
     monkeypatch.setattr(Engine, "generate", generate)
     monkeypatch.setattr(evaluation, "_PROMPTS", 24)
+    monkeypatch.setattr(evaluation, "_LEAST_PROMPTS", 4)
     texts = [Conversation(i, np.arange(3, dtype=np.int32), np.zeros(9, np.int32)) for i in range(9)]
     settings = replace(tiny_settings, draft=str(tiny_head), context=64, prefix_cache="all")
     results = evaluation.evaluate(settings, texts, 6.0, clock(1))
@@ -345,6 +348,7 @@ def test_a_head_that_saves_no_pass_does_not_pay_however_fast_it_seemed() -> None
     for passes, pays in ((1.61, False), (1.8, True)):
         jumps = {"suffix": 1.6, "head": 1.1, "cascade": passes}
         assert Evaluation(0.0, 9, 2, speed, jumps).pays is pays
+    assert "too few conversations" in Evaluation(0.0, 3, 2, speed, jumps).verdict
 
 
 def test_a_presets_larger_table_is_kept(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def _make_head(options: argparse.Namespace) -> int:
         report("interrupted: the same command continues from here")
         raise
     verdicts = "; ".join(result.verdict for result in results)
-    print(f"{options.out}: {verdicts} (median of {results[0].prompts} held-out conversations)")
+    print(f"{options.out}: {verdicts} (held-out conversations: {results[0].prompts})")
     return 0
 
 

@@ -16,6 +16,7 @@ class Making(NamedTuple):
 
     Attributes:
         target: name of its target.
+        chat: whether the target answered messages; else it wrote texts from an empty prompt.
         written: number of answer tokens that the target has written, held-out ones included.
         seen: number of tokens that it has learnt from; those that were read twice count twice.
         minutes: for both.
@@ -25,6 +26,7 @@ class Making(NamedTuple):
     """
 
     target: str
+    chat: bool
     written: int
     seen: int
     minutes: float
@@ -53,6 +55,7 @@ def card(made: Making, results: Sequence[Evaluation]) -> str:
     first, verdicts = results[0], "\n".join(f"- {result.verdict}" for result in results)
     long = made.minutes >= _HOURS * 60
     took = f"{made.minutes / 60:.1f} hours" if long else f"{made.minutes:.1f} minutes"
+    texts = "answers to messages that it wrote itself" if made.chat else "text from an empty prompt"
     table = "those of the same texts" if made.ngrams else "the preset's, which counts more texts"
     return f"""# Draft head for {made.target}
 
@@ -64,11 +67,11 @@ table of n-grams for the suffix lookup.
 
 ## How it was made
 
-The target wrote {made.written:,} tokens of answers to messages that it wrote itself, at
-temperatures from 0 to 1; no other text was used. From {made.seen:,} tokens of these texts (read
-twice counts twice) the head learned the target's distributions over its {made.rows:,} most frequent
-tokens. Writing and training took {took}. The n-grams are {table}. One conversation in
-nineteen was held out for the measurements below.
+The target wrote {made.written:,} tokens of {texts}, at temperatures
+from 0 to 1; no other text was used. From {made.seen:,} tokens of these texts (read twice counts
+twice) the head learned the target's distributions over its {made.rows:,} most frequent tokens.
+Writing and training took {took}. The n-grams are {table}. One
+conversation in nineteen was held out for the measurements below.
 
 ## Results
 
@@ -82,8 +85,8 @@ Share of guesses that the target chose, too, where all guesses before them were 
 | --- | ---: | ---: | ---: |
 {rows}
 
-These are {first.prompts} held-out conversations, one at a time, on {first.threads} threads with
-{kernels.kernel()} kernels; all drafters use the n-grams except `head`, which runs alone. On this
+Measured on held-out conversations ({first.prompts}), one at a time, on {first.threads} threads with
+{kernels.kernel()} kernels. `head` runs alone; the other drafters look up the n-grams, too. On this
 machine:
 
 {verdicts}

@@ -63,8 +63,11 @@ class Evaluation:
     def verdict(self) -> str:
         """The result in a few words."""
         drawn = f"at temperature {self.temperature}" if self.temperature else "greedily"
+        judged = f"the head {'pays' if self.pays else 'does not pay'}"
+        if self.prompts < _LEAST_PROMPTS:
+            judged = "too few conversations were held out to tell whether the head pays"
         return (
-            f"{drawn} the head {'pays' if self.pays else 'does not pay'}: "
+            f"{drawn} {judged}: "
             f"{self.speedup[_BOTH]:.2f} times plain decoding's speed with it, "
             f"{self.speedup[_LOOKUP]:.2f} with {_LOOKUP} alone"
         )

@@ -183,6 +183,7 @@ def _make(
     evaluations = evaluate(served, unseen, left, progress.clock)
     made = Making(
         choice.name,
+        chat=len({item.prompt.tobytes() for item in conversations}) > 1,
         written=sum(len(item.tokens) for item in conversations),
         seen=training.seen,
         minutes=(progress.known["written"] + training.spent) / 60,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.heads.storage import Conversation, ConversationStore
+from specops.system.folders import file_at_once
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
@@ -112,9 +113,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Make a table; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specops.heads.ngrams", description=__doc__)
     parser.add_argument("conversations", type=Path, help="OUT.making/conversations.i32")
-    parser.add_argument("table", type=Path)
+    parser.add_argument("table", type=Path, help="file to write; SPECOPS_DRAFT reads ngrams.npy")
     given = parser.parse_args(arguments)
-    np.save(given.table, make_table(ConversationStore(given.conversations).read()))
+    try:
+        conversations = ConversationStore(given.conversations).read()
+        if not conversations:
+            raise ValueError(f"{given.conversations} is missing or holds no conversations")
+        with file_at_once(given.table) as partial, partial.open("wb") as file:
+            np.save(file, make_table(conversations))
+    except (OSError, ValueError) as error:
+        print(f"specops.heads.ngrams: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -29,19 +29,21 @@ class ConversationStore:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._end: int | None = None  # bytes that were read or written whole
 
     def add(self, conversation: Conversation) -> None:
-        """Append a conversation."""
+        """Append a conversation, in the place of a torn one if the file has been read."""
         head = np.array([conversation.number, len(conversation.prompt), len(conversation.tokens)])
         row = np.concatenate([head, conversation.prompt, conversation.tokens]).astype(np.int32)
         with self._file.open("ab") as file:
+            file.truncate(self._end)
             file.write(row.tobytes())
+            self._end = file.tell()
 
     def read(self) -> list[Conversation]:
-        """All of them, in the order in which they were written; drops what follows a torn one."""
+        """All of them, in the order in which they were written, up to a torn one."""
         if not self._file.exists():
             return []
-        size = self._file.stat().st_size
         numbers = np.fromfile(self._file, np.int32)
         found, at = list[Conversation](), 0
         while at + 3 <= len(numbers):
@@ -52,7 +54,5 @@ class ConversationStore:
             prompt, tokens = np.split(numbers[at + 3 : end], [asked])
             found.append(Conversation(number, prompt, tokens))
             at = end
-        if 4 * at < size:
-            with self._file.open("r+b") as file:
-                file.truncate(4 * at)
+        self._end = 4 * at
         return found

@@ -72,7 +72,7 @@ def folder_at_once(destination: Path, manifest: str | None = None) -> Iterator[P
 
     def refuse() -> None:
         raise BlockingIOError(
-            errno.EWOULDBLOCK, "another export is writing it: wait for it to end", str(destination)
+            errno.EWOULDBLOCK, "another process is writing it: wait for it to end", str(destination)
         )
 
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -148,9 +148,7 @@ def _refuse_other(destination: Path, manifest: str) -> None:
     elif not destination.is_dir() or (
         any(destination.iterdir()) and not (destination / manifest).is_file()
     ):
-        problem = (
-            f"exists and is not an earlier export (it has no {manifest}); choose another folder"
-        )
+        problem = f"exists and was not written by this command (no {manifest}): choose another one"
     if problem:
         raise FileExistsError(errno.EEXIST, problem, str(destination))
 

@@ -107,11 +107,11 @@ def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in first.iterdir()} == {
         file.name: file.read_bytes() for file in again.iterdir()
     }
-    with pytest.raises(ExportError, match="exists and is not an earlier export"):
+    with pytest.raises(ExportError, match="exists and was not written by this command"):
         export_checkpoint(source, source, quantization=INT4)
     with (
         folder_at_once(first),
-        pytest.raises(ExportError, match="another export is writing"),
+        pytest.raises(ExportError, match="another process is writing"),
     ):
         export_checkpoint(source, first, quantization=INT4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "source"]
