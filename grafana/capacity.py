@@ -164,10 +164,10 @@ def _cache() -> Panels:
     )
     yield curves(
         "KV blocks",
-        "Blocks of 64 tokens: `used` by running requests, of them `shared` by more than one; "
-        "`kept` from finished ones until their room is needed; `free`. No `free` is fine as "
-        "long as some are `kept`. Neither: requests give their blocks up to each other, see "
-        "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
+        "Blocks of 64 tokens: `used` by running requests, `shared` by several of them; `kept` "
+        "from finished ones until their room is needed; `free`. No `free` is fine as long as "
+        "some are `kept`. Neither: requests preempt each other, see the next panel. No `shared` "
+        "although prompts begin alike: see SPECOPS_PREFIX_CACHE.",
         COUNT,
         {"{{state}}": now_by("state", "specops_kv_blocks", moved=True)},
         nothing=UNREACHABLE,
@@ -175,8 +175,8 @@ def _cache() -> Panels:
     yield curves(
         "Preemptions",
         "Requests per second that gave their KV blocks up to others and are computed again "
-        "later. 0 is how it should be. Above it for long: the cache is too small for what "
-        "runs; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
+        "later. It should be 0. Above it for long: the cache is too small for the running "
+        "requests; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
         PER_SECOND,
         {"preemptions": total("specops_preemptions_total")},
         warn=0.1,
@@ -185,9 +185,10 @@ def _cache() -> Panels:
     )
     yield curves(
         "Memory of states",
-        "What layers without attention keep (LFM2, Qwen3.5, Granite 4 h): `slots` for the "
-        "running requests, whatever their length, and `snapshots` from which prompts that begin "
-        "alike continue. Snapshots at their limit are fine; many dropped beside: see there.",
+        "What recurrent layers keep (LFM2, Qwen3.5, Granite 4.0 H): `slots` for the running "
+        "requests, whatever their length, and `snapshots` from which prompts with the same "
+        "beginning continue. Snapshots at their limit are fine, unless many are dropped: see the "
+        "next panel.",
         "bytes",
         {
             "{{kind}}": now_by("kind", STATES, 'kind=~"slots|snapshots"') + " > 0",
@@ -200,8 +201,8 @@ def _cache() -> Panels:
     yield curves(
         "Snapshots of states",
         "Snapshots per second: `taken` where messages and prompts end, `used` by prompts that "
-        "continued from one, `dropped` to make room. Hardly any used, as many dropped as taken: "
-        "chats read their history again; leave them more memory: fewer SPECOPS_SLOTS, "
+        "continued from one, `dropped` to make room. Hardly any used and as many dropped as taken: "
+        "chats compute their history again; leave snapshots more memory: fewer SPECOPS_SLOTS or "
         "SPECOPS_KV_TOKENS, or a larger limit.",
         PER_SECOND,
         {"{{event}}": rate_by("event", "specops_state_snapshots_total")},

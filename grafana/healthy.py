@@ -48,7 +48,7 @@ def _glance() -> Panels:
     yield state(4)
     yield tile(
         "Requests per second",
-        "Requests that ended in the last minute, per second, refused ones included. 0: none came. "
+        "Requests that ended in the last minute, per second, refused ones included. "
         "`Requests per second, by their end` says how they ended.",
         "reqps",
         f"{total(ENDED, window=NOW)} + {total(REFUSED, window=NOW)}",
@@ -66,7 +66,7 @@ def _glance() -> Panels:
     )
     yield tile(
         JUMP,
-        "Tokens that one pass of the target brings a request, over the last minute. 1 is plain "
+        "New tokens of a request per pass of the target, over the last minute. 1 is plain "
         "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
         "drafter to try.",
         MEAN,
@@ -80,7 +80,7 @@ def _glance() -> Panels:
     yield words(
         "Alerts",
         "Alerts of prometheus/rules/alerts.yml that fire now; the orange marks on the curves say "
-        "from when to when. The one that began first is mostly the cause of the others. "
+        "from when to when. The one that began first is usually the cause of the others. "
         "Prometheus' page /alerts says what to do about each.",
         {
             "{{alertname}}": f"count by (alertname) ({FIRING})",
@@ -117,8 +117,8 @@ def _objectives() -> Panels:
     yield tile(
         "Queue in use",
         "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
-        "does; if it stays up, ask for less, or add slots (SPECOPS_SLOTS) if memory allows. "
-        "Full, the queue sheds load with 429.",
+        "does; if it stays up, send less, or add slots (SPECOPS_SLOTS) if memory allows. When it "
+        "is full, further requests get 429.",
         "percentunit",
         f"{now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0)",
         warn=0.25,
@@ -127,8 +127,8 @@ def _objectives() -> Panels:
     )
     yield tile(
         "Refused",
-        "Share of the requests of the last minute that were refused for load (429). Right under "
-        "overload, since it keeps the others fast; if it lasts, ask for less or add machines.",
+        "Share of the requests of the last minute that were refused for load (429). This is right "
+        "under overload, since it keeps the others fast; if it lasts, send less or add machines.",
         "percentunit",
         f"{total(REFUSED, BY_LOAD, NOW)} "
         f"/ ({total(ENDED, window=NOW)} + {total(REFUSED, BY_LOAD, NOW)} > 0)",
@@ -169,9 +169,9 @@ def _objectives() -> Panels:
     )
     yield tile(
         "Ready for",
-        "Time since the model became ready. Short although it was not restarted on purpose: it "
-        "ended by itself; `docker inspect` says whether for lack of memory, the API's log "
-        "otherwise.",
+        "Time since the model became ready. Short although nobody restarted it: it ended by "
+        "itself; `docker inspect` says whether for lack of memory, the API's log gives other "
+        "reasons.",
         "s",
         f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0)",
         nothing="not ready",
@@ -198,7 +198,7 @@ def _speed() -> Panels:
         f"{JUMP} over time",
         "Tokens that a request gets from one pass of the target, from the counters and as the "
         "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
-        "the text has become harder to foresee, see `Does speculation pay?`.",
+        "the text has become harder to predict, see `Does speculation pay?`.",
         MEAN,
         {
             "now": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
@@ -208,7 +208,7 @@ def _speed() -> Panels:
     yield curves(
         "Output that drafts brought",
         "Share of the generated tokens that were draft tokens: the target only checked them. "
-        "Falling while the load is the same: the text has become harder to foresee. 0 for long: "
+        "Falling while the load is the same: the text has become harder to predict. 0 for long: "
         "drafting is off, or does not pay; see `Does speculation pay?`.",
         "percentunit",
         {"of all tokens": ratio("specops_accepted_tokens_total", "specops_generated_tokens_total")},
@@ -238,7 +238,7 @@ def _waiting() -> Panels:
     )
     yield curves(
         "Time between tokens",
-        "What a reader of a stream feels. It grows with the number of running requests, which "
+        "What a reader of a stream notices. It grows with the number of running requests, which "
         "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
         "or SPECOPS_MAX_INTER_TOKEN_LATENCY if it stutters.",
         "s",
@@ -265,10 +265,10 @@ def _load() -> Panels:
     )
     yield curves(
         "Requests per second, by their end",
-        "`stop` and `length` are good ends. `refused`: not let in; `How is the load spread?` says "
-        "for which reason. `cancelled`: the client left. `timeout`: the deadline passed, so the "
-        "queue is too long for this machine. `error`: the engine failed, and the API's log says "
-        "why.",
+        "`stop` and `length` are good ends. `refused`: not admitted; `How is the load spread?` "
+        "says for which reason. `cancelled`: the client left. `timeout`: the deadline passed, so "
+        "the queue is too long for this machine. `error`: the engine failed, and the API's log "
+        "says why.",
         "reqps",
         {
             "{{outcome}}": rate_by("outcome", ENDED),

@@ -35,8 +35,8 @@ def _glance() -> Panels:
     yield state()
     yield tile(
         "Queue wait, p95",
-        "95 of 100 requests got a slot faster. It grows when more comes than the machine can "
-        "answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
+        "95 of 100 requests got a slot faster. It grows when more requests arrive than the machine "
+        "can answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
         "s",
         quantile(0.95, "specops_queue_wait_seconds"),
         warn=5,
@@ -129,8 +129,8 @@ def _heatmaps() -> Panels:
     heatmaps = {
         "Queue wait": (
             "specops_queue_wait_seconds",
-            "Requests by the time they waited for a slot. A band that rises with time: more comes "
-            "than goes, and soon 429 is answered.",
+            "Requests by the time they waited for a slot. A band that rises with time: more "
+            "requests arrive than are answered, and soon some get 429.",
         ),
         "Time to first token": (
             "specops_time_to_first_token_seconds",
@@ -206,8 +206,8 @@ def _contents() -> Panels:
     yield curves(
         "Prompt tokens, offered and used",
         "Tokens of prompts per second that passes had room for while a prompt waited, and what "
-        "they computed. On each other: the room decides when first tokens come; "
-        "SPECOPS_MAX_INTER_TOKEN_LATENCY and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far "
+        "they computed. On top of each other: the room decides when first tokens come; a larger "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS makes more of it. Far "
         "apart: prompts are short, or KV blocks are missing.",
         TOKENS_PER_SECOND,
         {
@@ -243,9 +243,9 @@ def _saved() -> Panels:
     yield curves(
         "Prompt tokens, computed and known",
         "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
-        "held from requests that began alike (chats, shared instructions). None known although "
-        "prompts begin alike: what was kept has been overwritten; more SPECOPS_KV_TOKENS keep "
-        "more.",
+        "held from requests with the same beginning (chats, shared instructions). None known "
+        "although prompts begin alike: what was kept has been overwritten; a larger "
+        "SPECOPS_KV_TOKENS keeps more.",
         TOKENS_PER_SECOND,
         {
             "computed": speed("specops_prompt_tokens_total"),
@@ -282,8 +282,8 @@ def _suggestions() -> Panels:
     )
     yield curves(
         "Suggestions that were cancelled",
-        "Share of the suggestions whose editor closed the connection, mostly for a key stroke. "
-        "Above a half: suggestions come too late for whoever types here, and their time beside "
+        "Share of the suggestions whose editor closed the connection, usually for a key stroke. "
+        "Above half: suggestions come too late for whoever types here, and their time beside "
         "this shows only the fast ones; or the editor asks at every key: let it wait (debounce) "
         "for 100 to 200 ms.",
         "percentunit",
@@ -293,8 +293,8 @@ def _suggestions() -> Panels:
     )
     yield curves(
         "Tokens per pass of suggestions",
-        "Tokens that one pass of the target brings a suggestion, and those of them that drafts "
-        "brought. 1 and 0: plain decoding; the text does not repeat what the prompt has, so let "
+        "New tokens of a suggestion per pass of the target, and how many of them were draft "
+        "tokens. 1 and 0: plain decoding; the text does not repeat what the prompt has, so let "
         "the editor send parts of other files, or choose the drafter `cascade`.",
         MEAN,
         {
@@ -308,7 +308,7 @@ def _suggestions() -> Panels:
     )
     yield curves(
         "Prompts of suggestions, reused",
-        "Share of their prompts' tokens that the prefix cache had. Below a half while somebody "
+        "Share of their prompts' tokens that came from the prefix cache. Below half while somebody "
         "types: others need the room in between, so raise SPECOPS_KV_TOKENS; or the editor "
         "changes the beginning of its prompts at every key.",
         "percentunit",

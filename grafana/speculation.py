@@ -44,7 +44,7 @@ def _glance() -> Panels:
     yield tile(
         "Gain",
         "How many times as fast as plain decoding, by the service's own estimate from the "
-        "measured costs of passes. Below 1 drafting costs more than it brings: leave "
+        "measured costs of passes. Below 1 drafting costs more than it gains: leave "
         "`adaptive` on, or try another drafter. 1 is plain decoding.",
         TIMES,
         GAIN,
@@ -56,7 +56,7 @@ def _glance() -> Panels:
     yield tile(
         "Output by drafts",
         "Share of the generated tokens of the last minute that were draft tokens: the target only "
-        "checked them. Low with a high acceptance: the drafter often has nothing to say.",
+        "checked them. Low with a high acceptance: the drafter often has nothing to propose.",
         "percentunit",
         ratio(ACCEPTED, GENERATED, window=NOW),
     )
@@ -64,7 +64,7 @@ def _glance() -> Panels:
         "Tokens per pass",
         "The average jump length: tokens that a request gets from one pass of the target; passes "
         "without a draft count. 1 is plain decoding. Low with a high acceptance: the drafter often "
-        "has nothing to say.",
+        "has nothing to propose.",
         MEAN,
         f"avg({series('specops_avg_jump')} > 0)",
         decimals=2,
@@ -96,8 +96,8 @@ def _glance() -> Panels:
     yield tile(
         "Draft length",
         "Draft tokens per pass and request over the last minute, passes without a draft "
-        "included. It falls under load, which is right: the pass is full of others' tokens "
-        "then, and each draft token has to be worth its time.",
+        "included. It falls under load, as it should: passes are then full of other requests' "
+        "tokens, and each draft token has to be worth its time.",
         MEAN,
         ratio(DRAFTED, STEPS, window=NOW),
         decimals=2,
@@ -132,7 +132,7 @@ def _worth() -> Panels:
     yield curves(
         "Tokens per pass (average jump length) over time",
         "Tokens per pass counts every pass; mean acceptance length leaves out passes without "
-        "a draft. A wide gap between them: the drafter often has nothing to say, so `cascade` "
+        "a draft. A wide gap between them: the drafter often has nothing to propose, so `cascade` "
         "may do better than one alone.",
         MEAN,
         {
@@ -169,9 +169,9 @@ def _drafts() -> Panels:
     )
     yield curves(
         "What drafters promise, and what they keep",
-        "The mean probability to be accepted that draft tokens come with, and the share that "
-        "was. Side by side: the drafter knows what it knows. Accepted far below promised for "
-        "long: drafts are longer than they are good, though the service corrects for it.",
+        "The mean acceptance probability that the drafter promised for its draft tokens, and the "
+        "share that was accepted. Close together: the promises are calibrated. Accepted far below "
+        "promised for long: drafts are too long, until the service has corrected its estimates.",
         "percentunit",
         {
             "{{drafter}} promised": ratio_by("drafter", "specops_draft_promised_total", PROMISES),
@@ -183,8 +183,8 @@ def _drafts() -> Panels:
     yield bars(
         "Accepted, by what was promised",
         "Share of draft tokens that were accepted, by the tenth of the probability that was "
-        "promised, in the last 5 minutes. Calibrated: 0 stands near 5 %, 9 near 95 %, and "
-        "those between rise evenly.",
+        "promised, in the last 5 minutes. Calibrated: 0 is near 5 %, 9 near 95 %, and those "
+        "between rise evenly.",
         "tenth",
         ratio_by("tenth", KEPT, PROMISES, window=LATELY),
         nothing=NO_DRAFTS,
@@ -201,7 +201,7 @@ def _drafts() -> Panels:
     yield curves(
         "Accepted over time, by position",
         "The same over time. Falling at the first positions: the text has become harder to "
-        "foresee. Falling at the last ones only: drafts became longer than they are good.",
+        "predict. Falling at the last ones only: drafts have become too long.",
         "percentunit",
         {"{{position}}": ordered("position", share_by("position", POSITION, DRAFTS))},
         maximum=1,
@@ -237,9 +237,9 @@ def _lengths() -> Panels:
     )
     yield curves(
         "Draft tokens per second",
-        "Draft tokens verified, and those of them that stood. The space between the lines was "
-        "computed for nothing: fine while the gain is above 1, a reason for a lower "
-        "SPECOPS_MAX_K_DRAFT where it is not.",
+        "Draft tokens verified, and those that were accepted. The gap between the lines was "
+        "computed for nothing: fine while the gain is above 1, otherwise a reason for a lower "
+        "SPECOPS_MAX_K_DRAFT.",
         TOKENS_PER_SECOND,
         {"verified": speed(DRAFTED), "accepted": speed(ACCEPTED)},
         nothing=NO_DRAFTS,
@@ -254,9 +254,9 @@ def _reckoning() -> Panels:
     )
     yield curves(
         "Cost of a pass, by its tokens",
-        "What a pass of so many tokens costs, in passes of one. The flatter the curves lie on "
-        "each other, the more draft tokens pay, and the more requests share a pass for little. "
-        "All of them high: this processor computes slowly for its memory; `int8` weights "
+        "What a pass of this many tokens costs, in passes of one. The closer the curves are to 1, "
+        "the more draft tokens pay, and the cheaper it is for requests to share a pass. All of "
+        "them high: this processor's arithmetic is slow for its memory; `int8` weights "
         "(SPECOPS_QUANT) make wide passes cheaper than `int4`.",
         TIMES,
         {"{{size}} tokens": ordered("size", relative)},
@@ -266,8 +266,8 @@ def _reckoning() -> Panels:
         "Cost of a token, a draft token, attention",
         "Seconds of a pass of one token of the target and of the draft model, and (on the right) "
         "what 1,000,000 pairs of a token and a position that it attends to add. A draft token that "
-        "costs a third of a token must be right often. Attention is what long contexts pay. All "
-        "rising: another process takes the CPU.",
+        "costs a third of a token must be right often. Attention is the price of long contexts. "
+        "All rising: another process takes the CPU.",
         "s",
         {
             "token": f"max({series(COST, ONE_TOKEN)}) > 0",
@@ -294,6 +294,6 @@ def build() -> Dashboard:
     return board(
         "speculation",
         "Does speculation pay?",
-        "What drafts cost, what they bring, where they come from.",
+        "What drafts cost, what they gain, where they come from.",
         (_glance, _worth, _drafts, _lengths, _reckoning),
     )

@@ -74,8 +74,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Out of rotation",
-        "Replicas that the gateway does not ask: their checks fail, or a connection to them "
-        "broke off. Not 0 for minutes: GET /health of each says which one, its log why.",
+        "Replicas that the gateway skips: their checks fail, or a connection to them broke off. "
+        "Not 0 for minutes: GET /health of each says which one, its log says why.",
         COUNT,
         OUT_OF_ROTATION,
         warn=1,
@@ -130,7 +130,7 @@ def _replicas() -> Panels:
     yield curves(
         "Requests by replica",
         "Requests per second that each replica finished. Lines far apart for long: look at "
-        "what runs and waits beside. A line at 0 while others are not: it is out of rotation.",
+        "what runs and waits there. A line at 0 while others are not: it is out of rotation.",
         PER_SECOND,
         {"{{instance}}": rate_by("instance", REQUESTS)},
     )
@@ -193,7 +193,7 @@ def _gateway_row() -> Panels:
     yield curves(
         "Latency, with and without the gateway",
         "What clients of the gateway wait for a whole answer, and what of that its replicas "
-        "take. The lines lie upon each other; a gap is retries, or clients that read slowly.",
+        "take. The lines should coincide; a gap means retries, or clients that read slowly.",
         "s",
         {
             f"{name} {q}": _seconds(histogram, labels, quantile)
@@ -230,7 +230,7 @@ def _clients() -> Panels:
     yield curves(
         "Turned away, by reason",
         "`queue_full`, `kv_tokens`, `memory` and `pressure` are overload (429): right during "
-        "a peak, wrong if it lasts; then ask for less or add machines. `not_ready`: loading "
+        "a peak, wrong if it lasts; then send less or add machines. `not_ready`: loading "
         "or draining. The others are the client's mistakes.",
         "reqps",
         {"{{reason}}": rate_by("reason", REFUSED)},
@@ -239,10 +239,10 @@ def _clients() -> Panels:
     )
     yield curves(
         "Connections closed, by reason",
-        "`idle` is daily life. `slow_headers`, `slow_body` and `unread`: clients that sent or "
+        "`idle` is normal. `slow_headers`, `slow_body` and `unread`: clients that sent or "
         "read too slowly; many of them are an attack, or a network that loses packets. `full`: "
         "too many connections at once; put a proxy in front, or find who opens them. "
-        "`malformed`: what came was no HTTP, such as TLS on this port.",
+        "`malformed`: the bytes were not HTTP, such as TLS on this port.",
         PER_SECOND,
         {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
         stacked=True,
@@ -253,7 +253,7 @@ def _clients() -> Panels:
         "Failed callbacks, by origin",
         "Callbacks of the service itself that raised an exception. `connection`, `engine` and "
         "`trace`: one client's connection or request ended. `scrape`: figures are missing. `tick` "
-        "and `loop`: the server went on without it. Each is a defect: the API's log has its "
+        "and `loop`: the server continued without it. Each is a defect: the API's log has its "
         "traceback.",
         PER_SECOND,
         {"{{where}}": rate_by("where", "specops_callback_failures_total")},

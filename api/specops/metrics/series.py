@@ -137,7 +137,7 @@ class Series:
     """
 
     # Passes.
-    target_steps = counters("Forward passes of the target, by their kind of tokens.", kind=StepKind)
+    target_steps = counters("Forward passes of the target, by what they contain.", kind=StepKind)
     target_step_seconds = histograms(
         "One forward pass of the target.", _STEP_BUCKETS, kind=StepKind
     )
@@ -160,12 +160,12 @@ class Series:
         "Prompt tokens that were computed; after a preemption all tokens of the request count "
         "again."
     )
-    prefix_hits = counter("Requests whose prompt began with tokens of the prefix cache.")
+    prefix_hits = counter("Requests whose prompt began with tokens from the prefix cache.")
     cached_prompt_tokens = counter(
-        "Prompt tokens that the prefix cache had, so that no pass computed them."
+        "Prompt tokens from the prefix cache, which no pass had to compute."
     )
-    generated_tokens = counter("Generated tokens, with the first token of each request.")
-    decode_tokens = counter("Generated tokens without the first token of each request.")
+    generated_tokens = counter("Generated tokens, the first token of each request included.")
+    decode_tokens = counter("Generated tokens, without the first token of each request.")
 
     # Draft tokens.
     drafts = counters("Sequence steps with at least one draft token.", drafter=SOURCES)
@@ -173,8 +173,8 @@ class Series:
     accepted_tokens = counters("Draft tokens accepted.", drafter=SOURCES)
     draft_misses = counters(
         "Sequence steps in which a drafter was asked and proposed nothing. A draft model that "
-        "has not caught up with the prompt is not asked: alone, this is no miss; in a "
-        "cascade, it is a miss of `suffix`.",
+        "has not caught up with the prompt is not asked: with `draft` this is not a miss, with "
+        "`cascade` it is a miss of `suffix`.",
         drafter=SOURCES,
     )
     draft_promises = per_drafter(
@@ -229,9 +229,8 @@ class Series:
     )
     kv_capacity_tokens = gauge("Tokens that the target's KV cache can hold.")
     kv_blocks = gauges(
-        "Blocks of the target's KV cache. `used`: by running requests; `shared`: those of "
-        "them that several requests use; `kept`: of finished requests, usable at once; "
-        "`free`.",
+        "Blocks of the target's KV cache. `used`: held by running requests; `shared`: held by "
+        "several of them; `kept`: left by finished requests, usable at once; `free`.",
         state=BLOCK_STATES,
     )
     kv_usage_ratio = gauge(
@@ -239,14 +238,14 @@ class Series:
         "read it."
     )
     state_bytes = gauges(
-        "Memory of what the target's layers without attention keep; 0 where it has none. `slots`: "
-        "states and latest inputs of all slots, whatever the context; `snapshots`: copies of them, "
-        "from which prompts that begin alike continue; `limit`: of the snapshots.",
+        "Memory that the target's recurrent layers keep; 0 if it has none. `slots`: states and "
+        "latest inputs of all slots, whatever the context; `snapshots`: copies of them, from which "
+        "prompts with the same beginning continue; `limit`: the most that snapshots may take.",
         kind=STATE_KINDS,
     )
     state_snapshots = counters(
-        "Such snapshots: `taken`, `used` by a prompt that continued from one, or `dropped` to make "
-        "room for another one.",
+        "Snapshots of recurrent layers: `taken`, `used` by a prompt that continued from one, or "
+        "`dropped` to make room for another one.",
         event=SNAPSHOT_EVENTS,
     )
 
@@ -279,7 +278,7 @@ class Series:
     # Suggestions: requests that an editor waits for, which go before others.
     suggestions = counters(
         "Requests for a suggestion in an editor that have ended, by their outcome; `cancelled`: "
-        "the editor closed the connection. They are among `requests`, too.",
+        "the editor closed the connection. `specops_requests_total` counts them, too.",
         outcome=FinishReason,
     )
     suggestion_seconds = histogram(
@@ -305,7 +304,7 @@ class Series:
     client_generated_tokens = counter("Generated tokens, by client.", "client")
     http_requests = counter(
         "HTTP requests that have ended, by the endpoint and the status of the answer. "
-        f"`{OTHER}`: paths that are no endpoint; 499: the client left before the answer's end.",
+        f"`{OTHER}`: paths without an endpoint; 499: the client left before the answer's end.",
         "endpoint",
         "status",
     )
@@ -322,8 +321,8 @@ class Series:
     )
     callback_failures = counters(
         "Failures of the service's own callbacks, by where they ran: each ended one "
-        "connection, request, timer or figure, and the log has its reason. A defect of the "
-        "service; 0 is right.",
+        "connection, request, timer or figure, and the log has its reason. Each is a "
+        "defect of the service; it should be 0.",
         where=CALLBACKS,
     )
     load_test_requests = counters(
@@ -344,8 +343,8 @@ class Series:
 
     # The model.
     draft_head_agreement = gauge(
-        "Share of places of a test text in which the draft head guesses the target's likeliest "
-        "token, measured when it was loaded; NaN: no head. Near 0 it is another model's."
+        "Share of positions of a test text at which the draft head guesses the target's likeliest "
+        "token, measured when it was loaded; NaN: no head. Near 0: it was made for another model."
     )
     download_bytes = gauges("Downloaded bytes of a model's files; 0: no download.", model=MODELS)
     download_total_bytes = gauges("Size of a model's files in bytes; 0: no download.", model=MODELS)
