@@ -297,17 +297,25 @@ async def test_errors_are_the_librarys_own(protocol: str) -> None:
                 await ask(here, stream=True)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_thoughts_can_be_turned_off(protocol: str) -> None:
-    off: dict[str, dict[str, Any]] = {
-        "chat": {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
-        "messages": {"thinking": {"type": "disabled"}},
-        "responses": {"reasoning": {"effort": "none"}},
-    }
+@pytest.mark.parametrize(
+    ("protocol", "fields", "thinks"),
+    [
+        ("chat", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False),
+        ("chat", {"reasoning_effort": "none"}, False),
+        ("chat", {"reasoning_effort": "low"}, True),
+        ("messages", {"thinking": {"type": "disabled"}}, False),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+        ("responses", {"reasoning": {"effort": "none"}}, False),
+        ("responses", {"reasoning": {"effort": "low"}}, True),
+    ],
+)
+async def test_thoughts_can_be_turned_off(
+    protocol: str, fields: dict[str, Any], thinks: bool
+) -> None:
     async with clients() as here:
         here.say("a")
-        await PROTOCOLS[protocol](here, stream=False, **off[protocol])
-    assert here.prompt.endswith("<think></think>")
+        await PROTOCOLS[protocol](here, stream=False, **fields)
+    assert here.prompt.endswith("<think></think>") is not thinks
 
 
 # -- tokens --------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ NEUTRAL = {
     "logit_bias": {}, "frequency_penalty": 0.0, "presence_penalty": 0, "tools": [],
     "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
     "metadata": {"a": "b"}, "store": True, "prediction": {"type": "content", "content": "a"},
-    "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": "low", "top_k": -1,
+    "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": None, "top_k": -1,
 }  # fmt: skip
 
 

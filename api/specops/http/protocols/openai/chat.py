@@ -145,8 +145,8 @@ class ChatRequest(OpenAiRequest):
 
     without_effect = OpenAiRequest.without_effect | {
         *("metadata", "store", "service_tier", "safety_identifier", "prediction"),
-        *("reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention"),
-        *("prompt_cache_options", "moderation"),
+        *("verbosity", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "moderation",
     }
 
     # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
@@ -171,6 +171,7 @@ class ChatRequest(OpenAiRequest):
     )
     tool_choice: Mode | ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
+    reasoning_effort: str | None = Field(None, description="`none`: no reasoning")
     chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
     )
@@ -217,9 +218,10 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        mode, allowed = self._choice()
+        (mode, allowed), effort = self._choice(), self.reasoning_effort
         once = isinstance(self.tool_choice, NamedTool)
         left_out: list[str] = []
+        options = {} if effort is None else {"enable_thinking": effort != "none"}
         return conversation(
             [message.for_template(left_out) for message in self.messages],
             "messages",
@@ -228,7 +230,7 @@ class ChatRequest(OpenAiRequest):
             allowed=allowed,
             left_out=left_out,
             parallel=self.parallel_tool_calls is not False and not once,
-            template_options=self.chat_template_kwargs or {},
+            template_options=options | (self.chat_template_kwargs or {}),
         )
 
     def _choice(self) -> tuple[Mode | None, list[str] | None]:
