@@ -211,7 +211,10 @@ def test_evenings_add_up_and_a_repeated_call_does_not(tmp_path: Path) -> None:
     assert plan(120, more=True, finished=False) == 180
     assert plan(120, more=True) == 180  # it was interrupted
     assert plan(120, more=True) == 300
-    assert plan(30, more=False) == 30
+    assert plan(30, more=False) == 300  # nothing is left to do
+    assert plan(60, more=True) == 360
+    assert plan(6000, more=False, finished=False) == 6000
+    assert plan(400, more=False) == 400  # that was a slip
 
 
 @pytest.mark.parametrize("out", ["notes", "notes/todo", "."])

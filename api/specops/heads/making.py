@@ -140,9 +140,9 @@ def _make(
     texts = [item for item in conversations if item.number % _HELD_OUT]
     if not texts or not unseen:
         raise ModelError(
-            f"{choice.name} has written too little to learn from ({len(conversations)} answers "
-            "that are neither too short nor repeat themselves): the same command with more "
-            "--minutes continues from here"
+            f"{choice.name} has written too little to learn from ({len(conversations)} texts; what "
+            "repeats itself or ends at once does not count): the same command with more --minutes "
+            "continues from here"
         )
     tokens = _frequent(texts)
     config = new_config(target, len(tokens))
@@ -253,11 +253,15 @@ class Progress:
         self.save()
 
     def plan(self, minutes: float, *, more: bool) -> float:
-        """The minutes of the whole work. An unfinished call, repeated, has the same end."""
+        """The minutes of the whole work. An unfinished call, repeated, has the same end.
+
+        A finished one is not taken back by fewer minutes: `more` counts from what was done.
+        """
         asked = {"minutes": minutes, "more": more}
-        if self.known.get("finished", True) or self.known["asked"] != asked:
-            before = self.known.get("minutes", 0.0) if more else 0.0
-            self.known |= {"minutes": before + minutes, "asked": asked, "finished": False}
+        before, finished = self.known.get("minutes", 0.0), self.known.get("finished", True)
+        if finished or self.known["asked"] != asked:
+            planned = before + minutes if more else max(minutes, before if finished else 0.0)
+            self.known |= {"minutes": planned, "asked": asked, "finished": False}
             self.save()
         whole: float = self.known["minutes"]
         return whole
