@@ -240,7 +240,7 @@ def test_a_model_is_no_head(target: Path, tmp_path: Path) -> None:
 def test_a_damaged_configuration_is_said_to_be_damaged(text: str, tmp_path: Path) -> None:
     """It was taken for a model's, which then seemed to lack a tokenizer."""
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"config\.json is damaged: download it again"):
+    with pytest.raises(ModelError, match=r"config\.json is damaged .*: download it again"):
         is_head_checkpoint(tmp_path)
 
 

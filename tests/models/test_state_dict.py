@@ -203,6 +203,9 @@ def test_what_is_missing_is_named(mine: Path) -> None:
         file.unlink()
     with pytest.raises(LayoutError, match="contains no model"):
         parts_of(mine)
+    (mine / "net.Q4_0.gguf").touch()
+    with pytest.raises(LayoutError, match=f"name the GGUF file itself, {mine}/net.Q4_0.gguf"):
+        parts_of(mine)
 
 
 def test_the_error_of_the_other_process_reaches_the_caller(

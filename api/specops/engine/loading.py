@@ -261,7 +261,10 @@ def _prepared(
         return target, *drafting(choice.draft)
     except (ModelError, ModelLoadError, TokenizerError) as error:
         if settings.draft:
-            raise
+            raise ModelError(
+                f"the draft {choice.draft} cannot be used: {str(error).rstrip('.')}. "
+                "SPECOPS_DRAFT=none serves without one"
+            ) from error
         log.warning("%s is served without its draft, and so more slowly: %s", choice.name, error)
         return target, None, None
 

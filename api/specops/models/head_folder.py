@@ -36,10 +36,7 @@ def is_head_checkpoint(source: Path) -> bool:
     try:
         settings = settings_of_head(json.loads(file.read_text(encoding="utf-8")))
     except _DAMAGED as error:
-        raise ModelError(
-            f"{file} is damaged: download it again ({error}). SPECOPS_DRAFT=none serves without a "
-            "draft"
-        ) from error
+        raise ModelError(f"{file} is damaged ({error}): download it again") from error
     names = str(settings.get(_ARCHITECTURES)).lower()
     return _ROWS in settings or any(part in names for part in _HEADS)
 

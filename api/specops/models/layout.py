@@ -154,6 +154,8 @@ def _state_dicts(folder: Path) -> list[Path]:
             raise LayoutError(str(error)) from error
     paths = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
     if not paths:
+        if found := sorted(folder.glob("*.gguf")):
+            raise LayoutError(f"{folder} is a folder: name the GGUF file itself, {found[0]}")
         raise LayoutError(
             f"{folder} contains no model: no specops.json, no genai_config.json, and no "
             "config.json with safetensors or a `.pt` file"

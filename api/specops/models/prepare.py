@@ -175,10 +175,7 @@ def prepare_head(
                 lock=lock,
             )
         except ChildError as error:
-            raise ModelError(
-                f"the draft head {source} cannot be used: {error}. SPECOPS_DRAFT=none serves "
-                "without one"
-            ) from error
+            raise ModelError(str(error)) from error
 
     folder = _conversion(
         source,

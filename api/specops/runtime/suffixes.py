@@ -19,7 +19,6 @@ from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
 NGRAMS = "ngrams.npy"  # the file of a table, in a draft's folder
-_ADVICE = "download it again, or set SPECOPS_DRAFT=none"
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -82,15 +81,12 @@ class NgramTable:
             words = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise ModelLoadError(
-                f"{path} is not a whole table of n-grams ({error}): {_ADVICE}"
+                f"{path} is not a whole table of n-grams ({error}): download it again"
             ) from None
         if words.dtype != np.uint64 or words.ndim != 1 or not _whole(words):
-            raise ModelLoadError(f"{path} is damaged: {_ADVICE}")
+            raise ModelLoadError(f"{path} is damaged: download it again")
         if int((words[1:] >> np.uint64(8) & np.uint64(0xFFFFFF)).max()) >= vocab_size:
-            raise ModelLoadError(
-                f"{path} belongs to a model with another vocabulary: remove it from the folder, or "
-                "set SPECOPS_DRAFT=none"
-            )
+            raise ModelLoadError(f"{path} belongs to a model with another vocabulary")
         self.path = path
         self._words = words
         self.address = words.ctypes.data
