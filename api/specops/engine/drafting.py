@@ -1,8 +1,8 @@
 """Collects the draft tokens that a pass verifies.
 
 Lookups and draft heads are asked first, the cheapest first and each for all requests at once; of
-their drafts a request takes the one that brings more tokens, and its probabilities decide how many
-are verified. A draft model is asked only for as many tokens as pay, for all requests at once.
+their drafts a request takes the one that promises more tokens, and its probabilities decide how
+many are verified. A draft model is asked only for as many tokens as pay, for all requests at once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Drafting:
     Args:
         cache: the target's.
         slots: the requests that hold a slot.
-        drafters: what each name in a request asks for draft tokens.
-        controller: chooses drafters and draft lengths; may be exchanged.
+        drafters: the drafters behind each name in a request.
+        controller: chooses drafters and draft lengths; may be replaced.
         budget: of the passes.
         clock: seconds.
     """
@@ -69,7 +69,7 @@ class Drafting:
             prompt_tokens: number of prompt tokens that will be in the pass, too.
 
         Returns:
-            The part of each request whose drafters do not fail.
+            What to compute of each request; those whose drafters failed are left out.
         """
         scheduled, speculating = [], []
         for state in decoding:
@@ -123,10 +123,9 @@ class Drafting:
         return whole
 
     def prefill_draft_model(self, decoding: list[RequestState]) -> None:
-        """Let a draft model compute a piece of one text that it cannot propose for yet.
+        """Let a draft model compute a piece of one text that it cannot draft for yet.
 
-        It does not read ahead while its draft tokens do not pay. If it is asked later, it catches
-        up then.
+        It does not read ahead while its draft tokens do not pay; it catches up once it is asked.
         """
         for state in decoding:
             chain = self._drafters.get(state.request.drafter)
@@ -145,7 +144,7 @@ class Drafting:
                 state.fail(error)
 
     def _make_room(self, item: Scheduled, chain: Chain, requests: int, prompt_tokens: int) -> None:
-        """Put a request's forced tokens into the pass, and find out how long its draft may be.
+        """Put a request's forced tokens into the pass, and determine how long its draft may be.
 
         Args:
             item: gets both.
@@ -172,7 +171,7 @@ class Drafting:
             item.declined = request.drafter
 
     def _look_up(self, items: list[Scheduled], requests: int, prompt_tokens: int) -> None:
-        """Have drafts looked up, or find out how many tokens a draft model could make.
+        """Look drafts up, or determine how many tokens a draft model may make.
 
         Args:
             items: each with the length that its draft may have.
@@ -200,7 +199,7 @@ class Drafting:
                 item.max_draft = 0
 
     def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
-        """Whether a request asks this drafter, and it has something to say."""
+        """Whether to ask this drafter for a request, which it must have read."""
         if lookup not in self._drafters[item.state.request.drafter].lookups:
             return False
         return self.controller.asks(item, lookup.name) and lookup.follows(item.slot, item.text)

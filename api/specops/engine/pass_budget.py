@@ -1,8 +1,8 @@
 """How long a pass may take, and how many tokens of prompts and draft models fit into it.
 
 Each prompt token makes the pass longer for the requests that decode in it. So prompts get what
-these leave of the allowed inter-token latency, by the cost model, less a margin that follows from
-its errors in the latest such passes.
+decoding leaves of the allowed inter-token latency, by the cost model, less a margin for its errors
+in recent passes of this kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SCATTER = 1 / 8  # weight of the newest pass in the mean deviation
 _MARGIN = 6.5  # with so many mean deviations of margin 1 pass in 100 is late
 _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
 _MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
-_LONG = 0.5  # share of the aim from which on a pass tells something about long passes
+_LONG = 0.5  # passes above this share of the aim say something about long passes
 _LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
 _LEAST_TOKENS = 8  # the kernels compute about so many at once
 
@@ -46,7 +46,7 @@ class PassBudget:
         self._deviation = _UNKNOWN  # mean relative error of the cost model
 
     def observe(self, batch: Batch, step_seconds: float) -> None:
-        """Take in a step in which prompt tokens made other requests wait."""
+        """Learn from a step in which prompt tokens made other requests wait."""
         expected = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
         if expected >= _LONG * self._aim:
             error = min(abs(step_seconds / expected - 1), _MOST_ERROR)
@@ -57,7 +57,7 @@ class PassBudget:
 
         Args:
             decoding: the batch before the first prompt joins.
-            watched: somebody waits for the end of the pass.
+            watched: a client waits for the end of the pass.
             spent: seconds of the step before the pass.
         """
         if not watched:
@@ -65,7 +65,7 @@ class PassBudget:
         return max(self._aim - spent, self.least_seconds(decoding))
 
     def least_seconds(self, decoding: Batch) -> float:
-        """What prompts get at least, the pass of the `decoding` requests included."""
+        """Minimum seconds for the pass where prompts wait, by the cost of `decoding` alone."""
         own = self._costs.cost(decoding.num_tokens, decoding.attention_work, len(decoding.spans))
         return own * (1 + _LEAST_SHARE)
 

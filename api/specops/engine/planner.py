@@ -19,7 +19,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.block_pool import ROLLBACK
 from specops.runtime.kv_cache import KvCache
 
-# Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that wants the
+# Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that needs the
 # logits of all its tokens takes no more than that.
 _ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
 
@@ -50,10 +50,10 @@ class Planner:
     def plan(self, step: Step, started: float) -> tuple[Batch, list[Scheduled]]:
         """Choose the spans of the next pass, maybe none, and the request of each span.
 
-        May preempt requests, and has draft models compute.
+        May preempt requests, and runs draft models.
 
         Args:
-            step: gets what is known before the pass.
+            step: gets the figures that are known before the pass.
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
@@ -92,8 +92,8 @@ class Planner:
         prompts.sort(key=lambda state: (state.request.embed, state.turn))
         others = [item.state.request for item in scheduled]
         urgent = min(request.priority for request in (*others, prompts[0].request))
-        # Nobody waits for prompts that are computed ahead, but a request that comes meanwhile waits
-        # for the end of the pass.
+        # Nobody waits for prompts that are computed ahead, but a request that arrives meanwhile
+        # waits for the end of the pass.
         watched = urgent > 0 or any(request.stream or request.priority < 0 for request in others)
         after = sum(item.state.choosing_seconds for item in scheduled)
         spent = self._clock() - started + after
@@ -115,8 +115,8 @@ class Planner:
             if room < 1:
                 return
             if (chunk := self._next_chunk(batch, state, room)) is not None:
-                # Later texts often part shortly before a prompt's end, which opens the answer: the
-                # snapshot there then serves them, too, wherever the prompt's pieces end. And for a
+                # Later texts often diverge shortly before a prompt's end, which opens the answer:
+                # the snapshot there then serves them, too, wherever the prompt's pieces end. For a
                 # draft head the last tokens before any snapshot may have to be computed again.
                 sure = chunk.start + len(chunk.tokens) - (MOST_RECOMPUTED if followed else 0)
                 sure = min(sure, len(state.tokens) - ROLLBACK)
@@ -129,7 +129,7 @@ class Planner:
         """A prompt's next tokens, at most `room`; None where there is nothing to compute or no KV
         block for it."""
         held, count = state.num_computed, min(room, state.num_uncomputed_tokens)
-        if not count:  # another request has computed all that this one had given up
+        if not count:  # another request has recomputed all that this one had lost
             return None
         reads = state.reader is not None and not state.generated
         if reads:

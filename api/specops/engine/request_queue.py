@@ -5,7 +5,7 @@ after a second, and a prompt that is only computed ahead can wait: a request's p
 turn by a number of seconds. The turn is fixed on arrival, so no request starves.
 
 Where one client sends many requests and others few, shares per client are fairer: the client that
-has had the least goes first. That is start-time fair queueing with tokens for packets (Goyal, Vin
+has used the least goes first. That is start-time fair queueing with tokens for packets (Goyal, Vin
 and Cheng, SIGCOMM 1996; for language models: Sheng et al., Fairness in Serving Large Language
 Models, OSDI 2024). No request starves in either order: each token that a client gets moves it back,
 and waiting moves no other client ahead.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from specops.engine.request_state import RequestState
 
-_GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots share its pass
+_GENERATED = 2.0  # prompt tokens that a generated token counts as: at best slots share its pass
 
 
 class RequestQueue:
@@ -26,14 +26,14 @@ class RequestQueue:
 
     Args:
         by_client: clients with waiting requests get equal shares. A client's account is the number
-            of tokens that it got; the lowest account goes first. A client that comes back starts at
-            the account that was served last: waiting saves nothing up. Otherwise all requests are
-            of one client.
+            of tokens that it got; the lowest account goes first. A client that returns starts at
+            the account that was served last: idling earns no credit. Otherwise all requests belong
+            to one client.
     """
 
     def __init__(self, *, by_client: bool = False) -> None:
         self._by_client = by_client
-        # By client and priority, in the order of coming; none is empty.
+        # By client and priority, in the order of arrival; none is empty.
         self._queues: dict[str, dict[int, OrderedDict[RequestState, None]]] = {}
         self._accounts: dict[str, float] = {}  # only those above the last served
         self._last_served = 0.0
@@ -48,7 +48,7 @@ class RequestQueue:
                 yield from queue
 
     def add(self, state: RequestState) -> None:
-        """Go to the end of the client's own queue of this priority."""
+        """Append a request to its client's queue of this priority."""
         client = self._client(state)
         if not self._queues:  # no request had to wait: no client took anything from another
             self._last_served = max(self._accounts.values(), default=self._last_served)
@@ -69,7 +69,7 @@ class RequestQueue:
         return self._first(min(self._queues, key=self._order))
 
     def take(self, state: RequestState) -> None:
-        """Take out the first request, which got a slot; its client's account is charged for it."""
+        """Remove the first request, which got a slot, and charge its client's account for it."""
         client = self._client(state)
         self._last_served = self._accounts[client]
         self.remove(state)
@@ -77,7 +77,7 @@ class RequestQueue:
         self._forget()
 
     def remove(self, state: RequestState) -> bool:
-        """Take out a request that has left, in constant time; False where it does not wait."""
+        """Remove a request that has left, in constant time; False if it does not wait."""
         client, priority = self._client(state), state.request.priority
         queues = self._queues.get(client, {})
         queue = queues.get(priority)

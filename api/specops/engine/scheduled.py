@@ -10,16 +10,16 @@ from specops.speculation.drafters.base import DraftRequest
 
 @dataclass(slots=True, kw_only=True)
 class Scheduled(DraftRequest):
-    """What the next pass computes of a request, and what that brought; see `DraftRequest`, too.
+    """What the next pass computes of a request, and the outcome; see `DraftRequest`, too.
 
     Attributes:
         state: the request.
         num_logits: number of its last tokens in the pass that need logits.
-        forced: tokens that the grammar leaves no choice about; they come before the draft.
-        missed: name of the drafter that was asked and had nothing.
+        forced: tokens that the grammar forces; they precede the draft.
+        missed: name of the drafter that was asked and proposed nothing.
         declined: name of the drafter whose draft tokens did not seem to pay.
         is_prompt: a piece of a prompt; otherwise the request decodes.
-        ends_prompt: the prompt ends with this piece, whose last token brings the answer's first.
+        ends_prompt: the prompt ends with this piece, which gives the answer's first token.
     """
 
     state: RequestState

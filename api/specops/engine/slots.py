@@ -1,9 +1,9 @@
 """Gives requests slots and KV blocks, and takes blocks away when none is left.
 
 The slots bound how many requests run. The KV blocks, taken as requests grow, decide how many
-really do. Where no block is free, the request that was admitted last is preempted: the requests
+actually do. If no block is free, the request that was admitted last is preempted: the requests
 before it get its blocks, and it is computed again when there is room. So the first request always
-goes on.
+makes progress.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SlotManager:
 
     Args:
         cache: the target's.
-        drafters: by the name in requests; learn which of theirs gets a slot, and when it leaves.
-        follows: whether it is worth its time that a lookup reads a request's text.
+        drafters: by the name in requests; they learn when a request gets a slot and when it leaves.
+        follows: whether it pays that a lookup reads a request's text.
 
     Attributes:
         preemptions: number of preemptions since the start.
@@ -64,8 +64,8 @@ class SlotManager:
     def admit(self, waiting: RequestQueue) -> None:
         """Give free slots to preempted requests, then to waiting ones, while blocks are left.
 
-        A request that lacks blocks holds up those behind it, or it might never get enough of them.
-        It stays in the queue: one whose turn is earlier may still come and go before it.
+        A request that lacks blocks holds up those behind it, or it might never get enough. It stays
+        in the queue, where one with an earlier turn may still arrive and go first.
         """
         while self._free and (self._in_line or len(waiting)):
             state = self._in_line[0] if self._in_line else waiting.first()
@@ -103,7 +103,7 @@ class SlotManager:
         return fits
 
     def share_prefix(self, state: RequestState) -> int:
-        """Take over what other requests have computed of the request's beginning.
+        """Share what other requests have computed of the request's beginning.
 
         Returns:
             The number of computed tokens.
@@ -125,7 +125,7 @@ class SlotManager:
         return ended + gone
 
     def _admit(self, state: RequestState) -> bool:
-        """Give a request a slot, if its tokens fit beside what the running ones still need."""
+        """Give a request a slot, if its tokens fit beside those that running ones still need."""
         cache = self._cache
         owed = sum(_lacking(item) for item in self._states)
         spare = cache.available_blocks - owed

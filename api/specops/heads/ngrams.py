@@ -1,8 +1,8 @@
-"""Makes tables of n-grams: what mostly followed one to three tokens in texts of a model's own.
+"""Makes tables of n-grams: the most frequent successor of one to three tokens in a model's texts.
 
-A lookup in such a table takes microseconds and finds what neither the request nor earlier ones have
-said. `specops draft make` writes one beside each head, and `python -m specops.heads.ngrams
-CONVERSATIONS TABLE` from the texts that it keeps; `runtime/suffixes.py` has the format.
+A lookup in such a table takes microseconds and finds what neither the request nor earlier ones
+contain. `specops draft make` writes one beside each head, and `python -m specops.heads.ngrams
+CONVERSATIONS TABLE` makes one from the texts that it keeps; `runtime/suffixes.py` has the format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specops.system.folders import file_at_once
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
-_LEAST_COUNT = 2  # what came less often is chance
+_LEAST_COUNT = 2  # what occurred less often is chance
 _GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 
@@ -60,7 +60,7 @@ class _Counted(NamedTuple):
 
     Attributes:
         hashes: [n], sorted.
-        endings: [n], of their tokens but the first.
+        endings: [n], hashes of their tokens but the first.
         following: [n], the tokens that mostly followed.
         shares: [n], how often these did.
     """
@@ -71,7 +71,7 @@ class _Counted(NamedTuple):
     shares: npt.NDArray[np.float64]
 
     def differs(self, shorter: _Counted) -> npt.NDArray[np.bool_]:
-        """Which say another token than their endings do."""
+        """Which predict another token than their endings do."""
         at = np.searchsorted(shorter.hashes, self.endings)
         hashes, following = (np.append(one, np.uint64(0)) for one in shorter[::2])
         other: npt.NDArray[np.bool_] = hashes[at] != self.endings

@@ -1,4 +1,4 @@
-"""What layers with a recurrence keep of each slot, beside the KV cache: a state, and a few inputs.
+"""What recurrent layers keep for each slot, beside the KV cache: a state and the latest inputs.
 
 The state is the one after the slot's first `applied` tokens. The inputs of the last positions lie
 in a ring, by position, as the cache keeps keys. A pass replays kept inputs on the state up to where
@@ -7,10 +7,10 @@ and of them only the inputs stay. So nothing has to be undone: the next pass ove
 of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
-snapshot: a copy of the state and of the inputs behind it. It serves texts that part between these
-two places, as long as the cache has the blocks up to there. Snapshots are large, about as large as
-a state, so they have a bound of their own: those that a long prompt leaves on its way go first,
-then the least recently used one.
+snapshot: a copy of the state and of the inputs behind it. It serves texts that diverge anywhere
+between the two, as long as the cache has the blocks up to there. Snapshots are about as large as a
+state, so they have a limit of their own: those taken on the way through a long prompt are dropped
+first, then the least recently used one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specops.system.page_cache import ask_large_pages
 # At most, where memory allows. A request leaves two to four, and few slots serve no less of
 # conversations to return to, edits of them and other lists of tools.
 _PER_SLOT, _LEAST_SLOTS = 4, 8
-INTERVAL = 512  # of the tokens between two snapshots that a long prompt leaves on its way
+INTERVAL = 512  # tokens between two snapshots on the way through a long prompt
 _TOKEN_BYTES = 8  # of a list
 
 Floats = npt.NDArray[np.float32]
@@ -47,12 +47,12 @@ class _Snapshot:
     """A copy of what a slot kept after `tokens`.
 
     Attributes:
-        least: it is valid for the first `least` of these tokens and more, too.
+        least: it is valid after the first `least` of these tokens, and after any more of them.
         first: position of the first inputs in it.
         applied: number of tokens in its state.
         state: the state; empty before the first token.
         inputs: the inputs of positions from `first` on.
-        lasts: it was not taken on the way through a long prompt, or somebody has used it.
+        lasts: it was not taken on the way through a long prompt, or a request has used it.
     """
 
     root: Node
@@ -145,7 +145,7 @@ class KeptInputs:
             `progress`.
 
         Raises:
-            ValueError: what comes before them is gone, or was never computed.
+            ValueError: the inputs or the state before them are gone, or were never computed.
         """
         if not self.holds(slot, start):
             raise ValueError(
@@ -222,7 +222,7 @@ class KeptInputs:
                 break
         else:
             raise ValueError(f"there is no snapshot to continue from after {length} tokens")
-        # Those before it are in use as well. The shortest goes last: a text that goes on step by
+        # Those before it are in use as well. The shortest goes last: a text that grows step by
         # step, as an agent's does, leaves new ones all the time, and returns to where it began.
         passed = [
             item

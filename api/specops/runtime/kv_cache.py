@@ -1,4 +1,4 @@
-"""The KV cache: gives each slot its blocks, and shares blocks between requests that begin alike.
+"""The KV cache: gives each slot its blocks, and shares blocks between requests with one beginning.
 
 A slot's keys and values lie in blocks of 64 tokens; the operator finds them through the slot's row
 of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
@@ -24,7 +24,7 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
-# A snapshot in a prompt takes a pass more; to read fewer tokens again takes no longer.
+# A snapshot within a prompt costs one more pass; computing fewer tokens again takes no longer.
 _WORTH_A_PASS = 16
 
 
@@ -54,7 +54,7 @@ class _Slot:
         end: number of positions in all its blocks.
         seen_version: version of the trie in which the slot last looked for its prefix.
         prompt: number of tokens with which the request began.
-        branch: where a cached beginning ended that lacked a snapshot: one is taken there.
+        branch: where a cached beginning without a snapshot ended: one is taken there.
         borders: where messages of the prompt end, if a snapshot is to be taken there.
     """
 
@@ -337,7 +337,7 @@ class KvCache:
             self._register(held)
 
     def take_snapshot(self, slot: int, *, lasts: bool = True) -> None:
-        """Let later requests that begin with the slot's final tokens go on behind them.
+        """Let later requests that begin with the slot's final tokens continue from there.
 
         A cache without `kept_inputs` needs no snapshots. One that does not last is dropped first.
         """
@@ -485,7 +485,7 @@ class KvCache:
         held.length = start + common
 
     def _give_up(self, slot: int, held: _Slot) -> None:
-        """Begin a slot's sequence anew: it holds keys behind which it cannot go on."""
+        """Restart a slot's sequence: it holds keys from which it cannot continue."""
         for block in held.blocks[len(held.nodes) :]:
             self._pool.give(block)
         for node in reversed(held.nodes):

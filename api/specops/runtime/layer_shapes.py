@@ -1,7 +1,7 @@
 """What each layer of a graph keeps of a request's tokens: one table, in the graph's own metadata.
 
-`prepack` writes it. The KV cache's blocks, the states of layers with a recurrence and the memory
-plan follow from it. A layer that convolves what its recurrence reads has two rows.
+`prepack` writes it. The KV cache's blocks, the states of recurrent layers and the memory plan
+follow from it. A recurrent layer whose inputs are convolved has two rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Nothing: it reads what an earlier layer keeps, number `source` of those with `Attention`."""
+    """Nothing: it reads the keys and values of the layer with number `source` of `Attention`."""
 
     source: int
 
@@ -116,7 +116,7 @@ def parse(metadata: Mapping[str, str]) -> list[LayerShape]:
         rows = [entry for row in json.loads(metadata[KEY]) for entry in row.items()]
         return [_KINDS[kind](**sizes) for kind, sizes in rows]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{KEY} is missing or no table of layers ({error!r})") from error
+        raise ValueError(f"{KEY} is missing or not a table of layers ({error!r})") from error
 
 
 def _padded(count: int) -> int:

@@ -4,8 +4,8 @@ The kernel kills a process for anonymous memory, not for the page cache. So what
 must fit: the process with its models loaded, the whole KV cache, and what a pass needs while it
 runs. Mapped weights can be dropped and read again, but then every token waits for the disk. So
 they should fit as well: unless the settings ask for a size, the plan chooses the KV cache's tokens
-so that the weights stay in memory. The number of concurrent requests follows from these tokens.
-Snapshots of states only save work, so they get a part of what is left, and give way first.
+so that the weights stay in memory. How many requests really run at once follows from these tokens.
+Snapshots of states only save work, so they get a part of what is left, and yield first.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Demand:
 
     @property
     def beside_cache(self) -> int:
-        """Bytes that a process needs for requests whatever the size of its KV cache."""
+        """Bytes that requests need whatever the size of the KV cache."""
         return self.pass_bytes + self.state_bytes
 
 
@@ -206,13 +206,13 @@ class MemoryPlan:
         rows = [
             ("limit", reading.limit, reading.limit_note),
             ("swap beside it", reading.swap_limit, reading.swap_note),
-            ("held now", self.supply.held, "the process, unmapped weights, what drafters keep"),
+            ("held now", self.supply.held, "the process, unmapped weights, drafters' memory"),
             ("KV cache", self.kv_bytes, cache),
             ("states", demand.state_bytes, "of all slots, in layers without attention"),
             ("snapshots", self.snapshot_bytes, "copies of states, for later requests"),
             ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
-            ("anonymous", self.most_anonymous, "sum of these: must stay below the limit"),
+            ("anonymous", self.most_anonymous, "sum of these; must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
         ]
         for name, count, note in rows:

@@ -1,4 +1,4 @@
-"""Predicts how a text goes on, from places where its last tokens stood before.
+"""Predicts how a text continues, from places where its last tokens occurred before.
 
 `kernels/suffixes.h` describes the method. It is in C because a whole pass can take a fifth of a
 millisecond.
@@ -57,7 +57,7 @@ class Estimate:
 
 
 class NgramTable:
-    """What mostly followed one to three tokens in texts of a model's own, in a file.
+    """The most frequent successor of one to three tokens in a model's own texts, in a file.
 
     The file is an array of 64-bit words, which are looked up where they lie. The first is the
     number of places. Behind it each n-gram has an entry at its place or at the first free one
@@ -125,12 +125,12 @@ class Lookups:
     def look_up(
         self, tokens: Sequence[int], history: History | None, most: int, least: float
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Append new tokens to the text and predict how it goes on.
+        """Append new tokens to the text and predict how it continues.
 
         Args:
             tokens: the whole text; between two calls it only grows.
             history: a second place to look in.
-            most: most tokens to predict, up to `LONGEST_DRAFT`.
+            most: maximum number of tokens to predict, up to `LONGEST_DRAFT`.
             least: the prediction ends before the first token that the text reaches with a smaller
                 probability.
 
@@ -154,4 +154,4 @@ def _whole(words: npt.NDArray[np.uint64]) -> bool:
 
 def _check(capacity: int) -> None:
     if capacity < 2:
-        raise ValueError(f"{capacity} tokens: at least 2")
+        raise ValueError(f"a text must have room for at least 2 tokens, not {capacity}")

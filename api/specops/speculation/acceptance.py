@@ -1,8 +1,8 @@
-"""How often draft tokens are accepted: the estimate for drafters that do not say so themselves.
+"""How often draft tokens are accepted: the estimate for drafters that do not give one themselves.
 
 A lookup and a draft head estimate a probability for each token and correct it by the tokens that
-come. A draft model estimates nothing before it is asked. For such a drafter the estimate comes from
-counts: how often the token at each position was accepted, given that those before it were.
+follow. A draft model estimates nothing before it is asked. For such a drafter the estimate comes
+from counts: how often the token at each position was accepted, given that those before it were.
 """
 
 from __future__ import annotations

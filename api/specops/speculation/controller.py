@@ -3,9 +3,9 @@
 Two rules decide, and both count seconds.
 
 `Controller.asks` and `Controller.follows` keep an account for each drafter: what asking it saves
-beyond the drafters before it, less what asking and reading texts take. Where that was less than
-nothing lately, the drafter is asked, and reads, only within a small share of the time, to notice
-texts that it can draft again.
+beyond the drafters before it, less the time for asking and for reading texts. Where that was
+negative lately, the drafter is asked, and reads, only within a small share of the time, to notice
+when it pays again.
 
 `Controller.choose` says how much of the drafts is verified. A pass over a few tokens costs little
 more than a pass over one, and all requests share it. So each place in a pass, a position of a
@@ -31,20 +31,20 @@ _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
 _BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
-# The quickest of so many begins the mean: one that waited for a core would keep it high.
+# The mean starts with the fastest of this many: one that waited for a core would keep it high.
 _FIRST_ASKS = 8
-# A drafter that reads texts may lose the time of so many passes before it stops, and begins with it
-# again as it saves as much: a prompt is read at once, and what it brings comes later.
+# A drafter that reads texts starts with a credit of this many passes and stops when it is used up:
+# a prompt is read at once, and the gain follows later.
 _PATIENCE = 16
-_HOPE = 0.25  # of a pass over one token that asking a drafter saves, before it was asked
+_HOPE = 0.25  # of a pass over one token: what asking a drafter is believed to save at first
 
 
 @dataclass(slots=True)
 class _Account:
-    """What asking one drafter takes and brings, over all requests."""
+    """What asking one drafter costs and saves, over all requests."""
 
     acceptance: Acceptance  # of a drafter that does not estimate it
-    gain: float  # mean net seconds that asking it for a request saves; hoped for at first
+    gain: float  # mean net seconds that asking it for a request saves; at first a guess
     asking: float = 0.0  # mean seconds that it takes to ask for a request, without a model's passes
     asks: int = 0  # number of steps in which it was asked
     spare: float = 0.0  # seconds that asking and reading may lose
@@ -83,13 +83,13 @@ class Controller:
     def asks(self, request: DraftRequest, drafter: str) -> bool:
         """Whether it is worth its time in this step to ask a drafter for a request.
 
-        A lookup takes some ten microseconds, and to weigh what a draft model may bring takes as
-        long: nothing beside a pass of 20 ms, but a fifth of a token's time where eight requests
-        share a pass of 0.4 ms. Where that does not pay, drafters are still asked within a fixed
-        share of the time. All requests are asked in the same steps, so that the other steps take
-        no time for it. A new request is asked at least once, and begins with what others' texts
-        have brought. Where a cheaper one's draft promises as much as its drafts mostly do, it is
-        not asked.
+        A lookup takes about ten microseconds, and so does deciding about a draft model: nothing
+        beside a pass of 20 ms, but a fifth of a token's time where eight requests share a pass of
+        0.4 ms. Where that does not pay, drafters are still asked within a fixed share of the time,
+        for all requests in the same steps, so that the other steps spend no time on it. Each
+        drafter is asked at least once for a new request, which begins with the mean gain over all
+        requests. It is not asked where a cheaper one's draft promises as much as its own usually
+        do.
         """
         account = self._accounts.get(drafter)
         if account is not None and 0 < account.expected <= request.draft.expected:
@@ -100,10 +100,10 @@ class Controller:
         return gain is None or gain >= 0 or account is None or account.spare >= 0
 
     def follows(self, drafter: str) -> bool:
-        """Whether it is worth its time that a drafter reads a text, to be asked about it.
+        """Whether it pays that a drafter reads a new request's text, so that it can be asked.
 
-        Of a new request a head reads the prompt and all that comes, asked or not. Beside a lookup
-        that finds most tokens it may have nothing to do, however good it is.
+        A head reads the prompt and all tokens that follow, asked or not. Beside a lookup that finds
+        most tokens it may add nothing, however good it is.
         """
         account = self._accounts.get(drafter)
         if account is None or account.balance is None:
@@ -128,7 +128,7 @@ class Controller:
         return bound
 
     def token_seconds(self, requests: int) -> float:
-        """Seconds in which a token comes lately, where so many requests decode together."""
+        """Seconds per token lately, where this many requests decode together."""
         return self._target.cost(requests) / requests / self.estimated_speedup
 
     # -- how many draft tokens to verify ---------------------------------------------------------
@@ -166,10 +166,10 @@ class Controller:
         places: Sequence[tuple[float, int, int]],
         prompt_tokens: int,
     ) -> int:
-        """How many of the places, the likeliest first, bring the most tokens per second.
+        """How many of the places, the likeliest first, give the most tokens per second.
 
-        Beside a prompt a pass costs what it adds to the prompt's, and is worth its tokens less
-        what that time would bring in a pass without a prompt.
+        Beside a prompt a pass costs only what it adds to the prompt's pass, and is worth its tokens
+        less those that the same time would give in a pass without a prompt.
         """
         pair = self._target.attention_seconds(1)
         per_token = [item.start * pair + item.speculation.adjusting for item in requests]
@@ -205,7 +205,7 @@ class Controller:
     ) -> None:
         """Have one draft token verified that does not seem to pay, within the drafter's share.
 
-        A drafter that estimates its tokens needs no probe: it learns from every token that comes.
+        A drafter that estimates its tokens needs no probe: it learns from every token that follows.
         """
         waiting = [
             index
@@ -226,7 +226,7 @@ class Controller:
             self._probes += 1
             lengths[index] = 1
 
-    # -- what came of it -------------------------------------------------------------------------
+    # -- learning from the outcome ---------------------------------------------------------------
 
     def found(self, drafter: str, draft: Draft) -> None:
         """Learn what a drafter that was asked has proposed."""
@@ -284,7 +284,7 @@ class Controller:
     def _drafted(
         self, requests: Sequence[DraftRequest], alone: float, width: int, draft_seconds: float
     ) -> tuple[float, float]:
-        """Learn what a step in which drafters were asked brought each request.
+        """Learn what a step in which drafters were asked gained for each request.
 
         Returns:
             The seconds that it took, and those of plain decoding for the same tokens.
@@ -317,7 +317,7 @@ class Controller:
         return seconds, plain_seconds
 
     def _settle(self, drafter: str, items: Sequence[tuple[DraftRequest, float]]) -> None:
-        """Book what asking a drafter has brought each request, and what it took."""
+        """Book what asking a drafter has saved for each request, and what it cost."""
         account = self._account(drafter)
         seconds = sum(item.asked[drafter].seconds for item, _ in items) / len(items)
         account.asks += 1
@@ -339,14 +339,14 @@ class Controller:
             total += gain
         # By step: eight requests at once would forget all but the last six steps.
         account.gain += _WEIGHT * (total / len(items) - account.gain)
-        # A single draft that was wrong counts no more than the usual loss, one that was right as
-        # what it saved, so asking soon begins again where a text can be drafted again.
+        # A single wrong draft counts no more than the usual loss, a right one all that it saved, so
+        # that asking soon resumes where a text can be drafted again.
         account.spare += max(net, -costs)
         if account.balance is not None:
             self._book(account, total)
 
     def _book(self, account: _Account, seconds: float) -> None:
-        """Add to what a drafter that reads has saved lately."""
+        """Add to the balance of a drafter that reads texts."""
         most, balance = self._patience, (account.balance or 0.0) + seconds
         account.balance = min(max(balance, -most), most)
 
@@ -368,7 +368,7 @@ class Controller:
 
 
 def _saved(draft: Draft, came: Sequence[int], token: float, added: float) -> float:
-    """Seconds that a draft has saved, or would have, where these tokens came in its place.
+    """Seconds that a draft has saved, or would have saved, given the tokens at its positions.
 
     Args:
         draft: the draft.

@@ -1,4 +1,4 @@
-"""The two protocols between the engine and sources of draft tokens, and what they exchange."""
+"""The two protocols between the engine and drafters, and the data that they exchange."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DraftRequest:
         rng: the request's random numbers.
         noise: seed of the noise by which the target draws its tokens (`sampling.draw_seeded`), and
             drafters theirs; None: it draws by `rng`, or takes the likeliest.
-        speculation: what speculation has brought to the request so far.
+        speculation: what speculation has gained for the request so far.
         start: number of tokens that the request's next token looks back at.
         adaptive: the controller chooses how many draft tokens are verified; otherwise all are.
         min_reach: with a smaller probability to be reached a draft token is not verified.
@@ -67,8 +67,8 @@ class DraftRequest:
         asked: by name, the drafters that were asked because that seemed to pay, in their order.
         draft_seconds: the request's share of the time that a draft model took.
         tokens: its tokens in the pass.
-        emitted: number of tokens that the pass brought it.
-        came: those that came in the place of draft tokens: the accepted ones and the next.
+        emitted: number of new tokens from the pass.
+        came: those at the positions of the draft: the accepted ones and the next one.
     """
 
     slot: int
@@ -97,27 +97,28 @@ class LookupDrafter(ABC):
 
     Attributes:
         name: the name in requests, statistics and metrics.
-        draws: it draws tokens by the target's noise, where the target draws.
+        draws: it samples tokens with the target's noise where the target samples.
     """
 
     name: ClassVar[str]
     draws: ClassVar[bool] = False
 
     def read_seconds(self, slot: int) -> float:
-        """Seconds that it reads each token of the slot's prompt, behind the target's pass."""
+        """Seconds that reading takes per token of the slot's prompt, after the target's pass."""
         return 0.0
 
     def take_reading(self) -> float:
-        """Seconds that it has read texts since the last call, beside what it was asked."""
+        """Seconds that it has spent reading texts since the last call, drafting excluded."""
         return 0.0
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
         """A client's request with this prompt begins in a free slot."""
 
     def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:  # noqa: B027
-        """The requests that are looked up next, all together; in `token_seconds` one gets a token.
+        """Get ready for the requests that are looked up next, all together.
 
-        A drafter that runs passes runs them here, for these requests alone.
+        A drafter that runs passes runs them here, for these requests alone. `token_seconds` is the
+        time in which a request gets a token.
         """
 
     @abstractmethod
@@ -131,13 +132,13 @@ class LookupDrafter(ABC):
         """
 
     def follows(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Whether it knows all of a text that it needs. One that does not is not asked."""
+        """Whether it has read as much of a text as it needs. Otherwise it is not asked."""
         return True
 
     def held(self, slot: int, tokens: Sequence[int]) -> int | None:
-        """How many of the first tokens the target need not compute for the drafter's sake.
+        """Number of first tokens that the drafter does not need the target to compute.
 
-        None: it follows no computation of the target, or can no longer.
+        None: it does not read the target's states, or can no longer.
         """
         return None
 
@@ -172,7 +173,7 @@ class DraftModel(Protocol):
 
 
 class Chain(NamedTuple):
-    """What requests of one name ask: lookups, the cheapest first, then a model if they fail."""
+    """The drafters behind one name: lookups, the cheapest first, then a model if they fail."""
 
     lookups: tuple[LookupDrafter, ...] = ()
     model: DraftModel | None = None
@@ -184,11 +185,11 @@ class Chain(NamedTuple):
 
 
 def better(one: Draft, other: Draft) -> Draft:
-    """The one of two drafts of a request that brings more tokens.
+    """The one of a request's two drafts with more expected tokens.
 
-    As far as they agree, both have the larger probability of the two.
+    Where they agree, both get the larger of the two probabilities.
     """
-    if not (one.accept_probs and other.accept_probs):  # what is known is worth more
+    if not (one.accept_probs and other.accept_probs):  # one with known probabilities wins
         return other if other.accept_probs or not one.tokens else one
     agreed = common_prefix(one.tokens, other.tokens)
     surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))

@@ -1,7 +1,7 @@
-"""Turns how sure a draft head is into how likely its guess is accepted.
+"""Turns a draft head's confidence into the probability that its guess is accepted.
 
-What a head was calibrated on, if it was, are other texts than those that it meets here, so the
-tokens that come correct its probabilities.
+If a head was calibrated at all, it was on other texts than those that it reads here, so the tokens
+that follow correct its probabilities.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The list of all drafters. A new one is a file beside this one and a line in `make_drafters`."""
+"""The list of all drafters. A new one is a file beside this one, added to `make_drafters`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_drafters(
     reuse: PrefixCache = PrefixCache.CLIENT,
     ngrams: NgramTable | None = None,
 ) -> dict[str, Chain]:
-    """What each name in a request asks. `cascade` asks all, the cheapest first.
+    """The drafters behind each name in a request. `cascade` has all, the cheapest first.
 
     Args:
         vocab_size: the target's.

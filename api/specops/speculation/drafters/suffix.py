@@ -1,10 +1,10 @@
-"""Draft tokens by looking up how a text went on where its last tokens stood before.
+"""Draft tokens by looking up how the last tokens were continued before.
 
-Code, quotations and structured text repeat themselves, and clients ask alike. All earlier places
-are counted, in the request itself and in the same client's earlier requests. Each token comes with
-the probability that it is right: a draft ends where the next token would not be worth its place in
-a pass. (Prompt lookup, https://github.com/apoorvumang/prompt-lookup-decoding, trusts the last
-match.)
+Code, quotations and structured text repeat themselves, and a client's requests are alike. The
+latest matches in the request itself vote, as do those in the same client's earlier requests; a
+table of the model's own n-grams is the third place. Each token comes with the probability that it
+is accepted: a draft ends where the next token would not be worth its place in a pass. (Prompt
+lookup, https://github.com/apoorvumang/prompt-lookup-decoding, trusts the last match.)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, Look
 
 TEXT_TOKENS = 8192  # remembered tokens of a request
 HISTORY_TOKENS = 32_768  # remembered tokens of a client's earlier requests
-CLIENTS = 16  # remembered clients; the one that came least recently is forgotten
+CLIENTS = 16  # remembered clients; the one whose last request is oldest is forgotten
 MEMORY_BYTES = CLIENTS * HISTORY_TOKENS * 16  # three words a token and one in both tables of places
 
 
 class SuffixDrafter(LookupDrafter):
-    """Continues a sequence as its latest tokens mostly went on before.
+    """Continues a sequence as its last tokens were mostly continued before.
 
-    What one request teaches makes later ones faster, which a client can measure. So it is shared
-    only as far as the prefix cache is.
+    What is remembered of one request makes later ones faster, which a client can measure. So it is
+    shared only as far as the prefix cache is.
 
     Args:
         reuse: which earlier requests a request may use.
@@ -34,7 +34,7 @@ class SuffixDrafter(LookupDrafter):
             of them are kept.
         history_tokens: the same for a client's earlier requests.
         clients: number of remembered clients.
-        ngrams: of texts that the model wrote itself.
+        ngrams: a table of n-grams of texts that the model wrote itself.
     """
 
     name = "suffix"
