@@ -18,7 +18,7 @@ import pytest
 from specops.config import Settings
 from specops.heads import convert as head_converter
 from specops.models import child, layout, prepare
-from specops.models.convert import Quantization, export_checkpoint
+from specops.models.convert import Quantization, check, export_checkpoint
 from specops.models.convert import __main__ as converter
 from specops.models.graph import prepack, weight_cache
 from specops.runtime import calibration, kernels
@@ -122,6 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 _PROGRAMS: dict[str, Any] = {
     "specops.heads.convert": head_converter,
     "specops.models.convert": converter,
+    "specops.models.convert.check": check,
     "specops.models.graph.prepack": prepack,
     "specops.models.layout": layout,
 }

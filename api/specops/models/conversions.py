@@ -48,7 +48,15 @@ Convert = Callable[[Path, str, int], None]
 
 
 def converted(
-    root: Path, path: Path, parts: Parts, quant: str, *, name: str, convert: Convert, report: Report
+    root: Path,
+    path: Path,
+    parts: Parts,
+    quant: str,
+    *,
+    name: str,
+    check: Callable[[], None],
+    convert: Convert,
+    report: Report,
 ) -> Path:
     """Return the folder of a checkpoint's conversion; make it if need be.
 
@@ -62,6 +70,7 @@ def converted(
         parts: its files.
         quant: the kind of weights.
         name: how a new conversion's folder begins.
+        check: called before weights that are not known yet are read; may raise.
         convert: makes the conversion.
         report: called with how far reading is, and when another process holds the lock.
 
@@ -84,6 +93,7 @@ def converted(
         sources, now = _sources(root), _marks(parts.files)
         seen, digest = sources.get(source, ("", ""))
         if seen != now:
+            check()
             digest = _digest(path, parts, report)
             sources[source] = now, digest
             _write(root, sources)

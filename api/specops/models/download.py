@@ -30,9 +30,23 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
+from specops.models.folder import (
+    ADAPTER,
+    ADAPTER_ADVICE,
+    GENAI_CONFIG,
+    TOKENIZER_ADVICE,
+    ModelError,
+)
 from specops.models.gguf_files import SUFFIX
-from specops.models.hub import MANIFEST, HubModel, Progress, choose_files, has_tokenizer
+from specops.models.hub import (
+    CONFIG,
+    MANIFEST,
+    Check,
+    HubModel,
+    Progress,
+    choose_files,
+    has_tokenizer,
+)
 from specops.models.progress import every
 from specops.system.folders import file_at_once
 from specops.text.files import TOOLS_TEMPLATE
@@ -46,6 +60,7 @@ _WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
 _TIMEOUT = httpx.Timeout(30.0)
 _PROGRESS_SECONDS = 0.5
 _LOG_SECONDS = 15.0
+_BEGINNING = 1 << 18  # bytes of a GGUF with its settings; the tokenizer, behind them, has megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +73,32 @@ class HubFile:
     git_id: str | None
 
 
-def snapshot(model: HubModel, folder: Path, progress: Progress, *, tokenizer: bool = True) -> None:
+def snapshot(
+    model: HubModel,
+    folder: Path,
+    progress: Progress,
+    *,
+    tokenizer: bool = True,
+    check: Check = lambda file: None,
+) -> None:
     """Download a model's files into `folder`, and at the very end write the manifest.
 
     Files of an earlier attempt, whole or in part, are checked and not downloaded again.
 
     Raises:
-        ModelError: the download failed; the message says why and what to do.
+        ModelError: the download failed; the message says why and what to do. Or `check` raised it.
     """
     (folder / MANIFEST).unlink(missing_ok=True)
     try:
         commit, files = _listing(model, tokenizer)
         meter = _Meter(model, sum(file.size for file in files), progress)
         _check_room(folder, files)
+        converted = all(file.name != GENAI_CONFIG for file in files)
         for file in files:
-            _obtain(model, commit, file, folder, meter)
+            begun = check if model.gguf and file is files[0] else None
+            _obtain(model, commit, file, folder, meter, begun=begun)
+            if file.name == CONFIG and converted:
+                check(folder / file.name)
         meter.end()
         manifest = {
             "model": asdict(model),
@@ -123,6 +149,8 @@ def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
     try:
         names = choose_files(set(beside), model.gguf)
     except ValueError as error:
+        if ADAPTER in beside:
+            raise ModelError(f"{model} {ADAPTER_ADVICE}") from error
         advice = _advice(model, [PurePosixPath(item.rfilename) for item in siblings])
         raise ModelError(f"{model} contains {error}: {advice}") from error
     if tokenizer and not (model.gguf or has_tokenizer(set(names))):
@@ -158,8 +186,19 @@ def _endpoint() -> str | None:
 # -- one file --------------------------------------------------------------------------------------
 
 
-def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _Meter) -> None:
-    """Download one file into `folder`, whole and checked, unless it is there."""
+def _obtain(
+    model: HubModel,
+    commit: str,
+    file: HubFile,
+    folder: Path,
+    meter: _Meter,
+    *,
+    begun: Check | None,
+) -> None:
+    """Download one file into `folder`, whole and checked, unless it is there.
+
+    `begun` is called when the first bytes are there.
+    """
     done, part = folder / file.name, folder / f"{file.name}.part"
     done.parent.mkdir(exist_ok=True)
     before = meter.done
@@ -175,7 +214,7 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
         revision=commit,
         endpoint=_endpoint(),
     )
-    _patiently(lambda: _stream(url, file, part, meter, before), lambda: _size(part))
+    _patiently(lambda: _stream(url, file, part, meter, before, begun=begun), lambda: _size(part))
     if not _is_intact(part, file):
         part.unlink()
         raise ModelError(
@@ -186,8 +225,10 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
     part.replace(done)
 
 
-def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> None:
-    """Append to `part` the bytes that are missing.
+def _stream(
+    url: str, file: HubFile, part: Path, meter: _Meter, before: int, *, begun: Check | None
+) -> None:
+    """Append to `part` the bytes that are missing; see `_obtain`.
 
     Raises:
         httpx.HTTPError: the connection or the hub failed; `part` has the bytes that came.
@@ -211,6 +252,10 @@ def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> 
             for piece in response.iter_raw():
                 out.write(piece)
                 meter.set(meter.done + len(piece))
+                if begun is not None and out.tell() >= _BEGINNING:
+                    out.flush()
+                    begun(part)
+                    begun = None
             out.flush()
             os.fsync(out.fileno())  # before it gets its name: that must mean it is on the disk
     if _size(part) < file.size:

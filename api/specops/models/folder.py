@@ -23,6 +23,11 @@ TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
     "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
 )
+ADAPTER = "adapter_config.json"
+ADAPTER_ADVICE = (
+    "is an adapter (LoRA), not a model: merge it into its base model, for example with PEFT's "
+    "merge_and_unload, and give SPECOPS_TARGET the folder of the merged model"
+)
 MEMORY_ADVICE = "most likely because memory ran out: raise the memory limit, or use smaller weights"
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger

@@ -21,7 +21,8 @@ from specops.system.folders import locked
 from specops.text import files
 
 MANIFEST = "download.json"
-_CONFIGS = ("config.json", GENERATION_CONFIG)
+CONFIG = "config.json"
+_CONFIGS = (CONFIG, GENERATION_CONFIG)
 _TOKENIZER = (
     *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
     *(*files.BYTE_PAIRS, files.TEMPLATE, files.TOOLS_TEMPLATE),
@@ -37,6 +38,8 @@ _REFERENCE = re.compile(
 
 _IMPOSSIBLE = re.compile(r"--|\.\.|\.git$|[.-](/|$)|[^/]{97}")  # in a name, as the hub says
 
+Check = Callable[[Path], None]
+"""Raises ModelError if a config.json, or the beginning of a GGUF, is of no model that can run."""
 Progress = Callable[[int, int], None]
 """Called with the number of bytes that are here and the number of all bytes."""
 
@@ -100,7 +103,14 @@ class HubModel:
         return f"{self.repo}@{self.revision}" + (f":{self.subfolder}" if self.subfolder else "")
 
 
-def fetch(model: HubModel, cache_dir: Path, progress: Progress, *, tokenizer: bool = True) -> Path:
+def fetch(
+    model: HubModel,
+    cache_dir: Path,
+    progress: Progress,
+    *,
+    tokenizer: bool = True,
+    check: Check = lambda file: None,
+) -> Path:
     """Return the folder with a model's files; download them unless they are complete.
 
     Args:
@@ -108,6 +118,7 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress, *, tokenizer: bo
         cache_dir: downloads are kept below `hub/` in it.
         progress: called during a download.
         tokenizer: whether there must be one; a draft head has none.
+        check: called during a download of a model, before weights that need a conversion.
 
     Raises:
         ModelError: the download failed; the message says why and what to do.
@@ -128,7 +139,7 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress, *, tokenizer: bo
     try:
         with locked(folder):
             if not is_complete(folder, model):  # another process may have downloaded it meanwhile
-                download.snapshot(model, folder, progress, tokenizer=tokenizer)
+                download.snapshot(model, folder, progress, tokenizer=tokenizer, check=check)
     except OSError as error:
         raise ModelError(
             f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a folder "
@@ -177,7 +188,7 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
         index = [name for name in weights if name.endswith(".index.json")]
         single = [name for name in weights if "-of-" not in name and name not in index]
         chosen = single or ([name for name in weights if name not in single] if index else [])
-        if chosen and "config.json" in names:
+        if chosen and CONFIG in names:
             return [*common, *chosen]
     raise ValueError("neither safetensors nor PyTorch weights with a config.json")
 

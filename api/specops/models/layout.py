@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specops.models import hub
-from specops.models.folder import TOKENIZER_ADVICE
+from specops.models.folder import ADAPTER, ADAPTER_ADVICE, TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
 from specops.models.paths import indexed
 from specops.models.sentencepiece import make_tokenizer
@@ -26,7 +26,7 @@ from specops.text.files import BYTE_PAIRS, SENTENCEPIECE, TOKENIZER, TOOLS_TEMPL
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
-_CONFIG = "config.json"
+_WEIGHTS = (_SAFETENSORS, "pytorch_model*")  # as transformers names them
 _COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need beside the weights
 
 
@@ -92,6 +92,8 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
             return Parts(source.parent, source, (), files_of(source))
         except FileNotFoundError as error:
             raise LayoutError(str(error)) from error
+    if (source / ADAPTER).is_file() and not any(map(any, map(source.glob, _WEIGHTS))):
+        raise LayoutError(f"{source} {ADAPTER_ADVICE}")
     folder, state_dicts = source, list[Path]()
     if source.is_file() and source.suffix in _SUFFIXES:
         folder, state_dicts = source.parent, [source]
@@ -103,7 +105,7 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
         )
     elif not any(source.glob(_SAFETENSORS)) or _only_an_index(source):
         state_dicts = _state_dicts(source)
-    config = folder / _CONFIG
+    config = folder / hub.CONFIG
     if state_dicts and (own := state_dicts[0].with_suffix(".json")).is_file():
         config = own
     if not config.is_file():
@@ -138,7 +140,7 @@ def arrange(source: Path, destination: Path) -> None:
         raise LayoutError(f"{parts.config} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise LayoutError(f"{parts.config} must hold a JSON object")
-    (destination / _CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
+    (destination / hub.CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
     if not (destination / TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / TOKENIZER)
 

@@ -215,7 +215,9 @@ def located(
         if downloading is not None:
             downloading(f"{source}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
 
-    return fetch(source, cache_dir, tell, tokenizer=tokenizer) / source.gguf
+    # Without a tokenizer it may be a draft head, which another converter judges.
+    check = partial(_check if tokenizer else _pass, str(source))
+    return fetch(source, cache_dir, tell, tokenizer=tokenizer, check=check) / source.gguf
 
 
 # -- the choice ------------------------------------------------------------------------------------
@@ -291,6 +293,7 @@ def _conversion(
             parts,
             quant,
             name=_name(source),
+            check=partial(_check if tokenizer else _pass, str(path), parts.config),
             convert=partial(convert, parts),
             report=report,
         )
@@ -301,6 +304,18 @@ def _conversion(
             f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a writable folder "
             "with room for the converted weights"
         ) from error
+
+
+def _check(source: str, file: Path) -> None:
+    """Raise ModelError if a config.json or a GGUF is of a model that cannot be converted."""
+    try:
+        run_module("specops.models.convert.check", str(file))
+    except ChildError as error:
+        raise ModelError(f"{source} cannot be converted: {error}") from error
+
+
+def _pass(*_: object) -> None:
+    """What is converted in another way is checked there."""
 
 
 def _convert(

@@ -40,6 +40,7 @@ MAKERS = {
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 BAD_YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "much"}}
 SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 CHUNKED = {"layer_types": ["full_attention", "chunked"]}
 WITH_PICTURES = {"architectures": ["Gemma3ForConditionalGeneration"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -67,6 +68,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_factor' must be 1"),
     ("llama", {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
     ("llama", {"eos_token_id": "</s>"}, "'eos_token_id' must be token ids"),
+    ("llama", {"architectures": ["Qwen3_5MoeForCausalLM"]}, "is Qwen3_5MoeForCausalLM, a mixture"),
+    ("llama", {"architectures": ["MixtralForCausalLM"]}, "a mixture .* take a dense one"),
+    ("llama", {"architectures": ["Qwen3Model"]}, "is Qwen3Model, a model that embeds or"),
+    ("llama", {"architectures": ["ModernBertForMaskedLM"]}, "embeds or classifies: take one that"),
+    ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model for another one"),
+    ("llama", {"is_encoder_decoder": True}, "'is_encoder_decoder' is true: encoders cannot"),
+    ("llama", {"num_experts": 8, **FP8}, "'num_experts' is 8: this is a mixture of experts"),
+    ("llama", FP8, "'quantization_config.quant_method' is fp8: .* quantized already.*or a GGUF"),
+    ("qwen3_5_text", {"text_config": {**FP8}}, "'text_config.quantization_config.quant_method' is"),
     ("lfm2", {"conv_bias": True}, "'conv_bias' must be false"),
     ("lfm2", {"conv_L_cache": 9}, "'conv_L_cache' must be 1 to 8"),
     ("lfm2", {"conv_L_cache": 4}, r"conv\.conv\.weight has shape \[64, 1, 3].*\[64, 1, 4]"),
@@ -105,7 +115,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "granitemoehybrid",
         {"num_local_experts": 64},
-        "'num_local_experts' is 64; it must be 0 or absent",
+        "'num_local_experts' is 64: this is a mixture of experts",
     ),
     ("granitemoehybrid", {"num_local_experts": None}, "'num_local_experts' is 8"),
     ("granitemoehybrid", {"mamba_n_groups": 2}, "'mamba_n_groups' is 2; it must be 1"),
@@ -154,7 +164,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"use_bidirectional_attention": True},
         "bidirectional_attention' must be false",
     ),
-    ("gemma4_text", {"enable_moe_block": True}, "'enable_moe_block' must be false"),
+    ("gemma4_text", {"enable_moe_block": True}, "'enable_moe_block' is true: this is a mix"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "must be 'vision' or absent"),
     (
         "gemma4_text",

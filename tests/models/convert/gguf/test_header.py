@@ -175,7 +175,7 @@ def refusal(
 @pytest.mark.parametrize(
     ("key", "add", "value", "message"),
     [
-        ("llama.expert_count", "uint32", 8, "is 8; this cannot be exported"),
+        ("llama.expert_count", "uint32", 8, "is 8: this is a mixture of experts"),
         ("llama.rope.scaling.type", "string", "su", "is su; only none, linear, yarn and"),
         ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
         ("llama.attention.value_length", "uint32", 32, "must equal the key length, 64"),

@@ -13,6 +13,7 @@ from specops.models.convert.families import (  # noqa: F401 - registers their fa
 )
 from specops.models.convert.families.family import BY_ARCHITECTURE, BY_MODEL_TYPE, Family
 from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.refusals import refuse, what_it_is
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -21,11 +22,16 @@ def family_of(config: ModelConfig) -> Family:
     Raises:
         ExportError: the family is unknown, or does not support one of the settings.
     """
+    refuse(config)
     key, name, known = "architectures", config.first_text("architectures"), BY_ARCHITECTURE
     if name is None:
         key, name, known = "model_type", config.text("model_type"), BY_MODEL_TYPE
     if name not in known:
+        kind = what_it_is(name)
         raise config.error(
-            key, f"is {name}, which is not supported; supported are {', '.join(sorted(known))}"
+            key,
+            f"is {name}, {kind}"
+            if kind
+            else f"is {name}, which is not supported; supported are {', '.join(sorted(known))}",
         )
     return known[name](config)

@@ -55,7 +55,6 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
     attention_norms = Norms("input_layernorm", "post_attention_layernorm")
     feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
     head_norms = True
-    must_be_false = ("enable_moe_block",)
     full_layer_every = 6
     local_table = _LOCAL
 

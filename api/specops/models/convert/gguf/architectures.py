@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from specops.models.convert.checkpoint import MTP
 from specops.models.convert.gguf.header import GgufTensor, Metadata
+from specops.models.convert.refusals import EXPERTS, what_it_is
 
 SSM_A, SSM_D = "ssm_a", "ssm_d"  # a state's decay, -exp(A_log); what skips it
 _LLAMA = {  # Llama's; names with a dot in front belong to a layer
@@ -264,7 +265,6 @@ _NAME = re.compile(
 _WHOLE = (SSM_A, SSM_D, "ssm_dt.bias")  # names without a kind, here or in transformers
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "{arch}.expert_count": (0,),
     "{arch}.logit_scale": (0, 1),
     "{arch}.embedding_scale": (0, 1),
     "{arch}.residual_scale": (0, 1),
@@ -277,6 +277,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.use_parallel_residual": (False,),
     "{arch}.pooling_type": (0,),
 }
+_TYPE, _MODEL, _EXPERTS = "general.type", "model", "{arch}.expert_count"
 _MTP_LAYERS = "{arch}.nextn_predict_layers"
 # Sizes that a file may repeat, and the keys that they have to equal.
 _REPEATED = {
@@ -307,11 +308,19 @@ def check_architecture(metadata: Metadata) -> None:
     """Raises ExportError for an architecture or a setting that no family supports."""
     architecture = _ARCHITECTURES.get(metadata.architecture)
     if architecture is None:
+        kind = what_it_is(metadata.architecture)
         raise metadata.error(
             "general.architecture",
-            f"is {metadata.architecture}, which is not supported; supported are "
+            f"is {metadata.architecture}, {kind}"
+            if kind
+            else f"is {metadata.architecture}, which is not supported; supported are "
             f"{', '.join(_ARCHITECTURES)}",
         )
+    if metadata.text(_TYPE, _MODEL) != _MODEL:
+        kind = metadata.text(_TYPE)
+        raise metadata.error(_TYPE, f"is {kind}: this is not a model; take the model's own file")
+    if metadata.optional_integer(_EXPERTS):
+        raise metadata.error(_EXPERTS, f"is {metadata.integer(_EXPERTS)}: this is {EXPERTS}")
     for key, allowed in _NEUTRAL.items():
         if key not in architecture.supported:
             _neutral(metadata, key, allowed)

@@ -14,6 +14,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -122,6 +123,19 @@ def read_header(file: Path) -> Header:
         return _Reader(file, data).header()
 
 
+def read_beginning(file: Path) -> dict[str, Any]:
+    """The metadata in the first bytes of a file; what is cut short or damaged there is left out."""
+    with (
+        file.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        found: dict[str, Any] = {}
+        reader = _Reader(file, data)
+        with suppress(ExportError):  # the whole file is checked when it is here
+            reader.read_metadata(found)
+        return found
+
+
 class _Reader:
     """A position in a mapped file that every read moves on."""
 
@@ -132,7 +146,8 @@ class _Reader:
         self._at = 0
         self._warned: set[str] = set()
 
-    def header(self) -> Header:
+    def read_metadata(self, metadata: dict[str, Any]) -> int:
+        """Fills in the metadata; returns the number of tensors."""
         magic, version, tensors, entries = _HEAD.unpack_from(self._data)
         self._at = _HEAD.size
         if magic != _MAGIC:
@@ -147,12 +162,16 @@ class _Reader:
         ):
             if count > _MOST_ENTRIES or count * least > self._size:
                 self._refuse(f"claims {count} {what}")
-        metadata: dict[str, Any] = {}
         for _ in range(entries):
             key = self._text("a key", _LONGEST_KEY)
             if not key or key in metadata:
                 self._refuse(f"has the key {key!r} twice" if key else "has a key without a name")
             metadata[key] = self._value(self._number("<I"), key)
+        return int(tensors)
+
+    def header(self) -> Header:
+        metadata: dict[str, Any] = {}
+        tensors = self.read_metadata(metadata)
         described = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if (
