@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -180,6 +181,17 @@ def test_a_model_that_torch_cannot_load_is_named(tmp_path: Path) -> None:
         load_target(tmp_path, torch.device("cpu"))
 
 
+def test_a_torch_that_is_too_old_is_named_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("making", "training"):
+        monkeypatch.delitem(sys.modules, f"specops.heads.{module}")
+    monkeypatch.delattr(torch.optim, "Muon")
+    said = make(tmp_path / "head", capsys)
+    assert "needs another torch: install it with `pip install 'specops[train]'`" in said
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_said_before_any_work(
     tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
@@ -279,7 +291,7 @@ def test_conversations_of_another_model_are_not_learnt_from(tmp_path: Path) -> N
     (tmp_path / "conversations.i32").touch()
     Progress(tmp_path / "progress.json").keep_to("the same, elsewhere", "sha256:1", 576)
     for digest, size in (("sha256:2", 576), ("sha256:1", 64), ("", 576)):
-        with pytest.raises(ModelError, match=r"another model, qwen, .* --out, or") as refused:
+        with pytest.raises(ModelError, match=r"another model .*, qwen: .* --out, or") as refused:
             Progress(tmp_path / "progress.json").keep_to("smollm", digest, size)
         assert str(tmp_path) in str(refused.value)
 

@@ -41,6 +41,7 @@ _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "thr
 _SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "max_k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
+_TRAIN = "install it with `pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,12 +326,13 @@ def _make_head(options: argparse.Namespace) -> int:
     if not 0 < minutes < math.inf:
         raise ConfigError(f"--{'more' if more else 'minutes'} takes a number above 0")
     if find_spec("torch") is None:
-        raise CommandError(
-            "making a head needs torch, which serving does not: install it with "
-            "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
-        )
+        raise CommandError(f"making a head needs torch, which serving does not: {_TRAIN}")
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
-    from specops.heads.making import make_head  # noqa: PLC0415
+
+    try:
+        from specops.heads.making import make_head  # noqa: PLC0415
+    except ImportError as error:  # an older torch
+        raise CommandError(f"making a head needs another torch: {_TRAIN} ({error})") from error
 
     def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -246,9 +246,8 @@ class Progress:
         known = self.known.setdefault("target", {"name": name, **own})
         if any(known[key] != own[key] for key in own):
             raise ModelError(
-                f"{self.folder} keeps conversations of another model, {known['name']}, and a "
-                f"head for {name} cannot learn from them: choose another --out, or remove that "
-                "folder"
+                f"{self.folder} keeps conversations of another model or another download of it, "
+                f"{known['name']}: choose another --out, or remove that folder"
             )
         self.save()
 

@@ -21,6 +21,7 @@ from pickle import PickleError  # nosec B403: nothing is unpickled by it
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.optim import Muon
 
 from specops.heads.network import DistillationLoss, HeadNetwork
 from specops.heads.storage import Conversation
@@ -89,7 +90,7 @@ class Training:
         vectors = [values for values in self._parameters if values.ndim == 1]
         # Muon steps as long as AdamW's, whose rates these are: it learns more from as many tokens.
         self._optimizers = [
-            torch.optim.Muon(matrices, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(vectors, betas=(0.9, 0.98), weight_decay=0.0),
         ]
         self.spent, self._steps, self.seen, self._mix = 0.0, 0, 0, 1.0
