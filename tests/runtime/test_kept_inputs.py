@@ -111,3 +111,21 @@ def test_snapshots_take_no_more_than_their_bound(root: Node) -> None:
     none.write(0, 0, 40)
     none.save(0, root, [1] * 40, 40)
     assert none.snapshots == 0
+
+
+def test_a_snapshot_counts_as_used_when_a_pass_goes_on_from_it(
+    kept: KeptInputs, root: Node
+) -> None:
+    """A request that lacks KV blocks may begin, and leave, many times."""
+    text = list(range(100))
+    kept.write(0, 0, 100, 84)
+    kept.save(0, root, text, 100)
+    for _ in range(5):
+        kept.clear(1)
+        kept.restore(1, root, text, 90)
+        kept.save(1, root, text, 90)  # as at each end of a request
+    assert kept.events == {"taken": 1}
+    kept.write(1, 90, 4, 91)
+    kept.write(1, 91, 4, 92)
+    kept.save(1, root, text, 92)
+    assert kept.events == {"taken": 2, "used": 1}

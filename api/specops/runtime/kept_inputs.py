@@ -103,6 +103,7 @@ class KeptInputs:
         # None: any, of measurements.
         self._held: list[tuple[int, int] | None] = [(0, 0)] * num_slots
         self._applied = [0] * num_slots
+        self._restored: set[int] = set()  # slots of which no pass has computed anything since
         self._snapshots: list[_Snapshot] = []  # the least recently used one first
         most = most_snapshots(num_slots) * shape.slot_bytes
         self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
@@ -125,6 +126,7 @@ class KeptInputs:
         """Begin a sequence in a slot."""
         self._held[slot] = 0, 0
         self._applied[slot] = 0
+        self._restored.discard(slot)
 
     def zero(self, slot: int) -> None:
         """Let a pass compute tokens of a slot at any position, as behind zeros."""
@@ -155,6 +157,9 @@ class KeptInputs:
         end, held = start + count, self._held[slot]
         if held is None:
             return [start, end]
+        if slot in self._restored:
+            self._restored.remove(slot)
+            self.events["used"] += 1
         applied = min(self._applied[slot], start)
         settled = end if settled is None else max(applied, settled)
         self._held[slot] = max(min(held[0], start), end - self._ring), end
@@ -175,6 +180,8 @@ class KeptInputs:
         """Take a snapshot after the first `length` tokens of a slot, where it holds them."""
         held, applied = self._held[slot], self._applied[slot]
         if not length or held is None or not self.holds(slot, length):
+            return
+        if slot in self._restored:  # a request that got too few blocks: this one is there
             return
         known = list(tokens[:length])
         for old in self._snapshots:
@@ -218,7 +225,7 @@ class KeptInputs:
                 self._held[slot], self._applied[slot] = (item.first, length), item.applied
                 item.lasts = True
                 self._use(item)
-                self.events["used"] += 1
+                self._restored.add(slot)
                 break
         else:
             raise ValueError(f"there is no snapshot to continue from after {length} tokens")
