@@ -89,7 +89,7 @@ BENCHMARKS = {
     ),
     "structured": Benchmark(
         lambda o, plan: structured.run(configured(), plan), structured.FULL, structured.QUICK,
-        "what a grammar costs and saves, and whether answers fit it",
+        "what a grammar costs and saves, and whether answers conform",
     ),
     "agents": Benchmark(
         lambda o, plan: reuse.run(o.templates, plan), reuse.FULL, reuse.QUICK,
@@ -98,17 +98,17 @@ BENCHMARKS = {
     "editor": Benchmark(
         lambda o, plan: editor.run(replace(plan, minutes=o.minutes or plan.minutes), o.cache),
         editor.FULL, editor.QUICK,
-        "from a key stroke to a suggestion, beside llama-server, which it builds first",
+        "time from a key stroke to a suggestion, beside llama-server, which it builds first",
     ),
     "kernels": Benchmark(
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
-        "the operators of a pass",
+        "where the time of a pass goes, by operator",
     ),
     "guess": Benchmark(
         guess.run, guess.FULL, guess.QUICK,
-        "what a guess of a draft head costs, in whole shapes (8 GB of disk at first)",
+        "what a draft head's guess costs, at full size (8 GB of disk at first)",
     ),
-    "before": Benchmark(_before, before.FULL, before.QUICK, "against another checkout"),
+    "before": Benchmark(_before, before.FULL, before.QUICK, "this checkout against another"),
     "scheduling": Benchmark(
         lambda o, plan: scheduling.run(tinyllama(o.cache), plan),
         scheduling.FULL, scheduling.QUICK, "what requests cost each other",
@@ -116,11 +116,11 @@ BENCHMARKS = {
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
     "shapes": Benchmark(
         shapes.run, shapes.FULL, shapes.QUICK,
-        "published shapes, whole: conversion, service under 4 GB, one token (root)",
+        "published shapes at full size: conversion, service under 4 GB, one token (root)",
     ),
     "states": Benchmark(
         states.run, states.FULL, states.QUICK,
-        "requests at once on layers with a state, and prompts whose states fade",
+        "concurrent requests on recurrent layers, and prompts whose states fade",
     ),
     "peers": Benchmark(
         lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
@@ -128,15 +128,15 @@ BENCHMARKS = {
     ),
     "quality": Benchmark(
         lambda o, plan: quality.run(o.model, plan, o.cache), quality.FULL, quality.QUICK,
-        "what each kind of weights costs, in quality and in time, beside peers",
+        "what each weight format costs, in quality and in time, beside peers",
     ),
     "serving": Benchmark(
         lambda o, plan: at_once.run(plan, o.cache), at_once.FULL, at_once.QUICK,
-        "whole requests at once against the same",
+        "whole requests over HTTP, against the same peers",
     ),
     "scale": Benchmark(
         lambda o, plan: scale.run(configured(), plan), scale.FULL, scale.QUICK,
-        "several replicas behind the gateway, and what it costs itself",
+        "several replicas behind the gateway, and what the gateway costs",
     ),
 }  # fmt: skip
 

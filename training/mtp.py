@@ -1,9 +1,9 @@
-"""Trains a small Qwen3.5 with its MTP block for minutes: a model to measure that drafter on.
+"""Trains a small Qwen3.5 with its MTP block for some minutes: a model to measure that drafter on.
 
-`python -m training.mtp FOLDER --minutes 10` writes a checkpoint with the names that published ones
-have. It learns from the library text of the demo pair, with its tokenizer, and is too small and too
-short trained to be of other use. With `--minutes 0` the weights stay random. The block learns with
-the model, on its states behind the final norm, as Qwen3.5's did.
+`python -m training.mtp FOLDER --minutes 10` writes a checkpoint with the tensor names of published
+ones. It learns from the library text of the demo pair, with its tokenizer, and is too small and too
+briefly trained for any other use. With `--minutes 0` the weights stay random. The block is trained
+together with the model, on its states after the final norm, as Qwen3.5's was.
 """
 
 import argparse
@@ -67,7 +67,7 @@ CONFIG: dict[str, Any] = {
 
 
 class MtpBlock(nn.Module):
-    """From a state and the token behind it to what the token behind that one is read from."""
+    """From a state and the token after it to the state that predicts the token after that one."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class MtpBlock(nn.Module):
 
 
 class Model(nn.Module):
-    """The decoder and its block, which share embeddings and output rows."""
+    """The decoder and its MTP block, which share embeddings and output rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Model(nn.Module):
         self.mtp = MtpBlock(self.config)
 
     def outputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The states behind all tokens [rows, n], and the block's outputs behind n - 1 of them."""
+        """The states after all tokens [rows, n], and the block's outputs after the first n - 1."""
         model = self.decoder.model
         states = model(tokens).last_hidden_state
         embedded = model.embed_tokens(tokens[:, 1:])
@@ -104,7 +104,7 @@ class Model(nn.Module):
         return states, self.mtp(embedded, states[:, :-1], rotary)
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats a token of the next token, and of the one behind it from the block."""
+        """Loss in nats per token: of the next token, and of the block for the one after it."""
         states, guessed = self.outputs(tokens[:, :-1])
         rows = self.decoder.model.embed_tokens.weight
         following, block = (
@@ -127,7 +127,7 @@ class Model(nn.Module):
 
 
 def train(folder: Path, minutes: float, seed: int = 57) -> None:
-    """Train for so many minutes and write the checkpoint."""
+    """Train for this many minutes and write the checkpoint."""
     set_up(seed, torch.get_num_threads())
     tokenizer = trained_tokenizer(DEMO_DIR / "target")
     model = Model().to(device())

@@ -1,10 +1,10 @@
-"""Published shapes, whole: conversion, the service under 4 GB, and one token beside TinyLlama's.
+"""Published shapes at full size: conversion, service under 4 GB, and one token beside TinyLlama's.
 
 Weights are random, because none of the three depends on their values. The converter runs under a
-cap of its own: its resident memory alone would say little, because pages of the mapped checkpoint
-count there until the kernel needs them for something else. A pass over one token waits for its
-weights, so its time is compared with what the same bytes take in TinyLlama's shape: both models are
-loaded at once and take turns.
+cap of its own: its resident memory alone would say little, because it contains pages of the mapped
+checkpoint until the kernel needs them for something else. A pass over one token waits for its
+weights, so its time is compared with what as many bytes take in TinyLlama's shape: both models are
+loaded at once and alternate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMMAND = (sys.executable, "-m", "bench.runtime.before_worker")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `rounds` of so many steps a side, and a load under the cap."""
+    """How much is measured: `rounds` of `steps` steps per side, and a load under the cap."""
 
     rounds: int
     steps: int

@@ -1,8 +1,9 @@
-"""What a model's own MTP block gains as its drafter, and that it costs nothing where it is useless.
+"""What a model's own MTP block gains as its drafter, and what it costs where it is useless.
 
-A small Qwen3.5 that was trained for minutes on the demo pair's text, the same with random weights,
-and Qwen3.5 0.8B's shape with random weights, whose blocks guess nothing. The block alone drafts,
-lookups alone, or both, as by default: what the block costs there is seen beside the lookups.
+Three models: a small Qwen3.5 that was trained for minutes on the demo pair's text, the same with
+random weights, and Qwen3.5 0.8B's shape with random weights; the blocks of the last two guess
+nothing. The block drafts alone, lookups alone, or both, as by default: what the block costs beside
+lookups is judged against lookups alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BLOCK, _LOOKUPS = "head", "suffix"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: so many prompts of code, each one `sizes.rounds` times."""
+    """How much is measured: `prompts` prompts of code, each `sizes.rounds` times."""
 
     prompts: int
     sizes: Sizes
@@ -74,7 +75,7 @@ def _settings(name: str, options: argparse.Namespace) -> Settings:
 
 
 def trained(minutes: float, cache: Path) -> Path:
-    """The checkpoint after so many minutes of training; it is kept.
+    """The checkpoint after this many minutes of training; it is kept.
 
     Raises:
         BuildError: the training failed; it needs the extra `train`.
