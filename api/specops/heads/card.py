@@ -18,7 +18,7 @@ class Making(NamedTuple):
         target: name of its target.
         chat: whether the target answered messages; else it wrote texts from an empty prompt.
         written: number of answer tokens that the target has written, held-out ones included.
-        seen: number of tokens that it has learnt from; those that were read twice count twice.
+        seen: number of tokens that it was trained on; those that were read twice count twice.
         minutes: for both.
         ngrams: whether the n-grams are the texts' own, and not its preset's.
         rows: number of tokens that it can guess.

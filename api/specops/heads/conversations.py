@@ -19,7 +19,7 @@ from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
 from specops.text.chat_template import question, with_system
 
-_MESSAGE_TOKENS = 64  # most tokens of a user's message
+_MESSAGE_TOKENS = 64  # maximum tokens of a user's message
 _ANSWER_TOKENS = 320
 _SHORTEST = 8  # fewest tokens of an answer that is kept
 # Messages are sampled for variety; answers with the temperatures of clients, also greedily.

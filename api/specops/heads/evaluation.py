@@ -1,6 +1,6 @@
-"""Measures the speed with a head, on held-out conversations, against the suffix drafter.
+"""Measures the speed with a head, on held-out conversations, against plain decoding and lookups.
 
-One request runs at a time. The drafters take turns at each prompt, so that other load of the
+One request runs at a time. The drafters alternate prompt by prompt, so that other load on the
 machine affects all of them alike.
 """
 

@@ -1,9 +1,10 @@
-"""Builds the graph of an EAGLE-3 head: one decoder layer over a target's states and last tokens.
+"""Builds the graph of an EAGLE-3 head: one decoder layer over a target's hidden states and tokens.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
-Test" (2025). At each position the layer reads the embedding of the token there and a state: what
-several layers of the target had made of the token before, joined by `fc`, or else the state that
-its own guess came from. EAGLE-3.1 has more norms: over each layer's part, and of what is passed on.
+Test" (2025). At each position the layer reads the embedding of the token there and a state: hidden
+states of several of the target's layers at the token before, joined by `fc`, or else the state that
+its own guess came from. EAGLE-3.1 has more norms: over each layer's part, and of the state that is
+passed on.
 
 Checkpoints come in two layouts. In one all settings lie side by side; in the other, of the library
 speculators, those of the layer are in `transformer_layer_config`.
@@ -89,7 +90,7 @@ class EagleLayer(GatedDecoder):
         rows = given.integer("draft_vocab_size", vocab_size)
         trained = given.integer("max_position_embeddings", target.context)
         values = {"original_max_position_embeddings": trained} | values
-        # How long texts may be is the target's matter. All of a large vocabulary are too many rows.
+        # The target decides how long texts may be. All rows of a large vocabulary are too many.
         self._stored_rows, everything = rows, rows == vocab_size and not {_D2T, _T2D} & set(stored)
         values |= {
             "max_position_embeddings": target.context,

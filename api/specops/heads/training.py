@@ -1,9 +1,9 @@
 """Trains a head on texts of its target, and calibrates it. A stopped training can continue later.
 
-The head is unrolled from the start: it guesses several tokens in a row from its own states, as in
-use, and later guesses count less. So do tokens that a lookup finds: there no head is asked. The
-loss is the cross entropy to the target's distribution at first, and then mostly the total
-variation.
+The head is unrolled from the start: it guesses several tokens in a row from its own states, as when
+serving, and later guesses count less. So do tokens that a lookup finds, because no head is asked
+for them. The loss is at first the cross entropy to the target's distribution, later mostly the
+total variation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RATE, _LAST_RATE = 2e-3, 0.03  # and its share at the end
 _WARM_UP = 100  # steps
 _DECAY = 0.02
 _VARIATION = 3.0  # weight of the total variation beside the cross entropy
-_LEAST_MIX, _MIXED_AFTER = 0.1, 0.5  # share of the cross entropy, from so much of the time on
+_LEAST_MIX, _MIXED_AFTER = 0.1, 0.5  # last share of the cross entropy; when it is reached
 _NEIGHBOURS = 64  # lessons whose texts are sorted by length
 _REPORTED = 16  # held-out texts that a progress line measures
 _REPORT_SECONDS, _SAVE_SECONDS = 60.0, 120.0
@@ -67,7 +67,7 @@ class Training:
 
     Attributes:
         spent: seconds so far, over all calls.
-        seen: number of tokens so far that it has learnt from.
+        seen: number of tokens that it has been trained on so far.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Training:
         self._parameters = list(network.weights.values())
         matrices = [values for values in self._parameters if values.ndim == 2]
         vectors = [values for values in self._parameters if values.ndim == 1]
-        # Muon steps as long as AdamW's, whose rates these are: it learns more from as many tokens.
+        # Muon with steps scaled to AdamW's, whose rates these are: it learns more per token.
         self._optimizers = [
             Muon(matrices, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(vectors, betas=(0.9, 0.98), weight_decay=0.0),

@@ -20,7 +20,7 @@ class Family(ABC):
     """A kind of decoder, read from one config.json.
 
     The constructor raises ExportError for every setting that the family does not support. The
-    export must never make a graph that computes something else than the checkpoint.
+    export must never make a graph that computes anything but the checkpoint's model.
 
     A subclass names the architectures and model types of config.json that it builds, separated by
     spaces: `class Llama(GatedDecoder, architectures="LlamaForCausalLM")`. The model type is by
@@ -51,11 +51,11 @@ class Family(ABC):
         """Builds the forward pass of `checkpoint` into `graph`, from `input_ids` to the logits."""
 
     def mtp_tensors(self) -> Shapes:
-        """The names and shapes of all further tensors that `build_mtp` reads; none without one."""
+        """The names and shapes of the MTP block's own tensors; none without one."""
         return {}
 
     def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Builds the model's own draft head into a graph of its own.
+        """Builds the model's MTP block into a graph of its own.
 
         A block for multi-token prediction guesses the token after the next one. Like every draft
         head it takes tokens and `states`, and gives logits and `next_states`.

@@ -5,7 +5,7 @@ norms. Its constructor reads scales and the attention of each layer from config.
 fused projections override `projection_tensors` and the methods that read them. Some relatives have
 layer norms, or no gate.
 
-A family with `has_mtp` may have an MTP block: one more layer of its own kind, with full attention,
+A family with `has_mtp` may have an MTP block: one more layer of its kind, with full attention,
 after a product that joins the embedding of a token with the state before it. Methods get the index
 `num_layers` for that layer.
 """
@@ -240,7 +240,7 @@ class GatedDecoder(Family):
         return self._add(name, x, residual, norm)
 
     def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """The state is the one after the target's final norm; the next guess's is the block's own.
+        """The state is the target's after its final norm, for further guesses the block's own.
 
         The embedding comes first in the joined vector. Embedding and output rows are the target's.
         """

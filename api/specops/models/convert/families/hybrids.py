@@ -1,4 +1,4 @@
-"""Families in which some layers have no attention but a state of a fixed size."""
+"""Families in which some layers are recurrent, with a state of a fixed size, or convolve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_HEADS, _LARGEST_STATE = 1024, 1 << 15
 
 
 class _Hybrid(GatedDecoder):
-    """Some layers have attention, the others something else in its place."""
+    """Some layers have attention, the others a recurrence or a convolution in its place."""
 
     _kinds: list[str]
 
@@ -57,12 +57,12 @@ class _Hybrid(GatedDecoder):
         return self.mix_otherwise(index, x)
 
     def _is_full(self, index: int) -> bool:
-        """Whether a layer has attention; one behind the last has."""
+        """Whether a layer has attention; the one after the last, an MTP block's, has."""
         return index >= len(self._kinds) or self._kinds[index] == FULL
 
 
 class LFM2(_Hybrid, architectures="Lfm2ForCausalLM"):
-    """LFM2 and LFM2.5 without experts: most layers have a gated short convolution, no attention."""
+    """LFM2 and LFM2.5 without experts: most layers have a gated short convolution."""
 
     name = "lfm2"
     defaults: ClassVar = {
@@ -130,8 +130,8 @@ class Qwen35(
 ):
     """Qwen3.5 without experts: most layers have the gated delta rule, the others gated attention.
 
-    The language model of those that see images, too: a text's tokens have the same position on all
-    axes of their rotation.
+    Also the language model of those that see images: the tokens of a text have the same position
+    on all rotary axes.
     """
 
     name = "qwen3_5"
@@ -176,7 +176,7 @@ class Qwen35(
         self.ignored_tensors += ("*visual.*",)
 
     def projection_tensors(self) -> Shapes:
-        """Each head of queries has as many rows again, which give the gate of its output."""
+        """Each query head has as many rows again, for the gate of its output."""
         shapes, query = super().projection_tensors(), "self_attn.q_proj.weight"
         return shapes | {query: (2 * self.query_size, self.shape.hidden_size)}
 
@@ -255,7 +255,7 @@ class Qwen35(
 class GraniteHybrid(
     _Hybrid, Granite, architectures="GraniteMoeHybridForCausalLM", model_types="granitemoehybrid"
 ):
-    """Granite 4.0 without experts: most layers of the h models have Mamba-2, no attention."""
+    """Granite 4.0 without experts: most layers of the H models have Mamba-2."""
 
     name = "granitemoehybrid"
     defaults: ClassVar = {**Granite.defaults, "num_local_experts": 8}
@@ -367,7 +367,7 @@ class GraniteHybrid(
 
 
 def _decay(logarithms: Float) -> Float:
-    """Of states, from what a checkpoint has."""
+    """The decay of states, from the checkpoint's `A_log`."""
     return -np.exp(logarithms.astype(np.float64)).astype(np.float32)
 
 
@@ -385,7 +385,7 @@ def _check_heads(config: ModelConfig, key: str, heads: int) -> None:
 
 
 def _check_state(config: ModelConfig, key: str, numbers: int) -> None:
-    """Check a size by the numbers in the state of each head that it leads to."""
+    """Check a size by the resulting number of values in each head's state."""
     if numbers > _LARGEST_STATE:
         raise config.error(
             key, f"makes a head's state {numbers} numbers; at most {_LARGEST_STATE} are supported"
