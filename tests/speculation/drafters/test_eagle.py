@@ -164,6 +164,32 @@ def test_each_draft_is_judged_by_what_came_in_its_own_place(
     assert judged == [((108,), [108, 9]), ((104,), [104, 9])]
 
 
+def test_a_second_guess_that_was_mostly_wrong_is_tried_again() -> None:
+    """Rarely while it stays wrong, and always again soon after it has become right."""
+    made = Made(depth=2)
+
+    def second_guesses(count: int, *, right: bool) -> int:
+        before = len(made.runner.passes)
+        for _ in range(count):
+            tokens = [101, 102]
+            made.drafter.begin(0, tokens, "ann")
+            made.compute(0, 0, 5.0, 5.0)
+            tokens.append(103)
+            made.look_up(0, tokens, 2, 0.2)
+            tokens += [104, 105 if right else 101]
+            made.compute(0, 2, 5.0, 5.0, 5.0)
+            tokens.append(106)
+            made.look_up(0, tokens, 1, 0.2)  # learns what came
+            made.drafter.release(0)
+        return len(made.runner.passes) - before - 2 * count
+
+    assert second_guesses(50, right=True) == 50
+    second_guesses(400, right=False)
+    assert second_guesses(400, right=False) < 20
+    second_guesses(400, right=True)
+    assert second_guesses(50, right=True) == 50
+
+
 def test_what_a_lookup_says_counts_for_or_against_a_guess() -> None:
     """Guesses are sure to the same degree, and right only where the lookup says the same."""
     made, tokens = Made(depth=1), [5]

@@ -37,6 +37,7 @@ _TOKEN_BITS = 32
 _KINDS = 6
 _FIRST_PROMISE = 0.5  # of the mean promises, before there were any
 _WEIGHT = 1 / 48  # of the newest promise in them
+_DOUBT = _WEIGHT / 256  # of the promise of the guess before, where a guess was not worth its time
 
 
 @dataclass(slots=True)
@@ -329,8 +330,13 @@ class EagleDrafter(LookupDrafter):
         following = guess + 1
         if following >= min(request.max_draft, self._calibration.depth):
             return False
-        reach = self._slots[request.slot].reach * self._usual[following]
-        return not request.adaptive or reach >= request.min_reach + share
+        usual = self._usual[following]
+        reach = self._slots[request.slot].reach * usual
+        if not request.adaptive or reach >= request.min_reach + share:
+            return True
+        # What is never tried cannot prove better: in the end it is tried again, but rarely.
+        self._usual[following] += _DOUBT * (self._usual[guess] - usual)
+        return False
 
     def _go_on(
         self, guess: int, requests: Sequence[DraftRequest], rows: Sequence[int]
