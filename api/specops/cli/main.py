@@ -292,7 +292,7 @@ def _info(options: argparse.Namespace) -> int:
             right = f"guesses {info.head_agreement:.0%} of a test text"
             lines["draft"] += f"; {right}"
             if info.head_agreement < LEAST_AGREEMENT:
-                lines["draft"] += ": made for another model or for other layers, or damaged"
+                lines["draft"] += ": another model's, for other layers, hardly trained or damaged"
     elif info.draft_parameters is not None and choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters)
     elif choice.draft is not None and info.ngrams is None:

@@ -382,7 +382,8 @@ def _eagle_head(
     if agreement < LEAST_AGREEMENT:
         log.warning(
             "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
-            "another model or for other layers of it, or is damaged, and only costs time (%s). "
+            "another model or other layers of it, hardly trained, or is damaged, and only costs "
+            "time (%s). "
             "SPECOPS_DRAFT=none leaves it out",
             *(100 * agreement, folder.path),
         )
