@@ -126,7 +126,7 @@ class Part:
             tail = "\n".join(
                 self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
             )
-            raise StartError(f"{self.name} ended with status {status}. Its last words:\n{tail}")
+            raise StartError(f"{self.name} exited with status {status}. Its last lines:\n{tail}")
 
     def stop(self, patience: float) -> None:
         """Send SIGTERM, and SIGKILL after `patience` seconds."""
@@ -135,7 +135,7 @@ class Part:
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:
-            print(f"{self.name} did not end in {patience:g} s: killed", flush=True)
+            print(f"{self.name} did not stop within {patience:g} s: killed", flush=True)
             self.process.kill()
             self.process.wait()
 
@@ -221,7 +221,7 @@ def show_urls(api: str, replicas: list[str], prometheus: str, state: Path) -> No
     print("\nReady.\n")
     for name, where in rows.items():
         print(f"  {name:<11} {where}")
-    print("\n  make load   loads it        Ctrl-C or make down   ends it\n", flush=True)
+    print("\n  make load   load test        Ctrl-C or make down   stop\n", flush=True)
 
 
 def supervise(parts: list[Part], stopped: threading.Event) -> None:
@@ -232,7 +232,7 @@ def supervise(parts: list[Part], stopped: threading.Event) -> None:
     while not stopped.wait(0.5):
         for part in parts:
             if part.name.startswith("Replica") and (status := part.process.poll()) is not None:
-                print(f"{part.name} ended with status {status}: started again", flush=True)
+                print(f"{part.name} exited with status {status}: restarted", flush=True)
                 part.start()
             part.require_alive()
 
@@ -312,7 +312,7 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
         for part in parts:
             part.stop(patience)
         pid_file.unlink(missing_ok=True)
-    print("Ended.", flush=True)
+    print("Stopped.", flush=True)
     return 0
 
 

@@ -61,7 +61,7 @@ class Scaled(NativeStack):
         return figure(httpx.get(f"{self.replicas[number]}/metrics", timeout=PATIENCE).text, name)
 
     def restarts(self) -> int:
-        return self.output.read_text().count("started again")
+        return self.output.read_text().count(": restarted")
 
     def wait_restarted(self, number: int, before: int) -> None:
         """Wait until a replica runs again and takes requests from the gateway."""

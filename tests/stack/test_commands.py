@@ -115,14 +115,14 @@ def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         second = run("scripts/up", "--native", env={"NATIVE_STATE": str(tmp_path)})
         first.communicate(b"\n")
     assert second.returncode == 1
-    assert f"A stack runs here already (process {first.pid})" in second.stderr
+    assert f"A stack is already running here (process {first.pid})" in second.stderr
 
 
 def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo the disk is full; exit 7"]
     part = native.Part("The API", command, tmp_path / "log", dict(os.environ))
     part.process.wait()
-    with pytest.raises(native.StartError, match=r"The API ended with status 7(?s:.*)disk is full"):
+    with pytest.raises(native.StartError, match=r"The API exited with status 7(?s:.*)disk is full"):
         part.require_alive()
 
 
@@ -136,4 +136,4 @@ def test_a_part_that_ignores_sigterm_is_killed(
         assert part.process.poll() is None
     part.stop(patience=0.2)
     assert part.process.returncode == -9
-    assert "Stubborn did not end" in capsys.readouterr().out
+    assert "Stubborn did not stop" in capsys.readouterr().out

@@ -234,7 +234,7 @@ def test_a_second_stack_is_refused_and_the_first_one_ends_cleanly(stack: NativeS
     assert "SPECOPS_PORT=…" in second.stderr
     assert run("make", "down", env=stack.env).returncode == 0
     assert stack.process.wait(60) == 0
-    assert "Ended." in stack.output.read_text().splitlines()
+    assert "Stopped." in stack.output.read_text().splitlines()
     for url in (stack.api, stack.prometheus):
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)

@@ -99,7 +99,7 @@ def queue_full(error: QueueFull) -> ApiError:
 
 def too_late(what: str, seconds: float) -> ApiError:
     """Return the answer to a request that was not, for example, `finished` before its deadline."""
-    return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+    return ApiError(504, f"the request was not {what} within {seconds:g} seconds", code="timeout")
 
 
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:

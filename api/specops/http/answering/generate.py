@@ -224,7 +224,7 @@ def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[
     drafter = body.drafter or info.default_drafter
     if drafter not in info.drafters:
         raise InvalidField(
-            "drafter", f"this model has no drafter {drafter!r}, but {', '.join(info.drafters)}"
+            "drafter", f"this model has no drafter {drafter!r}; it has {', '.join(info.drafters)}"
         )
     k_draft = k_draft if drafter != "none" else 0
     return {"k_draft": k_draft, "drafter": drafter, "adaptive": adaptive}
