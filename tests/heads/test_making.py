@@ -27,6 +27,7 @@ from specops.request import GenerationRequest, Output
 from tests.checkpoints import make_opt_checkpoint
 from tests.conftest import THREADS
 from tests.generating import generate
+from tests.mtp_blocks import make_checkpoint
 
 torch = pytest.importorskip("torch", reason="needs the extra `train`")
 
@@ -332,6 +333,15 @@ def test_a_target_that_no_head_fits_is_refused_before_it_writes(
     assert "opt cannot have a draft head" in said
     assert "64 values, and its embedding 32\n" in said
     assert loads == []
+
+
+def test_a_target_with_an_mtp_block_is_said_to_have_a_head(
+    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = make_checkpoint(tmp_path / "qwen")
+    said = make(tmp_path / "head", capsys, "--target", str(target))
+    assert "qwen has an MTP block, which serves as its draft head already" in said
+    assert len(loads) == 1
 
 
 @pytest.mark.usefixtures("small")

@@ -124,6 +124,11 @@ def _make(
             f"{choice.name} cannot have a draft head: its layers' states have "
             f"{folder.hidden_size} values, and its embedding {target.hidden_size}"
         )
+    if folder.mtp is not None:
+        tell(
+            f"{choice.name} has an MTP block, which serves as its draft head already; the new head "
+            "would take its place, and is not compared with it"
+        )
     minutes = progress.plan(minutes, more=more)
     source = located(choice.target, alone.cache_dir)
     model = None if device == "cpu" else load_target(source, torch.device(device))
