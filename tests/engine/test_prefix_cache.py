@@ -95,6 +95,17 @@ def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
     assert sum(item.cached_tokens for item in served.results) > 3 * 500
 
 
+def test_answers_to_one_prompt_compute_it_once() -> None:
+    """Nobody computes in the same pass what another one does, and the last part is taken over."""
+    target = SimulatedTarget(max_tokens=96)
+    prompt = make_request(600).prompt_tokens
+    requests = [make_request(prompt, 4) for _ in range(4)]
+    served = serve(make_scheduler(target), *requests)
+    for request in requests:
+        assert served.tokens(request) == expected(target.text, request)
+    assert target.computed == 600 + 3 * 1 + 4 * 3
+
+
 def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:
     target = SimulatedTarget(num_slots=2, context=320, num_blocks=5)
     scheduler = make_scheduler(target)

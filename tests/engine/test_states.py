@@ -301,3 +301,13 @@ def test_prompts_are_cut_at_snapshots_only_where_they_are_shared(graph: Path) ->
         cache.begin(0, prompt(600), share=share)
         assert cache.next_snapshot(0) == border
         cache.release(0)
+
+
+@pytest.mark.parametrize("length", [200, 700])
+def test_who_comes_with_the_same_prompt_waits_for_its_states(graph: Path, length: int) -> None:
+    """As `n` answers to one prompt: others go on from the snapshot at the first one's end."""
+    target = Target(graph, slots=4)
+    requests = [make_request(prompt(length), 4) for _ in range(4)]
+    served = serve(make_scheduler(target), *requests)
+    assert_said(graph, served, *requests)
+    assert target.computed == length + 3 * 1 + 4 * 3

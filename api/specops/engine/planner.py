@@ -114,6 +114,8 @@ class Planner:
             step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
             if room < 1:
                 return
+            if self._is_computed_beside(state, scheduled):
+                continue
             if (chunk := self._next_chunk(batch, state, room)) is not None:
                 # Later texts often diverge shortly before a prompt's end, which opens the answer:
                 # the snapshot there then serves them, too, wherever the prompt's pieces end. For a
@@ -155,6 +157,21 @@ class Planner:
             speculation=state.speculation,
             is_prompt=True,
             ends_prompt=ends,
+        )
+
+    def _is_computed_beside(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
+        """Whether the pass computes a prompt's next tokens for another one, which then shares them.
+
+        A piece that leaves room behind it ends where that is possible.
+        """
+        ends = (
+            (item, item.start + len(item.tokens))
+            for item in scheduled
+            if item.is_prompt and self._cache.shares(item.slot, state.slot)
+        )
+        return any(
+            state.num_computed < end and item.state.tokens[:end] == state.tokens[:end]
+            for item, end in ends
         )
 
     def _take_prefix(self, step: Step, state: RequestState) -> int:

@@ -52,7 +52,7 @@ class _Slot:
         nodes: the registered blocks; all are full.
         registered: number of tokens in them.
         end: number of positions in all its blocks.
-        seen_version: version of the trie in which the slot last looked for its prefix.
+        seen_version: the cache's version in which the slot last looked for its prefix.
         prompt: number of tokens with which the request began.
         branch: where a cached beginning without a snapshot ended: one is taken there.
         borders: where messages of the prompt end, if a snapshot is to be taken there.
@@ -143,6 +143,7 @@ class KvCache:
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[_Slot | None] = [None] * num_slots
+        self._places = 0  # how often `take_snapshot` was called
         self.kept_inputs = (
             KeptInputs(shape, num_slots, snapshot_bytes) if shape.kept_floats else None
         )
@@ -248,7 +249,7 @@ class KvCache:
             Number of tokens that the slot holds now.
         """
         held = self._held(slot)
-        if held.seen_version == self._trie.version or held.root is None:
+        if held.seen_version == self._version or held.root is None:
             return held.length
         limit = min(len(tokens) - 1, self.context)
         most = limit if most is None else min(limit, most)
@@ -257,7 +258,7 @@ class KvCache:
             most = self.kept_inputs.longest(held.root, tokens, covered)
             held.branch = covered if covered - max(most, held.length) >= _WORTH_A_PASS else 0
             if most <= held.length:
-                held.seen_version = self._trie.version
+                held.seen_version = self._version
                 return held.length
         while (end := held.registered + BLOCK_TOKENS) <= most and held.last is not None:
             node = held.last.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
@@ -273,7 +274,7 @@ class KvCache:
             else:  # there was no block for the last part of it
                 self._give_up(slot, held)
         held.tokens = tokens
-        held.seen_version = self._trie.version
+        held.seen_version = self._version
         return held.length
 
     def usable(self, slot: int, most: int) -> int:
@@ -342,8 +343,15 @@ class KvCache:
         A cache without `kept_inputs` needs no snapshots. One that does not last is dropped first.
         """
         held = self._held(slot)
+        self._places += 1
         if self.kept_inputs is not None and held.root is not None:
             self.kept_inputs.save(slot, held.root, held.tokens, held.length, lasts=lasts)
+
+    def shares(self, one: int, other: int) -> bool:
+        """Whether a slot can take over what another one computes."""
+        root, kept = self._held(one).root, self.kept_inputs
+        possible = kept is None or kept.snapshot_bytes >= self.shape.slot_bytes
+        return possible and root is not None and root is self._held(other).root
 
     def next_snapshot(self, slot: int) -> int | None:
         """The position behind the slot's final tokens at which a prompt's piece should end.
@@ -378,6 +386,11 @@ class KvCache:
         for block in own:
             self._pool.give(block)
         self._slots[slot] = None
+
+    @property
+    def _version(self) -> int:
+        """Changes with what a slot may take over."""
+        return self._trie.version + self._places
 
     @property
     def _least_common(self) -> int:
