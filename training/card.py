@@ -17,11 +17,11 @@ pipeline_tag: text-generation
 ---
 # The demo pair
 
-A target and a draft, small enough to lie in the repository, so that speculative decoding can be
+A target and a draft model, small enough for the repository, so that speculative decoding can be
 tried and tested without a download. Both are Llama models (RMSNorm, rotary embedding,
 grouped-query attention, SwiGLU, tied embeddings) with one byte-level BPE tokenizer of
 {vocab_size:,} entries. They complete Python code in the manner of the standard library. They know
-no dialogue, no facts, and were aligned with nothing: use them to try the service, not for answers.
+no dialogue and no facts, and are not aligned: use them to try the service, not for answers.
 
 | | parameters | layers | hidden | heads (KV) | feed-forward | context |
 |---|---|---|---|---|---|---|
@@ -58,7 +58,7 @@ Rounding the weights to float16 for the checkpoint: {checkpoint_float32:.4f} bit
 Python's own standard library (Python {python}): {library_bytes:,} bytes of modules and
 {test_bytes:,} bytes of its tests, whose share falls to nothing towards the end. Generated tables
 are left out. Never trained on, nor their tests: {held_out_modules}. Of the held-out lines of 40 or
-more characters {held_out_verbatim_share:.1%} also stand, word for word, somewhere in the training
+more characters {held_out_verbatim_share:.1%} also occur, word for word, somewhere in the training
 text. The held-out text is shipped: `heldout.txt.xz` (whose size is the figure for xz), with the
 files' names and sizes in `heldout.json`.
 
@@ -69,7 +69,7 @@ files' names and sizes in `heldout.json`.
   {sampled_tokens:,} tokens that the target continued. {draft_run}.
 
 Muon for the matrices, AdamW for the embedding and the norms, warm-up and cosine to zero, bfloat16
-autocast. `make train` does it all again, resumably; on an accelerator it trains a larger pair.
+autocast. `make train` repeats all of it, resumably; on an accelerator it trains a larger pair.
 `python -m training.evaluate` measures the figures again, `python -m training.card` writes this
 page from `evaluation.json`, `reference.json` and `training.json`.
 
@@ -81,7 +81,7 @@ terms.
 
 ## Limits
 
-- It imitates; what it writes mostly looks like code and mostly does not run.
+- It imitates: what it writes usually looks like code and usually does not run.
 - It was trained on Python and English alone.
 - It has seen no position beyond {context:,}; requests must stay within that.
 - The acceptance above is that of greedy output on code. Sampled output and other text were not
