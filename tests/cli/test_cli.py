@@ -24,9 +24,9 @@ from specops.heads.ngrams import make_table
 from specops.heads.storage import Conversation
 from specops.models import prepare as preparing
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.head_folder import NGRAMS
 from specops.presets import Preset
 from specops.request import GenerationRequest, Piece
-from specops.runtime.suffixes import NGRAMS
 from specops.system.memory import read_memory
 from tests.loopback import free_port
 from tests.mtp_blocks import make_checkpoint

@@ -17,11 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 from specops.config import Settings
 from specops.engine.engine import Engine
+from specops.heads.ngrams import make_table
+from specops.heads.storage import Conversation
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.folder import ModelFolder
 from specops.models.graph import prepack
 from specops.models.graph.weight_cache import used_bytes
+from specops.models.head_folder import NGRAMS
 from specops.request import SamplingParams
 from specops.speculation.drafters import eagle
 from tests.engine import test_eagle_head
@@ -185,6 +188,15 @@ def test_a_block_of_a_gguf_with_tensors_of_its_own_is_left_out(
     export_checkpoint(file, tmp_path / "made", quantization=None)
     assert ModelFolder.read(tmp_path / "made", "model").mtp is None
     assert "nextn.embed_tokens.weight is not part" in caplog.text
+
+
+def test_a_table_of_ngrams_takes_no_place_of_a_block(settings: Settings, tmp_path: Path) -> None:
+    said = Conversation(0, np.zeros(1, np.int32), np.arange(40, dtype=np.int32) % 4)
+    np.save(tmp_path / NGRAMS, make_table([said]))
+    info = Engine.load(replace(settings, draft=str(tmp_path))).info
+    assert info.head is not None
+    assert info.ngrams == tmp_path / NGRAMS
+    assert info.default_drafter == "cascade"
 
 
 def test_a_checkpoint_may_have_lost_its_block(tmp_path: Path) -> None:

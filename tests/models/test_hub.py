@@ -161,8 +161,9 @@ OTHERS |= {"onnx/decoder_model.onnx", "modeling_phi3.py", "64.tflite", "rust_mod
         | {"added_tokens.json", "model-00001-of-00001.safetensors"}
         | {f"{SAFE}.index.json"},
         CONFIG | {TORCH, "tokenizer.model", "tokenizer_config.json"},
+        CONFIG | TOKENIZER | {SAFE, "ngrams.npy"},
     ],
-    ids=["opt-125m", "opt-6.7b", "gpt2", "phi-3", "oldest"],
+    ids=["opt-125m", "opt-6.7b", "gpt2", "phi-3", "oldest", "a head with n-grams"],
 )
 def test_of_a_published_repository_the_needed_files_are_chosen(wanted: set[str]) -> None:
     assert set(choose_files(wanted | OTHERS)) == wanted

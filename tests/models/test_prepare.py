@@ -13,11 +13,12 @@ import pytest
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
 from specops.models import prepare as preparing
+from specops.models.head_folder import NGRAMS
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, chat_model, presets
 from specops.request import SamplingParams
-from specops.runtime.suffixes import NGRAMS, NgramTable
+from specops.runtime.suffixes import NgramTable
 from tests.checkpoints import make_llama_checkpoint
 from tests.generating import generate
 from tests.models.graph.published_graph import write_published

@@ -18,6 +18,7 @@ from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Rep
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.models.head_folder import (
+    NGRAMS,
     EagleFolder,
     MtpBlock,
     is_head_checkpoint,
@@ -41,7 +42,7 @@ from specops.runtime.model_runner import (
 )
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
-from specops.runtime.suffixes import NGRAMS, NgramTable
+from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
@@ -234,8 +235,9 @@ def _prepared(
         )
 
     target = folder("target", choice.target, choice.target_quant, choice.name)
+    block = MtpBlock(target.mtp) if target.mtp else None
     if choice.draft is None:
-        return target, MtpBlock(target.mtp) if choice.uses_mtp and target.mtp else None, None
+        return target, block if choice.uses_mtp else None, None
 
     def drafting(source: Source) -> Drafting:
         path = located(source, settings.cache_dir, progress("draft"))
@@ -252,7 +254,7 @@ def _prepared(
             )
             return head, ngrams
         if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
-            return None, ngrams
+            return block, ngrams
         small = folder("draft", source, choice.draft_quant, f"{choice.name}-draft")
         _check_vocabulary(Tokenizer.load(target.path), Tokenizer.load(small.path), small)
         return small, ngrams

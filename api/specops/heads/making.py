@@ -38,10 +38,9 @@ from specops.heads.target_rows import output_rows
 from specops.heads.teacher import LENGTH, EngineTeacher, Teacher, graph_with_states
 from specops.heads.training import Training, acceptance, calibrate, rounds
 from specops.models.folder import ModelError
-from specops.models.head_folder import is_head_checkpoint, refuse_former_head
+from specops.models.head_folder import NGRAMS, is_head_checkpoint, refuse_former_head
 from specops.models.prepare import choose, located, prepare
 from specops.models.progress import every
-from specops.runtime.suffixes import NGRAMS
 from specops.system.cpus import available_threads
 from specops.system.folders import file_at_once, folder_at_once
 

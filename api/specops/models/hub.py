@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from specops.models.folder import GENAI_CONFIG, ModelError
 from specops.models.gguf_files import SUFFIX, shards_of
+from specops.models.head_folder import NGRAMS
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.system.folders import locked
 from specops.text import files
@@ -178,7 +179,7 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
         if missing:
             raise ValueError(f"no {missing[0]}")
         return chosen
-    common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
+    common = [name for name in (*_CONFIGS, *_TOKENIZER, NGRAMS) if name in names]
     if files.SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
         common.append(files.SENTENCEPIECE)
     if GENAI_CONFIG in names:

@@ -18,7 +18,6 @@ from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
-NGRAMS = "ngrams.npy"  # the file of a table, in a draft's folder
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
