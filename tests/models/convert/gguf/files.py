@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,12 +176,14 @@ def write_gguf(
     kind_of: KindOf,
     *,
     split: int = 0,
+    fused: bool = False,
     change: Callable[[GGUFWriter], None] | None = None,
     dequantized: Path | None = None,
 ) -> Path:
     """Writes a checkpoint's folder as `file`, or as shards of `split` tensors; returns the first.
 
-    `kind_of` gives a matrix's type by its name in transformers. `change` may add to the metadata.
+    `kind_of` gives a matrix's type by its name in transformers. Queries, keys and values become one
+    tensor where `fused`; they must have the same type then. `change` may add to the metadata.
     The folder `dequantized` becomes the same checkpoint with the weights of the file.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -194,6 +198,7 @@ def write_gguf(
     if change is not None:
         change(writer)
     kept: dict[str, Array] = {}
+    add = _fusing(writer) if fused else writer.add_tensor
     for name, values in _parted(_each_tensor(folder)):
         known = name.replace("mtp.layers.0.", f"model.layers.{layers}.")
         known = known.replace(".dt_bias", ".dt_proj.bias")  # as llama.cpp's converter calls it
@@ -217,12 +222,12 @@ def write_gguf(
             stored = stored + np.float32(1)
         stored = tiled(config, name, stored)
         if values.ndim != 2:  # a convolution's [channels, 1, taps] loses the axis of length 1
-            writer.add_tensor(called, np.ascontiguousarray(_of_mamba(name, stored.squeeze())))
+            add(called, np.ascontiguousarray(_of_mamba(name, stored.squeeze())))
             kept[name] = values
             continue
         kind = kind_of(name)
         data = packed(kind, np.ascontiguousarray(stored))
-        writer.add_tensor(called, data, raw_dtype=kind)
+        add(called, data, raw_dtype=kind)
         if dequantized is None:
             continue
         numbers = gguf.dequantize(data, kind)
@@ -240,6 +245,24 @@ def write_gguf(
         values = (np.ascontiguousarray(item, np.float32) for item in kept.values())
         write_safetensors(dequantized / "model.safetensors", shapes, "float32", values)
     return file if file.exists() else sorted(file.parent.glob(f"{file.stem}-*.gguf"))[0]
+
+
+def _fusing(writer: GGUFWriter) -> Callable[..., None]:
+    """Adds tensors as llama.cpp's converter does with `--fuse-qkv`."""
+    waiting: defaultdict[str, dict[str, Array]] = defaultdict(dict)
+
+    def add(called: str, data: Array, **kind: Any) -> None:
+        found = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\..+)", called)
+        if found is None:
+            writer.add_tensor(called, data, **kind)
+            return
+        parts = waiting[fused := f"{found[1]}qkv{found[3]}"]
+        parts[found[2]] = data
+        if len(parts) == len("qkv"):
+            rows = np.concatenate([parts[part] for part in "qkv"])
+            writer.add_tensor(fused, rows, **kind)
+
+    return add
 
 
 def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -381,3 +381,63 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     weights = [model.path / "model.onnx.data" for model in exports]
     assert weights[0].read_bytes() == weights[1].read_bytes() == weights[2].read_bytes()
     assert exports[1].source_digest == exports[2].source_digest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_llama_checkpoint, config={"attention_bias": True}),
+        make_qwen2_checkpoint,
+        make_qwen35_checkpoint,
+        make_lfm2_checkpoint,
+        make_granite_hybrid_checkpoint,
+    ],
+)
+def test_fused_queries_keys_and_values_are_those_of_three_tensors(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source", **SIZES)
+    weights = []
+    for fused in (False, True):
+        file = write_gguf(source, tmp_path / f"{fused}.gguf", lambda _: Kind.Q8_0, fused=fused)
+        assert (
+            any(item.name.endswith("attn_k.weight") for item in GGUFReader(file).tensors) != fused
+        )
+        model = export_checkpoint(file, tmp_path / f"onnx-{fused}", quantization=None)
+        weights.append((model.path / "model.onnx.data").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_a_file_may_list_the_layers_that_have_a_state(tmp_path: Path) -> None:
+    source = make_qwen35_checkpoint(tmp_path / "source", **{**SIZES, "layers": 4})
+
+    def exported(*recurrent: bool) -> bytes:
+        key = "qwen35.attention.recurrent_layers"
+        file = write_gguf(
+            source,
+            tmp_path / "m.gguf",
+            lambda _: Kind.Q8_0,
+            change=lambda writer: writer.add_array(key, list(recurrent)),
+        )
+        return export_checkpoint(file, tmp_path / "onnx", quantization=None).graph_file.read_bytes()
+
+    assert exported(True, False, True, False)
+    with pytest.raises(ExportError, match=r"layers\.2\.self_attn\.\S+ is missing"):
+        exported(True, False, False, False)
+
+
+def test_an_mtp_block_alone_is_no_model(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "mtp.gguf", "qwen35")
+    writer.add_block_count(25)
+    writer.add_nextn_predict_layers(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_merges(["a b"])
+    writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    writer.add_tensor("blk.24.nextn.enorm.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ExportError, match=r"an MTP block alone: take the file of the whole model"):
+        export_checkpoint(tmp_path / "mtp.gguf", tmp_path / "onnx", quantization=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from specops.models.convert.checkpoint import MTP
@@ -69,7 +70,8 @@ _GEMMA4 = (
     "{arch}.final_logit_softcapping",
 )
 _SCALAR = ".layer_scalar"  # in transformers a name without `.weight`
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
+_RECURRENT = "{arch}.attention.recurrent_layers"
 
 
 def _without(*parts: str) -> dict[str, str]:
@@ -262,6 +264,8 @@ _NAME = re.compile(
     r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?"
     r"(?P<whole>(?P<part>(?:(?:shortconv|nextn)\.)?\w+)(?P<kind>\.weight|\.bias|))"
 )
+_FIRST = re.compile(r"blk\.0\.")
+_FUSED = re.compile(r"(?P<layer>blk\.\d+\.)attn_qkv(?P<kind>\.weight|\.bias)")
 _WHOLE = (SSM_A, SSM_D, "ssm_dt.bias")  # names without a kind, here or in transformers
 # Keys of settings that no family supports, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -363,6 +367,33 @@ def transformers_name(metadata: Metadata, name: str) -> str | None:
     return f"{'' if layer is None else layers}{part}{kind}"
 
 
+def parted(metadata: Metadata, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """The tensors, each fused one of queries, keys and values as three.
+
+    llama.cpp's converter fuses them on request, in architectures that have them apart, too.
+    """
+    found: dict[str, GgufTensor] = {}
+    twice = 2 if metadata.architecture == "qwen35" else 1  # with the gates of attention's output
+    for name, tensor in tensors.items():
+        fused, (rows, *inputs) = _FUSED.fullmatch(name), tensor.shape
+        output = tensors.get(f"{fused['layer']}attn_output.weight") if fused else None
+        queries = output.shape[-1] * twice if output else 0
+        keys = (rows - queries) // 2
+        apart = "attn_q" in _ARCHITECTURES[metadata.architecture].names
+        if not (fused and output and apart and keys > 0 and queries + 2 * keys == rows):
+            found[name] = tensor
+            continue
+        offset = tensor.offset
+        for part, count in (("q", queries), ("k", keys), ("v", keys)):
+            called = f"{fused['layer']}attn_{part}{fused['kind']}"
+            nbytes = tensor.nbytes // rows * count
+            found[called] = replace(
+                tensor, name=called, shape=(count, *inputs), offset=offset, nbytes=nbytes
+            )
+            offset += nbytes
+    return found
+
+
 def num_layers(metadata: Metadata) -> int:
     """The number of layers without an MTP block, which a file counts as one more."""
     return metadata.integer("{arch}.block_count") - metadata.integer(_MTP_LAYERS, 0)
@@ -406,6 +437,10 @@ def config_of(
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+    if metadata.optional_integer(_MTP_LAYERS) and not any(map(_FIRST.match, tensors)):
+        raise metadata.error(
+            _MTP_LAYERS, "is of a file with an MTP block alone: take the file of the whole model"
+        )
     if metadata.integer("{arch}.block_count") > min(_MOST_LAYERS, len(tensors)):
         raise metadata.error("{arch}.block_count", f"is too large for {len(tensors)} tensors")
     if metadata.integer("{arch}.context_length") > _MOST_POSITIONS:
@@ -584,8 +619,11 @@ def _lfm2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen35(metadata: Metadata) -> dict[str, Any]:
     """Which layers have attention, and the sizes of the gated delta rule in the others."""
-    values = metadata.integer("{arch}.ssm.time_step_rank")
+    values, recurrent = metadata.integer("{arch}.ssm.time_step_rank"), None
+    if _RECURRENT in metadata:
+        recurrent = metadata.listed(_RECURRENT, bool)
     return {
+        "layer_types": recurrent and [_LINEAR if state else _FULL for state in recurrent],
         "full_attention_interval": metadata.integer("{arch}.full_attention_interval", 4),
         "linear_conv_kernel_dim": metadata.integer("{arch}.ssm.conv_kernel"),
         "linear_num_key_heads": metadata.integer("{arch}.ssm.group_count"),

@@ -19,6 +19,7 @@ from specops.models.convert.gguf.architectures import (
     check_architecture,
     config_of,
     is_one_more,
+    parted,
     rotated_heads,
     transformers_name,
 )
@@ -65,7 +66,7 @@ class GgufCheckpoint(Checkpoint):
         self.config_file = self.files[0]
         self._metadata = metadata = Metadata(headers[0].metadata, headers[0].file)
         check_architecture(metadata)
-        self._stored = _joined(headers, metadata)
+        self._stored = parted(metadata, _joined(headers, metadata))
         self._texts = tokenizer_files(metadata)
         self.config = config_of(metadata, self._stored, self._factors())
         if self._texts.size > self.config["vocab_size"]:
