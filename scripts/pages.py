@@ -21,9 +21,9 @@ from scripts.settings import replaced
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.models.convert.gguf.architectures import _ARCHITECTURES
+from specops.models.head_folder import NGRAMS
 from specops.models.hub import HubModel
 from specops.presets import Preset, presets
-from specops.runtime.suffixes import NGRAMS
 from tests.checkpoints import attention_layers
 from tests.models_e2e.repositories import REPOSITORIES, Config
 
