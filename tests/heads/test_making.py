@@ -372,7 +372,9 @@ def test_a_head_that_saves_no_pass_does_not_pay_however_fast_it_seemed() -> None
     speed = {"suffix": 1.2, "head": 1.0, "cascade": 1.4}
     for passes, pays in ((1.61, False), (1.8, True)):
         jumps = {"suffix": 1.6, "head": 1.1, "cascade": passes}
-        assert Evaluation(0.0, 9, 2, speed, jumps).pays is pays
+        result = Evaluation(0.0, 9, 2, speed, jumps)
+        assert result.pays is pays
+        assert f"({passes:.2f} and 1.60 tokens per pass)" in result.verdict
     assert "too few conversations" in Evaluation(0.0, 3, 2, speed, jumps).verdict
 
 

@@ -66,10 +66,12 @@ class Evaluation:
         judged = f"the head {'pays' if self.pays else 'does not pay'}"
         if self.prompts < _LEAST_PROMPTS:
             judged = "too few conversations were held out to tell whether the head pays"
+        jumps = self.tokens_per_jump
         return (
             f"{drawn} {judged}: "
             f"{self.speedup[_BOTH]:.2f} times plain decoding's speed with it, "
-            f"{self.speedup[_LOOKUP]:.2f} with {_LOOKUP} alone"
+            f"{self.speedup[_LOOKUP]:.2f} with {_LOOKUP} alone "
+            f"({jumps[_BOTH]:.2f} and {jumps[_LOOKUP]:.2f} tokens per pass)"
         )
 
 
