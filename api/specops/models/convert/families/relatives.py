@@ -360,8 +360,7 @@ class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma
 def _by_kind(config: ModelConfig) -> ModelConfig | None:
     """`rope_parameters` with a section for each kind of layer; None if all layers share one.
 
-    Files of the first releases of transformers 5 have one, which is that of layers without a window
-    as `rope_scaling` was before.
+    One is that of layers without a window, as the older `rope_scaling` is.
     """
     given = config.section("rope_parameters")
     return given if given is not None and (FULL in given or SLIDING in given) else None
