@@ -211,6 +211,7 @@ def test_what_is_missing_is_named(mine: Path) -> None:
 def test_the_error_of_the_other_process_reaches_the_caller(
     mine: Path, tmp_path: Path, real_child: None
 ) -> None:
+    shutil.copyfile(mine.parent / "source" / "config.json", mine / "net.json")
     archive(mine / "net.pt", {"w": Named("posix.system", "true")})
     with pytest.raises(ModelError, match=r"needs posix\.system"):
         prepare(mine, "int8-32", name="x", cache_dir=tmp_path / "cache", report=lambda text: None)

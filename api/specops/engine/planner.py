@@ -17,7 +17,7 @@ from specops.engine.slots import MOST_RECOMPUTED, SlotManager
 from specops.request import PRIORITY_SECONDS, Step, StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.block_pool import ROLLBACK
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kv_cache import WORTH_A_PASS, KvCache
 
 # Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that needs the
 # logits of all its tokens takes no more than that.
@@ -162,7 +162,8 @@ class Planner:
     def _is_computed_beside(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
         """Whether the pass computes a prompt's next tokens for another one, which then shares them.
 
-        A piece that leaves room behind it ends where that is possible.
+        A piece that leaves room behind it ends where that is possible. To wait for a few tokens
+        would take longer than to compute them.
         """
         ends = (
             (item, item.start + len(item.tokens))
@@ -170,7 +171,8 @@ class Planner:
             if item.is_prompt and self._cache.shares(item.slot, state.slot)
         )
         return any(
-            state.num_computed < end and item.state.tokens[:end] == state.tokens[:end]
+            end - state.num_computed >= WORTH_A_PASS
+            and item.state.tokens[:end] == state.tokens[:end]
             for item, end in ends
         )
 

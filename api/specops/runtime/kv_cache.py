@@ -24,8 +24,8 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
-# A snapshot within a prompt costs one more pass; computing fewer tokens again takes no longer.
-_WORTH_A_PASS = 16
+WORTH_A_PASS = 16
+"""Fewer tokens take no longer than one more pass: to cut a prompt, or to wait for another one's."""
 
 
 class PrefixCache(StrEnum):
@@ -256,7 +256,7 @@ class KvCache:
         if self.kept_inputs is not None:
             covered = self._covered(held, tokens, most)
             most = self.kept_inputs.longest(held.root, tokens, covered)
-            held.branch = covered if covered - max(most, held.length) >= _WORTH_A_PASS else 0
+            held.branch = covered if covered - max(most, held.length) >= WORTH_A_PASS else 0
             if most <= held.length:
                 held.seen_version = self._version
                 return held.length
@@ -434,7 +434,7 @@ class KvCache:
         latest = islice((at for at in places if tokens[at - 1] in self._end_tokens), 2)
         borders: list[int] = []
         for place in reversed(list(latest)):
-            near = place - (borders[-1] if borders else start) < _WORTH_A_PASS
+            near = place - (borders[-1] if borders else start) < WORTH_A_PASS
             if not near and len(tokens) - place > ROLLBACK:
                 borders.append(place)
         return borders
