@@ -58,6 +58,7 @@ class Drafting:
         self._cache, self._slots, self._drafters = cache, slots, drafters
         lookups = [lookup for chain in drafters.values() for lookup in chain.lookups]
         self._lookups = dict.fromkeys(lookups)  # each once
+        self._has_models = any(chain.model is not None for chain in drafters.values())
         self._budget = budget
         self._clock = clock
 
@@ -127,6 +128,8 @@ class Drafting:
 
         It does not read ahead while its draft tokens do not pay; it catches up once it is asked.
         """
+        if not self._has_models:
+            return
         for state in decoding:
             chain = self._drafters.get(state.request.drafter)
             if chain is None or chain.model is None:
