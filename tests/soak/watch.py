@@ -15,6 +15,8 @@ from typing import Any
 from bench.tools.quiet import watched
 from tests.overload import resident_bytes
 
+WINDOWS, HALF = 6, 3  # parts of the time
+MORE = 2  # times that half of the time is added
 SAMPLE_SECONDS = 2.0
 REST_SECONDS = 4.0
 MOST_GROWTH = 1.0  # MB of memory in an hour
@@ -84,13 +86,13 @@ class Course:
 
     Attributes:
         before, after: the server at rest, before and after the load.
-        windows: the parts of the time, in order.
+        windows: the parts of the time, in order: six, and more where memory grew in a short run.
         problems: problems of its clients.
     """
 
     before: Sample
     after: Sample
-    windows: Sequence[Window]
+    windows: list[Window]
     problems: Sequence[str] = field(default_factory=list)
 
     @property
@@ -99,13 +101,27 @@ class Course:
         return self.minutes >= LONG_MINUTES
 
     @property
+    def seen_enough(self) -> bool:
+        """Whether the time is over; growth in a short run has to go on to be a leak."""
+        over = len(self.windows) - WINDOWS
+        if over < 0 or over % HALF:
+            return False
+        return self.long or over == MORE * HALF or self.growth <= self.most_growth
+
+    @property
     def warm(self) -> list[Sample]:
-        """Without the first window, in which memory warms up.
+        """Without the first windows, in which memory warms up.
 
         In a short run this takes up to half of the time, as clients pile up beside other work.
         """
-        first = 1 if self.long else len(self.windows) // 2
-        return [one for window in self.windows[first:] for one in window.samples]
+        windows = self.windows[1:] if self.long else self.windows[-HALF:]
+        return [one for window in windows for one in window.samples]
+
+    @property
+    def most_growth(self) -> float:
+        """MB of memory an hour that are allowed."""
+        hours = (self.warm[-1].moment - self.warm[0].moment) / 3600
+        return MOST_GROWTH if self.long else STEP / hours
 
     @property
     def growth(self) -> float:
@@ -120,7 +136,8 @@ class Course:
 
     @property
     def minutes(self) -> float:
-        samples = [one for window in self.windows for one in window.samples]
+        """The time that was asked for."""
+        samples = [one for window in self.windows[:WINDOWS] for one in window.samples]
         return (samples[-1].moment - samples[0].moment + SAMPLE_SECONDS) / 60
 
     def reasons(self) -> list[str]:
@@ -128,10 +145,10 @@ class Course:
         found = list(self.problems[:10])
         if len(self.problems) > len(found):
             found.append(f"and {len(self.problems) - len(found)} more clients")
-        hours = (self.warm[-1].moment - self.warm[0].moment) / 3600
-        most = MOST_GROWTH if self.long else STEP / hours
-        if self.growth > most:
-            found.append(f"memory grows by {self.growth:.2f} MB an hour, more than {most:.2f}")
+        if self.growth > self.most_growth:
+            found.append(
+                f"memory grows by {self.growth:.2f} MB an hour, more than {self.most_growth:.2f}"
+            )
         for name in ("descriptors", "threads"):
             before, after = getattr(self.before, name), getattr(self.after, name)
             if after > before:
