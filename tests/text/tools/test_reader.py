@@ -217,6 +217,9 @@ LITERALS = [  # a format, a schema, what the model wrote, what it means
      ["a, b]", {"name": "x", "n": None}, []]),
     ("gemma4", {}, f"{{{MARKS}odd key{MARKS}:{{$b:1.5}},c:\"d: e\"}}",
      {"odd key": {"$b": 1.5}, "c": "d: e"}),
+    # Its template writes the keys of objects as they are.
+    ("gemma4", {}, f"{{New York: {{it's no.2 :[1]}},日本:{MARKS}a b:{MARKS}}}",
+     {"New York": {"it's no.2": [1]}, "日本": "a b:"}),
     ("gemma4", {"type": "string"}, "Lisbon", "Lisbon"),
     ("olmo", {}, "[true, null, \"a\"]", [True, None, "a"]),
 ]  # fmt: skip

@@ -27,10 +27,11 @@ _TYPES: dict[type, set[str]] = {
     type(None): {"null"},
     str: {"string"},
 }
-# Of literals as in Python, where keys may be bare and commas may be followed by nothing.
+# Of literals as in Python, where keys may be bare, of several words too (Gemma 4's template marks
+# none), and commas may be followed by nothing.
 _LITERAL = r"""
     "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
-    | (?P<key>[^\s"'{}\[\](),:]+) (?=\s*:) | (?P<word>[^\s"'{}\[\](),:]+)
+    | (?P<key>[^\s"'{}\[\](),:][^"{}\[\](),:]{0,63}?) (?=\s*:) | (?P<word>[^\s"'{}\[\](),:]+)
     | (?P<bracket>[()]) | (?P<comma>,) (?=\s*[\])}]) | (?P<unclosed>["'].*)
 """
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "0": "\0"}
