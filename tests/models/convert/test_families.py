@@ -574,6 +574,7 @@ SAVED_AGAIN = {
     **{kind: CASES[kind] for kind in ("granite hybrid", "lfm2", "qwen3.5")},
     # transformers pads the layers' numbers: 04, 10.
     "gemma4 of 11 layers": Case(make_gemma4_checkpoint, {"config": {"kinds": "SSSSFSSSSSF"}}),
+    "gemma4, heads of one size": Case(make_gemma4_checkpoint, {"config": {"global_head_dim": 16}}),
 }
 
 

@@ -92,7 +92,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
                 )
         self._wide = config.flag("use_double_wide_mlp", False)
         kinds = [layer.window is None for layer in self.layers]
-        if sized is not None and kinds != [index in sized for index in range(layers)]:
+        if sized and kinds != [index in sized for index in range(layers)]:
             raise config.error(_BY_LAYER, f"must have the layers of the type {FULL}, and no others")
         if not kinds[-1]:
             raise config.error("layer_types", f"must end with {FULL}")
@@ -248,6 +248,7 @@ def _together(config: ModelConfig, by_layer: dict[int, ModelConfig]) -> ModelCon
     usual = config.with_defaults(Gemma4.defaults)
     heads = {name: usual.integer(name) for name in ("head_dim", "num_key_value_heads")}
     sizes = {tuple(part.integer(name, heads[name]) for name in heads) for part in by_layer.values()}
+    sizes = sizes or {tuple(heads.values())}  # it names no layer where all have the same
     if len(sizes) != 1:
         raise config.error(_BY_LAYER, "must have the same sizes for all layers that it names")
     ((size, kv_heads),) = sizes
