@@ -178,6 +178,7 @@ class Reference:
         self._kv_heads, self._eps = layer["num_key_value_heads"], layer["rms_norm_eps"]
         nested = "transformer_layer_config" in config
         self._before = config.get("norm_before_residual", nested)
+        self._window = layer.get("sliding_window", config.get("sliding_window", 0))
         self._normed = config.get("norm_output", False)
         angles = 1 / layer["rope_theta"] ** (np.arange(0, self._size, 2) / self._size)
         self._angles = torch.tensor(angles / layer.get("rope_scaling", {}).get("factor", 1.0))
@@ -214,13 +215,14 @@ class Reference:
 
     def _fused(self, states: list[Any]) -> Any:
         torch, get = self._torch, self._tensors.get
-        parts = [
-            item if (norm := get(f"fc_norm.{index}.weight")) is None else self._norm(item, norm)
-            for index, item in enumerate(states)
-        ]
-        joined = torch.cat(parts, -1)
+        joined = torch.cat(states, -1)
         if (norm := get("input_norm.weight")) is not None:
             joined = self._norm(joined, norm)
+        parts = [
+            item if (norm := get(f"fc_norm.{index}.weight")) is None else self._norm(item, norm)
+            for index, item in enumerate(joined.chunk(len(states), -1))
+        ]
+        joined = torch.cat(parts, -1)
         weight, bias = get("fc.weight"), get("fc.bias")
         return joined if weight is None else torch.nn.functional.linear(joined, weight, bias)
 
@@ -249,7 +251,7 @@ class Reference:
     def _guess(self, query: Any, keys: Any, values: Any, residual: Any) -> tuple[Any, Any]:
         """The state for the next guess, and the logits, of an entry that sees these keys."""
         torch, group = self._torch, self._heads // self._kv_heads
-        found = []
+        keys, values, found = keys[-self._window :], values[-self._window :], []
         for head in range(self._heads):
             shares = torch.softmax(keys[:, head // group] @ query[head] * self._size**-0.5, 0)
             found.append(shares @ values[:, head // group])

@@ -68,6 +68,7 @@ def test_a_head_says_what_it_reads_and_what_it_lacks(target: Path, tmp_path: Pat
     ("settings", "layers"),
     [
         ({}, (2, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": []}, (2, 4, 5)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, (2, 4, 5)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}}, (0, 3, 7)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5)),
@@ -78,6 +79,23 @@ def test_layers_are_counted_as_each_program_counts_them(
     settings: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
 ) -> None:
     assert layer(write_head(tmp_path / "head", target=target, **settings)).layers_read == layers
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({"layer_types": ["sliding_attention"], "use_sliding_window": True}, 32),
+        ({"layer_types": ["full_attention"], "use_sliding_window": False}, None),
+        ({"layer_types": ["full_attention"]}, None),
+        ({}, None),
+    ],
+)
+def test_a_window_is_used_only_where_the_layer_s_type_says_so(
+    settings: dict[str, Any], window: int | None, target: Path, tmp_path: Path
+) -> None:
+    """The library speculators trains heads with a window unless it is told not to."""
+    folder = write_head(tmp_path / "head", target=target, sliding_window=32, **settings)
+    assert layer(folder).layers[0].window == window
 
 
 def test_tokens_can_be_given_by_either_table_or_be_all(target: Path, tmp_path: Path) -> None:
@@ -165,7 +183,11 @@ def _more_rows(config: dict[str, Any], tensors: dict[str, Any]) -> None:
         (_set(architectures=["EagleLlamaForCausalLM"]), "only EAGLE-3 heads can be run"),
         (_set(num_hidden_layers=2), "'num_hidden_layers' must be 1"),
         (_set(hidden_act="gelu"), "'hidden_act' must be 'silu'"),
-        (_set(sliding_window=64), "'sliding_window' is set"),
+        (_set(sliding_window=64, layer_types=["odd"]), "'layer_types' is odd"),
+        (_set(use_aux_hidden_state=False), "only heads that read the inputs"),
+        (_set(rope_parameters={"full_attention": {"rope_theta": 1e6}}), "one rotation"),
+        (_add("layers.0.mlp.up_proj.weight", np.ones((96, 64), np.float32)), "is there twice"),
+        (_add("model.norm.weight", np.ones(64, np.float32)), "norm.weight is there twice"),
         (_set(vocab_size=400), "'vocab_size' is 400, but the target has 320 tokens"),
         (_set(target_hidden_size=128), "is 128, but the target's states have 64 values"),
         (_set(eagle_aux_hidden_state_layer_ids=[2, 4, 8]), r"\[2, 4, 8\], but there are 8"),

@@ -66,6 +66,7 @@ class EagleLayer(GatedDecoder):
     """
 
     checkpoint: HeadCheckpoint
+    full_layer_every = 1  # a window is used only where `layer_types` says so
 
     def __init__(self, checkpoint: HeadCheckpoint, target: Target) -> None:
         self.checkpoint = checkpoint
@@ -80,8 +81,13 @@ class EagleLayer(GatedDecoder):
             raise given.error("architectures", f"is {name}; only EAGLE-3 heads can be run")
         if given.layers("num_hidden_layers") != 1:
             raise given.error("num_hidden_layers", "must be 1 in an EAGLE-3 head")
-        if "sliding_window" in given and given.flag("use_sliding_window", True):
-            raise given.error("sliding_window", "is set; heads are run without a window")
+        if not given.flag("use_aux_hidden_state", True):
+            raise given.error(
+                "use_aux_hidden_state",
+                "is false; only heads that read the inputs of the target's layers can be run",
+            )
+        if not given.flag("use_sliding_window", True):
+            values.pop("sliding_window", None)
         vocab_size = given.integer("vocab_size")
         if vocab_size != target.vocab_size:
             raise given.error(
@@ -190,7 +196,7 @@ class EagleLayer(GatedDecoder):
         )
         residual = state if self.norm_before_residual else STATES
         both = graph.concatenate("both", [token, state])
-        attended = self.mix(0, both, rotary, window=None)
+        attended = self.mix(0, both, rotary, self.layers[0].window)
         after = self.norm("layers.0.post_attention_layernorm")
         x, residual = graph.add_norm(
             "feed_forward_norm", attended, residual, after, epsilon=self._epsilon
@@ -209,6 +215,8 @@ class EagleLayer(GatedDecoder):
         """What joins the states of several layers [1, n, all] to `fused` [1, n, size]."""
         graph = DecoderGraph(self.shape, quantization, weights)
         x = STATES
+        if self.norm_before_fc:
+            x = graph.rms_norm("input_norm", x, self.norm("input_norm"), self._epsilon)
         if self.fc_norm:
             size = self.target.hidden_size
             parts = graph.split("parts", x, [size] * len(self.layers_read))
@@ -217,8 +225,6 @@ class EagleLayer(GatedDecoder):
                 for index, part in enumerate(parts)
             ]
             x = graph.concatenate("normed_parts", normed)
-        if self.norm_before_fc:
-            x = graph.rms_norm("input_norm", x, self.norm("input_norm"), self._epsilon)
         bias = f"{_FC}.bias"
         graph.linear(
             FUSED,
@@ -267,7 +273,7 @@ class EagleLayer(GatedDecoder):
                 )
         usual = [2, most // 2, most - 3]
         key = "target_layer_ids" if "target_layer_ids" in given else _LAYERS
-        found = given.list_of(int, key)
+        found = given.list_of(int, key) or None
         if key != _LAYERS or found == [layer - 1 for layer in usual]:
             found = [layer + 1 for layer in found or ()]
         if found is None and count == len(usual):
@@ -306,7 +312,10 @@ def _rename(checkpoint: HeadCheckpoint) -> None:
     """Let the layer's tensors have one spelling."""
     for name in list(checkpoint.tensors):
         plain = name.removeprefix("model.").replace("midlayer.", "layers.0.")
-        checkpoint.tensors[plain] = replace(checkpoint.tensors.pop(name), name=plain)
+        stored = checkpoint.tensors.pop(name)
+        if plain in checkpoint.tensors:
+            raise ExportError(f"{stored.file}: tensor {plain} is there twice, also as {name}")
+        checkpoint.tensors[plain] = replace(stored, name=plain)
 
 
 def _pairs(given: ModelConfig, key: str, values: Any) -> tuple[tuple[float, float], ...]:

@@ -19,6 +19,7 @@ _MOST_POSITIONS = 1 << 20  # their tables take 0.5 GB for heads of 128 values
 _PLAIN = ("default", "mrope")
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
 _PROPORTIONAL = "proportional"
+_KINDS_OF_LAYERS = ("full_attention", "sliding_attention")  # keys where each has a rotation
 
 
 class Table(NamedTuple):
@@ -67,6 +68,9 @@ def rotary(
     scaling = scaling or config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 10_000.0)
     if scaling is not None:
+        for kind in _KINDS_OF_LAYERS:
+            if kind in scaling:
+                raise scaling.error(kind, "must not be there: all layers have one rotation here")
         theta = scaling.number("rope_theta", theta)
     rotation = Rotation(_rotated(config, scaling, head_dim, partial), positions, theta)
     with np.errstate(all="ignore"):  # the check below looks at the last position
