@@ -233,7 +233,8 @@ def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[
     assert about(capsys)["draft"] == "none"
     assert main(["info", "--draft", str(tiny_head)]) == 0
     lines = about(capsys)
-    assert re.match(r"a head, [\d.]+ MB, \S+/head-\S+; guesses \d+% of a test text", lines["draft"])
+    said = r"a head, [\d.]+ MB, \S+/head-\S+; guesses [01]% of a test text: another model's, .*"
+    assert re.fullmatch(said, lines["draft"])
     assert lines["drafters"] == "head, suffix, cascade, none (default: cascade)"
 
 

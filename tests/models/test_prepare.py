@@ -295,6 +295,16 @@ def test_a_presets_draft_that_cannot_be_used_is_left_out(
     assert generate(engine, (5, 6), 4)[1].generated_tokens == 4
 
 
+def test_a_head_of_another_kind_is_not_asked_for_a_tokenizer(
+    tiny_settings: Settings, tmp_path: Path
+) -> None:
+    """As those of EAGLE-1 and Medusa, whose configurations do not say that they are heads."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"neither a model, .* nor an EAGLE-3 head"):
+        Engine.load(replace(tiny_settings, draft=str(tmp_path)))
+
+
 def test_a_presets_draft_of_another_vocabulary_is_left_out(
     tiny_settings: Settings,
     tmp_path: Path,

@@ -10,18 +10,20 @@ import threading
 import time
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from specops.config import Settings
 from specops.engine.engine import PROMPT_ERRORS, Engine
-from specops.engine.model_info import ModelState
+from specops.engine.model_info import LEAST_AGREEMENT, ModelState
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, Step
 from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
+from tests.eagle_heads import write_head
 from tests.serving.service import collect, sample, serving
 from tests.waiting import until
 
@@ -107,6 +109,21 @@ async def test_answers_speed_up_only_the_clients_that_share_prefixes(
         alone = await steps("ann")
         assert (await steps("bob") < alone) is other
         assert (await steps("ann") < alone) is (prefix_cache != "off")
+
+
+async def test_a_head_that_is_never_right_is_told_of(
+    tiny_settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers are right all the same, so nothing else would tell of it."""
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    target, head = Path(tiny_settings.target), tmp_path / "head"
+    write_head(head, target=target, hidden=256, rows=1, **layers)
+    async with serving(replace(tiny_settings, draft=str(head))) as (service, metrics):
+        share = service.info.head_agreement
+        assert share is not None
+        assert sample(metrics, "draft_head_agreement") == share < LEAST_AGREEMENT
+    assert "it was made for another model" in caplog.text
+    assert "SPECOPS_DRAFT=none leaves it out" in caplog.text
 
 
 async def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:

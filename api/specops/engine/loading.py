@@ -7,6 +7,7 @@ sizes the KV caches by what is left; only then can a graph run and its passes be
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from specops.models.head_folder import (
     is_head_checkpoint,
     refuse_former_head,
 )
+from specops.models.hub import has_tokenizer
 from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
 from specops.presets import CHAT, chat_model
 from specops.runtime import kernels
@@ -255,6 +257,11 @@ def _prepared(
             return head, ngrams
         if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
             return block, ngrams
+        if (path / "config.json").is_file() and not has_tokenizer({*os.listdir(path)}):
+            raise ModelError(
+                f"{path} is neither a model, which has a tokenizer, nor an EAGLE-3 head, and other "
+                "heads cannot be run"
+            )
         small = folder("draft", source, choice.draft_quant, f"{choice.name}-draft")
         _check_vocabulary(Tokenizer.load(target.path), Tokenizer.load(small.path), small)
         return small, ngrams
