@@ -138,11 +138,11 @@ def run_here(
     """What `run_module` does, in this process: its child spends most of its time on imports."""
     errors: list[str] = []
 
-    def say(text: str, *, file: Any = None, **_: Any) -> None:
+    def say(text: object, *, file: Any = None, **_: Any) -> None:
         if file is sys.stderr:
-            errors.append(text)
+            errors.append(str(text))
         else:
-            tell(text.strip())
+            tell(str(text).strip())
 
     program = _PROGRAMS[module]
     with _ONE_AT_A_TIME, pytest.MonkeyPatch.context() as patch:

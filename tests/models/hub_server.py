@@ -25,6 +25,7 @@ from tests.loopback import Handler, listening
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".onnx", ".data", ".gguf")  # kept apart, with a sha256
 _API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 Content = bytes | Path
@@ -44,6 +45,7 @@ class Hub:
         gone: a file that is listed but missing.
         cuts: numbers of bytes after which the next downloads of large files end.
         damage: whether large files arrive with a wrong byte.
+        sends_parts: whether requests for a part of a large file get it; else they get the whole.
         requests: method, path and range of every request, in order.
         leaked: tokens that the storage got.
     """
@@ -56,6 +58,7 @@ class Hub:
     gone: str = ""
     cuts: list[int] = field(default_factory=list)
     damage: bool = False
+    sends_parts: bool = True
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     url: str = ""
@@ -159,13 +162,14 @@ class _Handler(Handler):
         hub, size = self.content, size_of(content)
         if token := self.headers.get("Authorization"):
             hub.leaked.append(token)
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(size - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        part = _RANGE.fullmatch(self.headers.get("Range", "")) if hub.sends_parts else None
+        start, stop = (int(part[1]), int(part[2] or size - 1) + 1) if part else (0, size)
+        count = min(stop, size) - start
+        self.send_response(206 if part else 200)
+        self.send_header("Content-Length", str(count))
+        if part:
+            self.send_header("Content-Range", f"bytes {start}-{start + count - 1}/{size}")
         self.end_headers()
-        count = size - start
         if hub.cuts:
             count = min(count, hub.cuts.pop(0))
             self.close_connection = True

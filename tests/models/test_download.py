@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -61,12 +62,28 @@ def test_leftovers_of_other_files_are_not_kept(hub: Hub, tmp_path: Path) -> None
     folder.mkdir(parents=True)
     weights, config = (hub.repos[REPO][name] for name in ("model.safetensors", "config.json"))
     (folder / "model.safetensors").write_bytes(weights[::-1])
+    (folder / "model.safetensors.0123456789ab.part").write_bytes(weights[:4000])
     (folder / "config.json.part").write_bytes(b"x" * 100_000)
     (folder / "tokenizer.json.part").write_bytes(b"{")  # small files come without ranges here
     fetch(MODEL, tmp_path, ignore)
     assert (folder / "model.safetensors").read_bytes() == weights
     assert (folder / "config.json").read_bytes() == config
     assert (folder / "tokenizer.json").read_bytes() == hub.repos[REPO]["tokenizer.json"]
+    assert names(folder) == {*NEEDED, "download.json"}
+
+
+def test_a_download_goes_on_though_the_hub_has_another_version_now(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.cuts = [4000, *[0] * 50]
+    with pytest.raises(ModelError, match="is kept"):
+        fetch(MODEL, tmp_path, ignore)
+    hub.cuts = []
+    other = {**hub.repos[REPO], "model.safetensors": hub.repos[REPO]["model.safetensors"][::-1]}
+    hub.repos = {REPO: other}
+    folder = fetch(MODEL, tmp_path, ignore)
+    assert (folder / "model.safetensors").read_bytes() == other["model.safetensors"]
+    assert names(folder) == {*NEEDED, "download.json"}
 
 
 def test_a_wrong_checksum_is_an_error_and_nothing_is_kept(hub: Hub, tmp_path: Path) -> None:
@@ -90,7 +107,8 @@ def test_a_disk_without_room_is_refused_before_the_download(hub: Hub, tmp_path: 
 def test_a_full_disk_is_an_error(hub: Hub, tmp_path: Path) -> None:
     folder = MODEL.folder(tmp_path)
     folder.mkdir(parents=True)
-    (folder / "model.safetensors.part").symlink_to("/dev/full")
+    digest = hashlib.sha256(hub.repos[REPO]["model.safetensors"]).hexdigest()
+    (folder / f"model.safetensors.{digest[:12]}.part").symlink_to("/dev/full")
     with pytest.raises(ModelError, match=r"is full.*SPECOPS_CACHE_DIR.*next start continues"):
         fetch(MODEL, tmp_path, ignore)
     assert not is_complete(folder, MODEL)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -11,13 +13,16 @@ import pytest
 
 from specops.models import download
 from specops.models.folder import GENAI_CONFIG
+from specops.models.gguf_files import shards_of
 from specops.models.hub import HubModel, fetch
-from specops.models.prepare import ModelError, Source, prepare
+from specops.models.prepare import ModelError, Source, located, prepare
 from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.gguf.files import SIZES, write_gguf
 from tests.models.convert.runner import edit_config
 from tests.models.hub_server import Hub, folder_files
 from tests.models.tiny_repo import ignore
 
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
 EXPERTS = "mixture of experts, and only dense models run here"
 ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x", "tokenizer.json": b"x"}
 
@@ -80,8 +85,88 @@ def test_of_a_gguf_on_the_hub_only_the_beginning_is_downloaded(
     for _ in range(2):  # the second time the beginning is there already
         with pytest.raises(ModelError, match=rf"m.gguf cannot be .* is 64: .*{EXPERTS}"):
             get(model, tmp_path)
-    part = model.folder(tmp_path) / "m.gguf.part"
-    assert download._BEGINNING <= part.stat().st_size < experts.stat().st_size // 2
+    assert hub.ranges() == [f"bytes=0-{download._BEGINNINGS[0] - 1}"]
+
+
+def give_type(file: Path, tensor: str, kind: gguf.GGMLQuantizationType) -> None:
+    """Change the type of a matrix in a GGUF's header."""
+    content = bytearray(file.read_bytes())
+    name = tensor.encode()
+    place = content.index(len(name).to_bytes(8, "little") + name) + 8 + len(name) + 4 + 16
+    content[place : place + 4] = int(kind).to_bytes(4, "little")
+    file.write_bytes(content)
+
+
+def call_tokenizer(writer: gguf.GGUFWriter) -> None:
+    writer.kv_data[0]["tokenizer.ggml.model"].value = "unheard-of"
+
+
+def large_gguf(
+    folder: Path, *, split: int = 0, change: Callable[[gguf.GGUFWriter], None] | None = None
+) -> list[Path]:
+    """A GGUF, or its shards, with a header of more than 256 kB and 8 MB behind the tensors."""
+
+    def changed(writer: gguf.GGUFWriter) -> None:
+        writer.add_string("general.description", "x" * download._BEGINNINGS[0])
+        if change is not None:
+            change(writer)
+
+    source = make_llama_checkpoint(folder / "source", **SIZES)
+    first = write_gguf(source, folder / "m.gguf", lambda name: Q4_1, split=split, change=changed)
+    files = [folder / name for name in shards_of(first.name)]
+    for file in files:
+        with file.open("ab") as stream:
+            stream.truncate(file.stat().st_size + (8 << 20))
+    return files
+
+
+@pytest.mark.parametrize("sends_parts", [True, False])
+@pytest.mark.parametrize(
+    ("split", "change", "damaged", "message"),
+    [
+        (0, None, "blk.1.ffn_down.weight", "has type IQ2_S; those that can be read are"),
+        (9, None, "blk.1.ffn_down.weight", r"00003-of-00003.* has type IQ2_S; those that can be"),
+        (0, call_tokenizer, "", "unheard-of"),
+    ],
+    ids=["a type", "a type in the last shard", "a tokenizer"],
+)
+def test_of_a_gguf_on_the_hub_what_the_header_says_is_refused_before_the_weights_come(
+    *,
+    split: int,
+    change: Callable[[gguf.GGUFWriter], None] | None,
+    damaged: str,
+    message: str,
+    sends_parts: bool,
+    hub: Hub,
+    tmp_path: Path,
+) -> None:
+    hub.sends_parts = sends_parts
+    files = large_gguf(tmp_path, split=split, change=change)
+    if damaged:
+        give_type(files[-1], damaged, gguf.GGMLQuantizationType.IQ2_S)
+    hub.repos["someone/large"] = {file.name: file for file in files}
+    model = HubModel("someone/large", subfolder=files[0].name)
+    with pytest.raises(ModelError, match=message):
+        get(model, tmp_path / "cache")
+    parts = [*model.folder(tmp_path / "cache").iterdir()]
+    assert len(parts) == len(files)
+    assert sum(part.stat().st_size for part in parts) <= download._BEGINNINGS[1] * len(files)
+
+
+@pytest.mark.parametrize("sends_parts", [True, False])
+@pytest.mark.parametrize("split", [0, 9])
+def test_a_gguf_whose_header_is_right_comes_whole(
+    split: int, sends_parts: bool, hub: Hub, tmp_path: Path
+) -> None:
+    hub.sends_parts = sends_parts
+    files = large_gguf(tmp_path, split=split)
+    hub.repos["someone/large"] = {file.name: file for file in files}
+    folder = located(HubModel("someone/large", subfolder=files[0].name), tmp_path / "cache").parent
+    for file in files:
+        assert filecmp.cmp(folder / file.name, file, shallow=False)
+    if sends_parts:
+        rest = download._BEGINNINGS[1 if not split else 0]
+        assert hub.ranges()[-1] == f"bytes={rest}-"
 
 
 def test_the_configuration_beside_a_finished_graph_is_not_judged(hub: Hub, tmp_path: Path) -> None:

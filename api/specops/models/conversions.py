@@ -54,7 +54,7 @@ def converted(
     quant: str,
     *,
     name: str,
-    check: Callable[[], None],
+    check: Callable[[], object],
     convert: Convert,
     report: Report,
 ) -> Path:

@@ -60,7 +60,9 @@ _WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
 _TIMEOUT = httpx.Timeout(30.0)
 _PROGRESS_SECONDS = 0.5
 _LOG_SECONDS = 15.0
-_BEGINNING = 1 << 18  # bytes of a GGUF with its settings; the tokenizer, behind them, has megabytes
+# Bytes of a GGUF that are downloaded to read its header: the settings are in the first ones, the
+# tokenizer and the types of the tensors behind them; a longer header is refused.
+_BEGINNINGS = (1 << 18, 1 << 21, 1 << 24, 1 << 26)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class HubFile:
     sha256: str | None
     git_id: str | None
 
+    @property
+    def part(self) -> str:
+        """The name of what is here of it; another version of the file has another one."""
+        return f"{self.name}.{(self.sha256 or self.git_id or '')[:12]}.part"
+
 
 def snapshot(
     model: HubModel,
@@ -79,7 +86,7 @@ def snapshot(
     progress: Progress,
     *,
     tokenizer: bool = True,
-    check: Check = lambda file: None,
+    check: Check = lambda *files: len(files),
 ) -> None:
     """Download a model's files into `folder`, and at the very end write the manifest.
 
@@ -91,15 +98,17 @@ def snapshot(
     (folder / MANIFEST).unlink(missing_ok=True)
     try:
         commit, files = _listing(model, tokenizer)
-        meter = _Meter(model, sum(file.size for file in files), progress)
+        _remove_others(folder, files)
         _check_room(folder, files)
+        download = _Download(model, commit, folder, _Meter(model, files, progress))
+        if model.gguf:
+            download.check_headers(files, check)
         converted = all(file.name != GENAI_CONFIG for file in files)
         for file in files:
-            begun = check if model.gguf and file is files[0] else None
-            _obtain(model, commit, file, folder, meter, begun=begun)
+            download.obtain(file)
             if file.name == CONFIG and converted:
                 check(folder / file.name)
-        meter.end()
+        download.meter.end()
         manifest = {
             "model": asdict(model),
             "commit": commit,
@@ -186,80 +195,103 @@ def _endpoint() -> str | None:
 # -- one file --------------------------------------------------------------------------------------
 
 
-def _obtain(
-    model: HubModel,
-    commit: str,
-    file: HubFile,
-    folder: Path,
-    meter: _Meter,
-    *,
-    begun: Check | None,
-) -> None:
-    """Download one file into `folder`, whole and checked, unless it is there.
+@dataclass(frozen=True, slots=True)
+class _Download:
+    """Downloads files of one commit into a folder; those that are there are whole and checked."""
 
-    `begun` is called when the first bytes are there.
-    """
-    done, part = folder / file.name, folder / f"{file.name}.part"
-    done.parent.mkdir(exist_ok=True)
-    before = meter.done
-    if done.exists():
-        if _is_intact(done, file):
-            meter.set(before + file.size)
-            return
-        done.unlink()  # of another commit
-    url = hf_hub_url(
-        model.repo,
-        file.name,
-        subfolder=model.repo_folder or None,
-        revision=commit,
-        endpoint=_endpoint(),
-    )
-    _patiently(lambda: _stream(url, file, part, meter, before, begun=begun), lambda: _size(part))
-    if not _is_intact(part, file):
-        part.unlink()
-        raise ModelError(
-            f"{file.name} of {model} has a different checksum than the hub reports: it was "
-            "damaged in transit and has been deleted. Start again; if this persists, check "
-            "HF_ENDPOINT and proxies"
+    model: HubModel
+    commit: str
+    folder: Path
+    meter: _Meter
+
+    def check_headers(self, files: list[HubFile], check: Check) -> None:
+        """Download the beginnings of a GGUF's files until they hold the headers, and check these.
+
+        If the hub does not send parts of files, this costs the beginnings twice.
+        """
+        if all(self._is_here(file) for file in files):
+            return  # they are checked when they are converted
+        here = [self.folder / (file.name if self._is_here(file) else file.part) for file in files]
+        for number, file in enumerate(files):
+            for size in _BEGINNINGS:
+                if not self._is_here(file):
+                    self._fetch(file, min(size, file.size))
+                if check(*here) > number or size >= file.size:
+                    break
+
+    def obtain(self, file: HubFile) -> None:
+        """Download a file whole and checked, unless it is there."""
+        part = self.folder / file.part
+        if not self._is_here(file):
+            self._fetch(file, file.size)
+            if not _is_intact(part, file):
+                part.unlink()
+                raise ModelError(
+                    f"{file.name} of {self.model} has a different checksum than the hub reports: "
+                    "it was damaged in transit and has been deleted. Start again; if this "
+                    "persists, check HF_ENDPOINT and proxies"
+                )
+            part.replace(self.folder / file.name)
+        self.meter.set(file, file.size)
+
+    def _is_here(self, file: HubFile) -> bool:
+        return (self.folder / file.name).exists()
+
+    def _fetch(self, file: HubFile, size: int) -> None:
+        """Download the first bytes of a file, as many as `size`, into its part."""
+        part = self.folder / file.part
+        part.parent.mkdir(exist_ok=True)
+        url = hf_hub_url(
+            self.model.repo,
+            file.name,
+            subfolder=self.model.repo_folder or None,
+            revision=self.commit,
+            endpoint=_endpoint(),
         )
-    part.replace(done)
+
+        def told(have: int) -> None:
+            self.meter.set(file, have)
+
+        _patiently(lambda: _stream(url, part, size, file.size, told), lambda: _size(part))
 
 
-def _stream(
-    url: str, file: HubFile, part: Path, meter: _Meter, before: int, *, begun: Check | None
-) -> None:
-    """Append to `part` the bytes that are missing; see `_obtain`.
+def _stream(url: str, part: Path, size: int, whole: int, told: Callable[[int], None]) -> None:
+    """Append bytes to `part` until it has `size`.
+
+    Args:
+        url: the file's.
+        part: what is here of it.
+        size: how many of the file's first bytes to get.
+        whole: the file's size.
+        told: called with the number of bytes that are here.
 
     Raises:
         httpx.HTTPError: the connection or the hub failed; `part` has the bytes that came.
         OSError: `part` cannot be written.
     """
     have = _size(part)
-    if have > file.size:
+    if have > whole:
         part.unlink()
         have = 0
-    if have == file.size and part.exists():
-        meter.set(before + have)
+    told(have)
+    if have >= size and part.exists():
         return
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if have or size < whole:
+        headers["Range"] = f"bytes={have}-{size - 1 if size < whole else ''}"
     with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT) as response:
         hf_raise_for_status(response)
         resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
-        meter.set(before + have if resumed else before)
         with part.open("ab" if resumed else "wb") as out:
             for piece in response.iter_raw():
                 out.write(piece)
-                meter.set(meter.done + len(piece))
-                if begun is not None and out.tell() >= _BEGINNING:
-                    out.flush()
-                    begun(part)
-                    begun = None
+                told(out.tell())
+                if out.tell() >= size < whole:  # the hub sends more than it was asked for
+                    break
             out.flush()
             os.fsync(out.fileno())  # before it gets its name: that must mean it is on the disk
-    if _size(part) < file.size:
-        raise httpx.RemoteProtocolError(f"{file.name} ended after {_size(part)} bytes")
+    if _size(part) < size:
+        raise httpx.RemoteProtocolError(f"{part.name} ended after {_size(part)} bytes")
 
 
 def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
@@ -300,9 +332,20 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def _remove_others(folder: Path, files: list[HubFile]) -> None:
+    """Remove what is here of other versions of the files."""
+    for file in files:
+        if (here := folder / file.name).exists() and not _is_intact(here, file):
+            here.unlink()
+    parts = {folder / file.part for file in files}
+    for other in {*folder.rglob("*.part")} - parts:
+        log.info("removing %s: the hub has another version of the file", other)
+        other.unlink()
+
+
 def _check_room(folder: Path, files: list[HubFile]) -> None:
     """Raise ModelError if the disk has no room for the missing bytes."""
-    here = sum(_size(folder / file.name) + _size(folder / f"{file.name}.part") for file in files)
+    here = sum(_size(folder / file.name) + _size(folder / file.part) for file in files)
     missing = sum(file.size for file in files) - here
     free = shutil.disk_usage(folder).free
     if missing > free:
@@ -318,23 +361,31 @@ def _check_room(folder: Path, files: list[HubFile]) -> None:
 class _Meter:
     """Counts the bytes that are here; reports and logs them from time to time."""
 
-    def __init__(self, model: HubModel, total: int, progress: Progress) -> None:
-        self.done = 0
-        self._model, self._total, self._progress = model, total, progress
+    def __init__(self, model: HubModel, files: list[HubFile], progress: Progress) -> None:
+        self._model, self._progress = model, progress
+        self._total = sum(file.size for file in files)
+        self._here: dict[str, int] = {}
         self._report_due, self._log_due = every(_PROGRESS_SECONDS), every(_LOG_SECONDS)
-        log.info("downloading %s: %.1f MB", model, total / 1e6)
-        progress(0, total)
+        log.info("downloading %s: %.1f MB", model, self._total / 1e6)
+        progress(0, self._total)
 
-    def set(self, done: int) -> None:
-        self.done = done
+    def set(self, file: HubFile, have: int) -> None:
+        """Note how many bytes of a file are here."""
+        self._here[file.name] = have
         if self._report_due():
-            self._progress(done, self._total)
+            self._progress(self._done, self._total)
         if self._log_due():
-            log.info("downloading %s: %.1f of %.1f MB", self._model, done / 1e6, self._total / 1e6)
+            done, total = self._done / 1e6, self._total / 1e6
+            log.info("downloading %s: %.1f of %.1f MB", self._model, done, total)
 
     def end(self) -> None:
+        """Report that everything is here."""
         self._progress(self._total, self._total)
         log.info("downloaded %s", self._model)
+
+    @property
+    def _done(self) -> int:
+        return sum(self._here.values())
 
 
 def _refusal(model: HubModel, error: HfHubHTTPError) -> str:

@@ -39,8 +39,11 @@ _REFERENCE = re.compile(
 
 _IMPOSSIBLE = re.compile(r"--|\.\.|\.git$|[.-](/|$)|[^/]{97}")  # in a name, as the hub says
 
-Check = Callable[[Path], None]
-"""Raises ModelError if a config.json, or the beginning of a GGUF, is of no model that can run."""
+Check = Callable[..., int]
+"""Called with a config.json, or with what is here of all files of a GGUF.
+
+Raises ModelError if a model cannot run; returns the number of files that tell all that they can.
+"""
 Progress = Callable[[int, int], None]
 """Called with the number of bytes that are here and the number of all bytes."""
 
@@ -110,7 +113,7 @@ def fetch(
     progress: Progress,
     *,
     tokenizer: bool = True,
-    check: Check = lambda file: None,
+    check: Check = lambda *files: len(files),
 ) -> Path:
     """Return the folder with a model's files; download them unless they are complete.
 

@@ -215,8 +215,8 @@ def located(
         if downloading is not None:
             downloading(f"{source}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
 
-    # Without a tokenizer it may be a draft head, which another converter judges.
-    check = partial(_check if tokenizer else _pass, str(source))
+    # Without a tokenizer it may be a draft head, which another converter judges; a GGUF is none.
+    check = partial(_check if tokenizer or source.gguf else _pass, str(source))
     return fetch(source, cache_dir, tell, tokenizer=tokenizer, check=check) / source.gguf
 
 
@@ -306,16 +306,19 @@ def _conversion(
         ) from error
 
 
-def _check(source: str, file: Path) -> None:
-    """Raise ModelError if a config.json or a GGUF is of a model that cannot be converted."""
+def _check(source: str, *files: Path) -> int:
+    """Raise ModelError if a model cannot be converted, as far as its files tell; see `Check`."""
+    lines: list[str] = []
     try:
-        run_module("specops.models.convert.check", str(file))
+        run_module("specops.models.convert.check", *map(str, files), tell=lines.append)
     except ChildError as error:
         raise ModelError(f"{source} cannot be converted: {error}") from error
+    return int(lines[-1])
 
 
-def _pass(*_: object) -> None:
+def _pass(source: str, *files: Path) -> int:
     """What is converted in another way is checked there."""
+    return len(files)
 
 
 def _convert(

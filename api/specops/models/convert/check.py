@@ -1,12 +1,14 @@
-"""`python -m specops.models.convert.check FILE`: whether a model can be converted.
+"""`python -m specops.models.convert.check FILE…`: whether a model can be converted.
 
-FILE is a config.json, a GGUF, or the beginning of a GGUF that is being downloaded. This reads no
-weights, so that what cannot run is refused before gigabytes are downloaded or read.
+FILE is a config.json or a GGUF; or several are the shards of a GGUF, or their beginnings, that are
+being downloaded. This reads no weights, so that what cannot run is refused before gigabytes are
+downloaded or read. It prints how many of the files are here as far as that takes.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from specops.models.convert.checkpoint import read_json
@@ -14,25 +16,40 @@ from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
 from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.gguf.architectures import check_architecture
-from specops.models.convert.gguf.header import Metadata, read_beginning
+from specops.models.convert.gguf.header import Header, Metadata, read_beginning
 from specops.models.convert.model_config import ModelConfig
 from specops.models.gguf_files import is_gguf
 
 
-def check(file: Path) -> None:
-    """Raises ExportError if a model cannot be converted, as far as `file` tells."""
-    if is_gguf(file):
-        family_of(ModelConfig(GgufCheckpoint(file).config, file))
-    elif file.suffix == ".json":
-        family_of(ModelConfig(read_json(file), file))
+def check(files: Sequence[Path]) -> int:
+    """Checks a model as far as its files tell; returns how many files tell all that they can.
+
+    Raises:
+        ExportError: it cannot be converted.
+    """
+    first = files[0]
+    if first.suffix == ".json":
+        config = read_json(first)
+    elif is_gguf(first) and len(files) == 1:
+        config = GgufCheckpoint(first).config
     else:
-        check_architecture(Metadata(read_beginning(file), file))
+        headers = list[Header]()
+        for file in files:
+            metadata, header = read_beginning(file) if file.exists() else ({}, None)
+            if file is first and "general.architecture" in metadata:
+                check_architecture(Metadata(metadata, file))
+            if header is None:
+                return len(headers)
+            headers.append(header)
+        config = GgufCheckpoint(first, headers).config
+    family_of(ModelConfig(config, first))
+    return len(files)
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status; standard error says what is wrong."""
     try:
-        check(Path(arguments[0]))
+        print(check([Path(file) for file in arguments]))
     except (ExportError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1

@@ -48,18 +48,19 @@ _SAMPLING = {  # llama.cpp's names in general.sampling.*, and those of generatio
 class GgufCheckpoint(Checkpoint):
     """A GGUF, single or in shards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, headers: list[Header] | None = None) -> None:
         """Reads and checks all headers, and makes the tokenizer's files.
 
         Args:
             path: the file, or any of its shards.
+            headers: those of the beginnings of files, whose tensors are not here yet.
 
         Raises:
             ExportError: the file is damaged or cannot be exported.
         """
-        self.path = path
+        self.path, self._headers_alone = path, headers is not None
         try:
-            headers = [read_header(file) for file in files_of(path)]
+            headers = headers or [read_header(file) for file in files_of(path)]
         except FileNotFoundError as error:
             raise ExportError(str(error)) from error
         self.files = [header.file for header in headers]
@@ -164,7 +165,10 @@ class GgufCheckpoint(Checkpoint):
                 continue
             if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
                 raise ExportError(f"{tensor.file}: tensor {name} must be a few F32")
-            found[called] = _numbers(tensor).tolist()
+            if self._headers_alone:
+                found[called] = [1.0] * math.prod(tensor.shape)
+            else:
+                found[called] = _numbers(tensor).tolist()
         return found
 
     def _advice(self) -> dict[str, Any]:

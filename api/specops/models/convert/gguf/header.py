@@ -14,7 +14,6 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +51,10 @@ _NUMBERS = {
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
+
+
+class _IncompleteHeaderError(Exception):
+    """The beginning of a file ends before its header does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,33 +123,43 @@ def read_header(file: Path) -> Header:
         file.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        return _Reader(file, data).header()
+        return _Reader(file, data, len(data)).header({})
 
 
-def read_beginning(file: Path) -> dict[str, Any]:
-    """The metadata in the first bytes of a file; what is cut short or damaged there is left out."""
+def read_beginning(file: Path) -> tuple[dict[str, Any], Header | None]:
+    """The metadata in the first bytes of a file, and its header; None where the header goes on.
+
+    Raises:
+        ExportError: see `read_header`, except that nobody knows yet whether the file is cut short.
+        OSError: the file cannot be read.
+    """
+    if file.stat().st_size < _HEAD.size:
+        return {}, None
     with (
         file.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
         found: dict[str, Any] = {}
-        reader = _Reader(file, data)
-        with suppress(ExportError):  # the whole file is checked when it is here
-            reader.read_metadata(found)
-        return found
+        try:
+            return found, _Reader(file, data, math.inf).header(found)
+        except _IncompleteHeaderError:
+            return found, None
 
 
 class _Reader:
-    """A position in a mapped file that every read moves on."""
+    """A position in a mapped file that every read moves on.
 
-    def __init__(self, file: Path, data: mmap.mmap) -> None:
+    The file has `size` bytes, of which `data` may be the first ones.
+    """
+
+    def __init__(self, file: Path, data: mmap.mmap, size: float) -> None:
         self._file = file
         self._data = data
-        self._size = len(data)
+        self._size = size
         self._at = 0
         self._warned: set[str] = set()
 
-    def read_metadata(self, metadata: dict[str, Any]) -> int:
+    def _read_metadata(self, metadata: dict[str, Any]) -> int:
         """Fills in the metadata; returns the number of tensors."""
         magic, version, tensors, entries = _HEAD.unpack_from(self._data)
         self._at = _HEAD.size
@@ -169,9 +182,9 @@ class _Reader:
             metadata[key] = self._value(self._number("<I"), key)
         return int(tensors)
 
-    def header(self) -> Header:
-        metadata: dict[str, Any] = {}
-        tensors = self.read_metadata(metadata)
+    def header(self, metadata: dict[str, Any]) -> Header:
+        """Reads everything; fills in the metadata."""
+        tensors = self._read_metadata(metadata)
         described = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if (
@@ -286,6 +299,8 @@ class _Reader:
             self._refuse(f"is damaged or cut short: {what!r} reaches beyond its end")
         if count > _LONGEST_HEADER - self._at:
             self._refuse(f"has {what!r} end beyond the first {_LONGEST_HEADER} bytes")
+        if count > len(self._data) - self._at:
+            raise _IncompleteHeaderError
         self._at += count
         return self._data[self._at - count : self._at]
 
