@@ -174,6 +174,30 @@ def test_a_block_that_is_not_whole_is_left_out(
         export_checkpoint(folder, tmp_path / "made", quantization=Quantization.parse("fp32"))
 
 
+@pytest.mark.parametrize("quant", ["int8-32", "int4-32-mixed-rtn"])
+@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp.layers.0.mlp.down_proj.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_block_with_a_damaged_weight_is_left_out(
+    value: float, name: str, quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path / "target")
+    quantization = Quantization.parse(quant)
+    whole = load_file(folder / "model.safetensors")
+    tensors = {key: values.copy() for key, values in whole.items()}
+    tensors[name][3, 3] = value
+    save_file(tensors, folder / "model.safetensors")
+    export_checkpoint(folder, tmp_path / "made", quantization=quantization)
+    assert ModelFolder.read(tmp_path / "made", "model").mtp is None
+    (warning,) = caplog.messages
+    assert warning.startswith(f"the model's own MTP block is left out: tensor {name}: weights cont")
+    without = {key: values for key, values in whole.items() if not key.startswith("mtp.")}
+    save_file(without, folder / "model.safetensors")
+    export_checkpoint(folder, tmp_path / "without", quantization=quantization)
+    for file in ("model.onnx", "model.onnx.data"):
+        made, expected = ((tmp_path / part / file).read_bytes() for part in ("made", "without"))
+        assert made == expected
+
+
 def test_a_block_of_a_gguf_with_tensors_of_its_own_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

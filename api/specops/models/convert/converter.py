@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +31,7 @@ from specops.system.folders import folder_at_once
 log = logging.getLogger(__name__)
 
 _GRAPH_FILE, _MTP_FILE = "model.onnx", "mtp.onnx"
+_LEFT_OUT = "the model's own MTP block is left out: %s"
 # The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
 _WRITING, _ROUNDING = 6, 12
 Progress = Callable[[int, int], None]
@@ -140,8 +141,13 @@ def export_checkpoint(
             if block:
                 store.begin_graph()
                 graph = DecoderGraph(family.shape, quantization, store)
-                family.build_mtp(graph, checkpoint)
-                onnx.save(graph.finish(f"{family.name}_mtp"), folder / _MTP_FILE)
+                try:
+                    family.build_mtp(graph, checkpoint)
+                    onnx.save(graph.finish(f"{family.name}_mtp"), folder / _MTP_FILE)
+                except ExportError as error:  # the model itself is whole
+                    log.warning(_LEFT_OUT, error)
+                    store.drop_graph()
+                    model = replace(model, has_mtp=False)
         counter.finish()
         checkpoint.write_texts(folder)
         manifest = json.dumps(model.manifest(), indent=2) + "\n"
@@ -165,7 +171,7 @@ def _expected(checkpoint: Checkpoint, family: Family, shapes: Shapes) -> Shapes:
     try:
         checkpoint.expect(shapes | block, ignored)
     except ExportError as error:
-        log.warning("the model's own MTP block is left out: %s", error)
+        log.warning(_LEFT_OUT, error)
         return {}
     return block
 

@@ -60,6 +60,11 @@ class WeightStore:
         """Begins the initializers of another graph."""
         self.initializers = []
         self._rows = {}
+        self._start = self._file.tell()
+
+    def drop_graph(self) -> None:
+        """Drops the last graph's own weights; nothing is written after them."""
+        self._file.truncate(self._start)
 
     def __enter__(self) -> WeightStore:
         return self
