@@ -72,7 +72,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["MixtralForCausalLM"]}, "a mixture .* take a dense one"),
     ("llama", {"architectures": ["Qwen3Model"]}, "is Qwen3Model, a model that embeds or"),
     ("llama", {"architectures": ["ModernBertForMaskedLM"]}, "embeds or classifies: take one that"),
-    ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model for another one"),
+    (
+        "llama",
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        "as SPECOPS_DRAFT take the checkpoint",
+    ),
     ("llama", {"is_encoder_decoder": True}, "'is_encoder_decoder' is true: encoders cannot"),
     ("llama", {"num_experts": 8, **FP8}, "'num_experts' is 8: this is a mixture of experts"),
     ("llama", FP8, "'quantization_config.quant_method' is fp8: .* quantized already.*or a GGUF"),

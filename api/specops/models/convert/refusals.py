@@ -28,7 +28,10 @@ def what_it_is(architecture: str) -> str:
     if lower == _IMAGES:
         return "which only reads images or sound (mmproj): take the file of the language model"
     if any(part in lower for part in _DRAFTS):
-        return "a draft model for another one: take the model that it drafts for"
+        return (
+            "a draft for another model: as SPECOPS_TARGET take the model that it drafts for; as "
+            "SPECOPS_DRAFT take the checkpoint of an EAGLE-3 head (safetensors or .bin), no GGUF"
+        )
     if architecture.endswith(_WITHOUT_TEXT) or any(part in lower for part in _ENCODERS):
         return "a model that embeds or classifies: take one that generates text"
     return ""
