@@ -137,7 +137,7 @@ def test_output_is_that_of_plain_decoding(sampling: SamplingParams, settings: Se
     plain = everything(engine, drafter="none", sampling=sampling)
     assert everything(engine, drafter="head", sampling=sampling) == plain
     alone = Engine.load(replace(settings, draft="none"))
-    assert set(alone.info.drafters) == {"suffix", "none"}
+    assert set(alone.info.drafters) == {"suffix", "cascade", "none"}
     assert alone.info.head is None
     assert everything(alone, drafter="none", sampling=sampling) == plain
 
@@ -217,6 +217,8 @@ def test_a_block_of_a_gguf_with_tensors_of_its_own_is_left_out(
 def test_a_table_of_ngrams_takes_no_place_of_a_block(settings: Settings, tmp_path: Path) -> None:
     said = Conversation(0, np.zeros(1, np.int32), np.arange(40, dtype=np.int32) % 4)
     np.save(tmp_path / NGRAMS, make_table([said]))
+    for name in ("notes.json", "tokenizer.json", "README.md"):
+        (tmp_path / name).write_text("{}")
     info = Engine.load(replace(settings, draft=str(tmp_path))).info
     assert info.head is not None
     assert info.ngrams == tmp_path / NGRAMS

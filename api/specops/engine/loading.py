@@ -26,6 +26,7 @@ from specops.models.head_folder import (
     refuse_former_head,
 )
 from specops.models.hub import has_tokenizer
+from specops.models.layout import holds_model
 from specops.models.prepare import Downloading, Source, choose, located, prepare, prepare_head
 from specops.presets import CHAT, chat_model
 from specops.runtime import kernels
@@ -255,7 +256,7 @@ def _prepared(
                 report=partial(report, ModelState.CONVERTING),
             )
             return head, ngrams
-        if ngrams is not None and not [*path.glob("*.json")]:  # there is nothing else
+        if ngrams is not None and not holds_model(path):
             return block, ngrams
         if (path / "config.json").is_file() and not has_tokenizer({*os.listdir(path)}):
             raise ModelError(

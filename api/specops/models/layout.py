@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from specops.models import hub
-from specops.models.folder import ADAPTER, ADAPTER_ADVICE, TOKENIZER_ADVICE
-from specops.models.gguf_files import files_of, is_gguf
+from specops.models.contract import MANIFEST
+from specops.models.folder import ADAPTER, ADAPTER_ADVICE, GENAI_CONFIG, TOKENIZER_ADVICE
+from specops.models.gguf_files import SUFFIX, files_of, is_gguf
 from specops.models.paths import indexed
 from specops.models.sentencepiece import make_tokenizer
 from specops.text.files import BYTE_PAIRS, SENTENCEPIECE, TOKENIZER, TOOLS_TEMPLATE
 
 _SUFFIXES = (".pt", ".pth", ".bin")
+_WEIGHT_SUFFIXES = (*_SUFFIXES, ".safetensors", ".safetensors.index.json", SUFFIX, ".onnx")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _WEIGHTS = (_SAFETENSORS, "pytorch_model*")  # as transformers names them
@@ -113,6 +115,16 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
     if tokenizer and not hub.has_tokenizer({path.name for path in folder.iterdir()}):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return Parts(folder, config, tuple(state_dicts))
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether anything of a model is in a folder: a description of one, or weights.
+
+    Other files say nothing: a tokenizer, or some JSON, may lie beside a table of n-grams.
+    """
+    names = {path.name for path in folder.iterdir()}
+    described = names & {hub.CONFIG, MANIFEST, GENAI_CONFIG}
+    return bool(described) or any(name.endswith(_WEIGHT_SUFFIXES) for name in names)
 
 
 def _only_an_index(folder: Path) -> bool:
