@@ -246,7 +246,7 @@ def test_info_names_a_table_of_ngrams(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = about(capsys)
     assert re.fullmatch(rf"[\d.]+ MB, {tmp_path / NGRAMS}", lines["n-grams"])
     assert lines["draft"] == "none"
-    assert lines["drafters"] == "suffix, none (default: suffix)"
+    assert lines["drafters"] == "suffix, cascade, none (default: suffix)"
 
 
 @pytest.mark.usefixtures("environment")
@@ -275,7 +275,10 @@ def test_info_tells_of_a_head_and_its_ngrams_only_what_is_used(
     assert main(["info"]) == 0
     lines = about(capsys)
     assert lines["draft"] == "none: the preset's cannot be used, the log says why"
-    assert (lines["n-grams"], lines["drafters"]) == ("none", "suffix, none (default: suffix)")
+    assert (lines["n-grams"], lines["drafters"]) == (
+        "none",
+        "suffix, cascade, none (default: suffix)",
+    )
 
 
 @pytest.mark.usefixtures("environment")

@@ -36,7 +36,7 @@ def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
 
 def test_without_a_draft_suffixes_are_looked_up(tiny_settings: Settings) -> None:
     info = Engine.load(replace(tiny_settings, draft="none")).info
-    assert info.drafters == ("suffix", "none")
+    assert info.drafters == ("suffix", "cascade", "none")
     assert info.default_drafter == "suffix"
 
 
@@ -159,5 +159,5 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
 def test_a_default_drafter_that_lacks_its_means_names_the_setting(
     tiny_settings: Settings,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"SPECOPS_DRAFTER=cascade needs .*set SPECOPS_DRAFT,"):
-        Engine.load(replace(tiny_settings, draft="none", drafter="cascade"))
+    with pytest.raises(ConfigError, match=r"SPECOPS_DRAFTER=head needs a draft head, .*SPECOPS_DR"):
+        Engine.load(replace(tiny_settings, draft="none", drafter="head"))

@@ -289,7 +289,7 @@ def test_a_presets_draft_that_cannot_be_used_is_left_out(
         Engine.load(replace(own, draft="head"))
     caplog.clear()
     engine = Engine.load(own)
-    assert engine.info.drafters == ("suffix", "none")
+    assert engine.info.drafters == ("suffix", "cascade", "none")
     (said,) = [message for message in caplog.messages if "without its draft" in message]
     assert said.endswith("'vocab_size' is 7, but the target has 320 tokens")
     assert generate(engine, (5, 6), 4)[1].generated_tokens == 4
@@ -324,7 +324,7 @@ def test_a_presets_draft_of_another_vocabulary_is_left_out(
     own = replace(tiny_settings, model="demo", target="", draft="", quant="", models_dir=tmp_path)
     with pytest.raises(ModelError, match="a different vocabulary from the target"):
         Engine.load(replace(own, draft="draft"))
-    assert Engine.load(own).info.drafters == ("suffix", "none")
+    assert Engine.load(own).info.drafters == ("suffix", "cascade", "none")
     assert "demo is served without its draft" in caplog.text
 
 

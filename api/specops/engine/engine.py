@@ -226,8 +226,10 @@ def _default_drafter(settings: Settings, drafters: Collection[str]) -> str:
     if not settings.drafter:
         return "cascade" if "head" in drafters else next(iter(drafters))
     if settings.drafter not in (*drafters, NO_DRAFTER):
+        kind = "draft model" if settings.drafter == "draft" else "draft head"
         raise ConfigError(
-            f"SPECOPS_DRAFTER={settings.drafter} needs a draft of that kind, and there is none: "
-            "set SPECOPS_DRAFT, or leave SPECOPS_DRAFTER empty"
+            f"SPECOPS_DRAFTER={settings.drafter} needs a {kind}, and there is none: set "
+            f"SPECOPS_DRAFT to one, or SPECOPS_DRAFTER to one of {', '.join(drafters)}, "
+            f"{NO_DRAFTER} or nothing"
         )
     return settings.drafter

@@ -13,7 +13,7 @@ HEAD = Scripted(Text(), 1.0, name="head")
 def test_every_drafter_that_can_be_made_is_filed_under_its_own_name(
     runner: SimulatedTarget,
 ) -> None:
-    assert list(make_drafters(VOCAB)) == ["suffix"]
+    assert list(make_drafters(VOCAB)) == ["suffix", "cascade"]
     assert list(make_drafters(VOCAB, head=HEAD)) == ["head", "suffix", "cascade"]
     assert list(make_drafters(VOCAB, runner)) == ["draft", "suffix", "cascade"]  # type: ignore[arg-type]
     chains = make_drafters(VOCAB, runner, head=HEAD)  # type: ignore[arg-type]

@@ -36,6 +36,4 @@ def make_drafters(
         model = DraftModelDrafter(draft, vocab_size=vocab_size, costs=draft_costs)
     chains = {} if model is None else {model.name: Chain(model=model)}
     chains |= {drafter.name: Chain((drafter,)) for drafter in reversed(lookups)}
-    if len(chains) > 1:
-        chains["cascade"] = Chain(lookups, model)
-    return chains
+    return chains | {"cascade": Chain(lookups, model)}
