@@ -160,6 +160,27 @@ def two_calls() -> list[dict[str, Any]]:
     return [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_results_come_in_the_order_of_their_calls(name: str) -> None:
+    """Most templates show no ids, so that nothing else says which call a result is of."""
+    text = ChatTemplate(TEMPLATES[name], {}).render(two_calls(), TOOLS)
+    assert text.index("result 0") < text.index("result 1")
+
+
+def test_results_without_a_call_stay_behind_those_that_have_one() -> None:
+    template = ChatTemplate(TEMPLATES["hermes"], {})
+    lone = [
+        {"role": "tool", "content": f"lone {index}", "tool_call_id": f"other_{index}"}
+        for index in range(2)
+    ]
+    asked, called, *results = two_calls()
+    text = template.render([asked, called, lone[0], *results, lone[1]], TOOLS)
+    places = [text.index(word) for word in ("result 0", "result 1", "lone 0", "lone 1")]
+    assert places == sorted(places)
+    text = template.render([*lone, asked], TOOLS)
+    assert text.index("lone 0") < text.index("lone 1") < text.index(ASK)
+
+
 def roles(text: str) -> list[str]:
     return [turn.partition("\n")[0] for turn in text.split("<|im_start|>")[1:]]
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 from specops.text.tools.formats import GENERIC, Tool, ToolFormat
@@ -82,7 +82,7 @@ def for_template(
     """
     if traits.needs_tools and not tools:
         traits = replace(traits, shows_calls=False, lone_results=False)
-    complete = [_complete(message) for message in messages]
+    complete = _results_in_order([_complete(message) for message in messages])
     if traits.text_behind:
         complete = [part for message in complete for part in _text_first(message)]
     plain = _with_calls(complete, traits)
@@ -122,6 +122,22 @@ def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
     thoughts = message.get("reasoning_content")
     named = {} if thoughts is None else {"thinking": thoughts}
     return {**named, **message, "content": message.get("content") or ""}
+
+
+def _results_in_order(messages: Messages) -> Messages:
+    """Put results into the order of their calls: most templates show no ids, only one by one.
+
+    Agents that call several tools at once send each result as it comes.
+    """
+    ordered: Messages = []
+    for are_results, group in groupby(messages, lambda message: message["role"] == "tool"):
+        run = list(group)
+        if are_results and ordered:
+            calls = ordered[-1].get("tool_calls") or ()
+            places = {call.get("id"): place for place, call in enumerate(calls)}
+            run.sort(key=lambda result: places.get(result.get("tool_call_id"), len(places)))
+        ordered += run
+    return ordered
 
 
 def _text_first(message: dict[str, Any]) -> Messages:
