@@ -266,6 +266,15 @@ def test_a_damaged_configuration_is_said_to_be_damaged(text: str, tmp_path: Path
         is_head_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"])
+def test_heads_of_multimodal_models_have_the_same_layer(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    folder = write_head(tmp_path / "head", target=target, architectures=[name], rope_scaling=rope)
+    assert layer(folder).layers_read == (2, 4, 5)
+
+
 def test_a_head_may_have_the_architecture_of_its_target(target: Path, tmp_path: Path) -> None:
     """As those of EAGLE's authors: they say how many tokens they guess."""
     folder = write_head(tmp_path / "head", target=target, architectures=["LlamaForCausalLM"])

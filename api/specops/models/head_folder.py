@@ -17,6 +17,7 @@ _EAGLE = (  # the architectures of EAGLE-3 heads, in lower case
     *("llamaforcausallmeagle3", "llamaforcausallmeeagle3", "eagle3llamaforcausallm"),
     "llamaeagle3draftmodel",
     *("eagle3speculator", "eagle3draftmodel", "qwen3eagle3model"),
+    *("eagle3qwen2_5vlforcausallm", "eagle3qwen3vlforcausallm"),
 )
 # In names of heads' architectures, in lower case, those included that cannot be run.
 _HEADS = ("eagle", "medusa", "speculator", "draftmodel", "dflash", "mtp")
