@@ -347,6 +347,15 @@ def test_schemas_may_all_refer_to_each_other() -> None:
         assert allowed("gemma4", call, tools=tools) is fits
 
 
+@pytest.mark.parametrize("inner", [{"properties": {"New York": {"type": "integer"}}}, {}])
+def test_keys_of_gemma_4s_objects_are_bare(inner: dict[str, Any]) -> None:
+    """As its template writes them, also those of several words."""
+    parameters = {"type": "object", "properties": {"o": {"type": "object", **inner}}}
+    call = "<|tool_call>call:f{o:{New York:3}}<tool_call|>"
+    assert allowed("gemma4", call, tools=(Tool("f", "", parameters),))
+    assert written(BY_NAME["gemma4"], [("f", {"o": {"New York": 3}})]) == call
+
+
 def test_rules_of_any_value_are_there_where_values_may_be_any() -> None:
     for name, schema, needed in (
         ("any_value", SCHEMA, False),

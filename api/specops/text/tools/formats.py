@@ -23,7 +23,7 @@ TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
 VARIES = "\0"  # in a format's texts: an id or a number, other for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
 _PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")
-_BARE_KEY = re.compile(r"[\w.$/-]+")  # needs no marks around it (`literal`)
+_BARE_KEY = re.compile(r"[\w.$/-]+( [\w.$/-]+)*")  # needs no marks around it (`literal`)
 
 
 @dataclass(frozen=True, slots=True)

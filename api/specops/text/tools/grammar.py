@@ -300,7 +300,8 @@ class CallGrammar:
             f"any_value: any_text_value | {words} | any_list | any_object",
             f"any_list: {self._series('[', 'any_value', ']')}",
             f"any_object: {self._series('{', 'any_member', '}')}",
-            rf"any_member: /[\w.$\/-]{{1,64}}/ {self._literal(self.calls.key_close)} any_value",
+            rf"any_member: ANY_KEY {self._literal(self.calls.key_close)} any_value",
+            r"ANY_KEY: /[\w.$\/-]([\w.$\/ -]{0,62}[\w.$\/-])?/",
             r"ANY_NUMBER: /-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?/",
             *self._raw_text_rules("any_text", {}, self.calls.quote),
         ]
