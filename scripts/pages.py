@@ -20,7 +20,7 @@ from typing import Any
 from scripts.settings import replaced
 from specops.config import Settings
 from specops.http.app import create_app
-from specops.models.convert.gguf.architectures import _ARCHITECTURES
+from specops.models.convert.families.family import BY_GGUF
 from specops.models.head_folder import NGRAMS
 from specops.models.hub import HubModel
 from specops.presets import Preset, presets
@@ -275,6 +275,7 @@ NAMED = {
     "smollm3": "SmolLM3",
     "qwen3vl": "Qwen3-VL: text only",
     "starcoder2": "StarCoder2",
+    "gemma2": "Gemma 2",
     "gemma3": "Gemma 3",
     "gemma4": "Gemma 4 without experts: text only",
     "olmo2": "OLMo 2, OLMo 3",
@@ -293,8 +294,8 @@ NAMED = {
 def architecture_rows() -> list[str]:
     """The table of architectures; a file with a window may be of another class."""
     lines = ["| architecture | read as transformers' | such as |", "|---|---|---|"]
-    for name, row in _ARCHITECTURES.items():
-        classes = ", ".join(f"`{item}`" for item in (row.transformers, row.windowed) if item)
+    for name, families in sorted(BY_GGUF.items()):
+        classes = ", ".join(f"`{family.architecture}`" for family in families)
         lines.append(f"| `{name}` | {classes} | {NAMED.get(name, name.capitalize())} |")
     return lines
 

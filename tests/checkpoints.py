@@ -155,6 +155,16 @@ RELATIVES: dict[str, Relative] = {
         hidden_act="gelu_new",
         partial_rotary_factor=0.5,
     ),
+    "gemma2": _relative(
+        "Gemma2",
+        "gemma2",
+        **_ONE_WINDOW,
+        head_dim=24,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=40,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=30.0,
+    ),
     "gemma3_text": _relative(
         "Gemma3",
         "gemma3",
@@ -468,9 +478,10 @@ def relative_shapes(settings: Config) -> Shapes:
 
 
 _ONLY_AFTER = ("olmo2", "olmo3", "exaone4")
+_GEMMA = ("gemma2", "gemma3_text")
 _MORE_NORMS = {
     **dict.fromkeys(_ONLY_AFTER, ("post_feedforward_layernorm",)),
-    "gemma3_text": ("post_feedforward_layernorm", "pre_feedforward_layernorm"),
+    **dict.fromkeys(_GEMMA, ("post_feedforward_layernorm", "pre_feedforward_layernorm")),
     "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 _LEFT_OUT = {

@@ -42,7 +42,7 @@ from bench.tools.report import Chart, Outcome, Series, Summary, Table, progress,
 from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
 from specops.models.convert.calibration import draw_samples
-from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.rows import GgufRows
 from specops.models.gguf_files import is_gguf
 from specops.models.prepare import prepare

@@ -20,7 +20,7 @@ from specops.engine.engine import Engine
 from specops.heads.ngrams import make_table
 from specops.heads.storage import Conversation
 from specops.models.convert import ExportError, Quantization, export_checkpoint
-from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.folder import ModelFolder
 from specops.models.graph import prepack
 from specops.models.graph.weight_cache import used_bytes

@@ -20,7 +20,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from specops.models.convert import ExportError
-from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.model_config import Entries
@@ -83,7 +83,10 @@ KEYS: dict[str, tuple[str, str]] = {
         "taken for `granite` and `cohere2`; else refused unless 1"),
     "{arch}.residual_scale": ("1", "taken for `granite`; else refused unless 1"),
     "{arch}.embedding_scale": ("1", "taken for `granite`; else refused unless 1"),
-    "{arch}.final_logit_softcapping": ("none", f"{_GEMMA4}0"),
+    "{arch}.final_logit_softcapping": ("30 (`gemma2`), none (others)",
+        "taken for `gemma2` and `gemma4`; else refused unless 0"),
+    "{arch}.attn_logit_softcapping": ("50 (`gemma2`), none (others)",
+        "taken for `gemma2`; else refused unless 0"),
     "{arch}.pooling_type": ("none", f"{_REFUSED}none"),
     "{arch}.expert_count": ("0", f"{_REFUSED}0"),
     "{arch}.nextn_predict_layers": (
@@ -97,10 +100,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.rope.dimension_count_swa": ("`dimension_count`", f"{_GEMMA4}the same"),
     "{arch}.attention.sliding_window": (
         "no window",
-        "taken for `gemma3`, `gemma4`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as Mistral's, "
-        "for `llama` and `starcoder2`, where llama.cpp has none; else refused",
+        "taken for `gemma2`, `gemma3`, `gemma4`, `olmo2`, `exaone4`, `cohere2`, `phi3` and, as "
+        "Mistral's, for `llama` and `starcoder2`, where llama.cpp has none; else refused",
     ),
-    "{arch}.attention.sliding_window_pattern": ("6 (`gemma3`), 4 (others)",
+    "{arch}.attention.sliding_window_pattern": ("2 (`gemma2`), 6 (`gemma3`), 4 (others)",
         f"{_TAKEN}, a list of layers too"),
     "{arch}.rope.freq_base": ("10,000", _TAKEN),
     "{arch}.rope.freq_base_swa": ("10,000 (`gemma3`, `gemma4`), `freq_base` (others)",
@@ -119,7 +122,7 @@ KEYS: dict[str, tuple[str, str]] = {
     **_alike("{arch}.rope.scaling.yarn_*", "beta_fast beta_slow",
              "32 and 1; read for `mistral3`", "taken for yarn"),
     "{arch}.rope.scaling.yarn_log_multiplier": ("0; read for `mistral3`", "taken for yarn"),
-    "{arch}.rope.scaling.finetuned": ("true (`granite`)", "`granite`: refused unless true"),
+    "{arch}.rope.scaling.finetuned": ("true (`granite`)", "taken for `granite`"),
     "{arch}.rope.scaling.alpha": ("none", _OTHERS),
     "{arch}.vocab_size": ("the tokens", f"{NOT_READ}the embedding's rows count"),
     **_alike("{arch}.*", "deepstack_mapping n_deepstack_layers",
@@ -158,8 +161,9 @@ KEYS: dict[str, tuple[str, str]] = {
              "normalizer.strip_accents", "none", _EMBEDDERS),
 }  # fmt: skip
 _ARCHITECTURES = (  # the files of llama.cpp's source
-    *("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "gemma3", "smollm3", "granite"),
-    *("olmo2", "exaone4", "ernie4-5", "glm4", "cohere2", "starcoder2", "phi2", "phi3", "gpt2"),
+    *("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "gemma2", "gemma3", "smollm3"),
+    *("granite", "olmo2", "exaone4", "ernie4-5", "glm4", "cohere2", "starcoder2", "phi2", "phi3"),
+    "gpt2",
 )
 _LONG = {"type": "longrope"} | {
     f"{kind}_factor": np.linspace(1.0, 2.0, 32).tolist() for kind in ("short", "long")

@@ -145,20 +145,10 @@ class EagleLayer(GatedDecoder):
 
     def tensors(self) -> Shapes:
         """Those that it must have, and those of its own that it may have."""
-        hidden, double = self.shape.hidden_size, 2 * self.shape.hidden_size
-        shapes = {
-            name: (shape[0], double) if name.startswith("self_attn") else shape
-            for name, shape in self.projection_tensors().items()
-        }
-        shapes |= {
-            f"{self.output}.weight": (hidden, self.query_size),
-            f"{self.down}.weight": (hidden, self.feed_forward_size),
-        }
-        shapes |= {f"{part}.bias": shapes[f"{part}.weight"][:1] for part in self.biased}
-        if self.head_norms:
-            shapes |= {f"self_attn.{part}_norm.weight": (self.shape.head_dim,) for part in "qk"}
-        norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-        shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
+        hidden, shapes = self.shape.hidden_size, self.layer_tensors(0)
+        shapes["hidden_norm.weight"] = (hidden,)
+        for part in self.qkv:  # they read tokens beside states
+            shapes[f"{part}.weight"] = shapes[f"{part}.weight"][0], 2 * hidden
         shapes = {f"layers.0.{name}": shape for name, shape in shapes.items()}
         shapes["norm.weight"] = (hidden,)
         if self.fuses:
@@ -188,7 +178,7 @@ class EagleLayer(GatedDecoder):
         graph = self.graph = DecoderGraph(self.shape, quantization, weights)
         rotary = graph.rotary("", self.rotaries[""])
         token, state = (
-            graph.rms_norm(f"{name}_norm", x, self.norm(f"layers.0.{stored}"), self._epsilon)
+            graph.norm(f"{name}_norm", x, self.norm(f"layers.0.{stored}"), self._epsilon)
             for name, x, stored in (
                 ("token", graph.embedding(self._table(_EMBEDDING, tables)), "input_layernorm"),
                 ("state", STATES, "hidden_norm"),
@@ -216,12 +206,12 @@ class EagleLayer(GatedDecoder):
         graph = DecoderGraph(self.shape, quantization, weights)
         x = STATES
         if self.norm_before_fc:
-            x = graph.rms_norm("input_norm", x, self.norm("input_norm"), self._epsilon)
+            x = graph.norm("input_norm", x, self.norm("input_norm"), self._epsilon)
         if self.fc_norm:
             size = self.target.hidden_size
             parts = graph.split("parts", x, [size] * len(self.layers_read))
             normed = [
-                graph.rms_norm(f"{part}.norm", part, self.norm(f"fc_norm.{index}"), self._epsilon)
+                graph.norm(f"{part}.norm", part, self.norm(f"fc_norm.{index}"), self._epsilon)
                 for index, part in enumerate(parts)
             ]
             x = graph.concatenate("normed_parts", normed)

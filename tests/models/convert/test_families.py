@@ -127,6 +127,7 @@ CASES = {
     ),
     "glm4": Case(make_relative_checkpoint, {"kind": "glm4"}, 1.8, {NORM: 4}),
     "phi": Case(make_relative_checkpoint, {"kind": "phi", "kv_heads": 4}),
+    "gemma2": Case(make_relative_checkpoint, {"kind": "gemma2"}, 1.8, {NORM: 5}),
     "gemma3_text": Case(
         make_relative_checkpoint, {"kind": "gemma3_text", "layers": 3}, 1.8, {NORM: 6}
     ),

@@ -14,8 +14,8 @@ from pathlib import Path
 from specops.models.convert.checkpoint import read_json
 from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
-from specops.models.convert.gguf import GgufCheckpoint
-from specops.models.convert.gguf.architectures import check_architecture
+from specops.models.convert.gguf.architectures import family_in
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import Header, Metadata, read_beginning
 from specops.models.convert.model_config import ModelConfig
 from specops.models.gguf_files import is_gguf
@@ -37,7 +37,7 @@ def check(files: Sequence[Path]) -> int:
         for file in files:
             metadata, header = read_beginning(file) if file.exists() else ({}, None)
             if file is first and "general.architecture" in metadata:
-                check_architecture(Metadata(metadata, file))
+                family_in(Metadata(metadata, file))
             if header is None:
                 return len(headers)
             headers.append(header)

@@ -53,6 +53,10 @@ _PREFIXES = (
 _TIED = "tie_word_embeddings"
 _QUERY_BIAS, _OUTPUT_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias"
 _COMPARED_ROWS = 4096
+_BESIDE_TEXT = (  # patterns of what reads images or sound
+    *("*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*", "*visual.*"),
+    "*multi_modal_projector.*",
+)
 _COPIED = (
     *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
     *(files.TEMPLATE, files.SYSTEM, GENERATION_CONFIG),
@@ -198,10 +202,11 @@ class Checkpoint:
         """Checks the stored tensors against `shapes`, in both directions, before any work.
 
         A stored tensor that no family reads would make a silently wrong graph, so it is an error
-        too, unless it matches one of `ignored`, names with `*`. Programs write the first parts of
-        names differently (`transformer.h.0…` is `h.0…` without a head, `model.language_model.…` is
-        `language_model.model.…`); tensors get the names in `shapes` here.
+        too, unless it is for images or sound or matches one of `ignored`, names with `*`. Programs
+        write the first parts of names differently (`transformer.h.0…` is `h.0…` without a head,
+        `model.language_model.…` is `language_model.model.…`); tensors get the names in `shapes`.
         """
+        ignored = (*ignored, *_BESIDE_TEXT)
         spare = defaultdict(list)
         for name in self.tensors.keys() - shapes.keys():
             spare[_body(name)].append(name)

@@ -19,7 +19,7 @@ from specops.models.convert.checkpoint import MTP, Checkpoint
 from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
 from specops.models.convert.families.family import Family, Shapes
-from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.quantization import Quantization

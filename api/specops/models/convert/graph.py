@@ -40,8 +40,8 @@ from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
-from specops.runtime.kernels import DOMAIN, GATED_DELTA, SHORT_CONV, STATE_SPACE
-from specops.runtime.layer_shapes import GatedDelta, StateSpace
+from specops.runtime.kernels import DOMAIN, SHORT_CONV
+from specops.runtime.layer_shapes import Recurrent
 
 Float = NDArray[np.float32]
 
@@ -233,19 +233,25 @@ class DecoderGraph:
 
     # -- norms --------------------------------------------------------------------------------
 
-    def rms_norm(self, name: str, x: str, weight: Float, epsilon: float) -> str:
-        """x / rms(x) * weight over the last axis."""
-        scale = self._weights.vector(f"{name}.weight", weight)
-        return self._node(
-            "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
-        )
+    def norm(
+        self, name: str, x: str, weight: Float, epsilon: float, bias: Float | None = None
+    ) -> str:
+        """The RMS norm x / rms(x) * weight over the last axis, or with a `bias` the layer norm.
+
+        That is (x - mean) / sqrt(variance + epsilon) * weight + bias.
+        """
+        op = "SimplifiedLayerNormalization" if bias is None else "LayerNormalization"
+        operands = [x, self._weights.vector(f"{name}.weight", weight)]
+        if bias is not None:
+            operands.append(self._weights.vector(f"{name}.bias", bias))
+        return self._node(op, operands, name, axis=-1, epsilon=epsilon)
 
     def head_norm(self, name: str, x: str, width: int, weight: Float, epsilon: float) -> str:
         """The RMS norm of each head, as long as `weight`, of vectors of a `width`."""
         heads = self._integers(f"{name}.heads", 0, -1, len(weight))
         together = self._integers(f"{name}.together", 0, -1, width)
         apart = self._node("Reshape", [x, heads], f"{name}.apart")
-        normed = self.rms_norm(f"{name}.norm", apart, weight, epsilon)
+        normed = self.norm(f"{name}.norm", apart, weight, epsilon)
         return self._node("Reshape", [normed, together], f"{name}.normed")
 
     def part_norm(self, name: str, x: str, parts: int, weight: Float, epsilon: float) -> str:
@@ -253,16 +259,8 @@ class DecoderGraph:
         apart = self._integers(f"{name}.parts", 0, 0, parts, len(weight))
         together = self._integers(f"{name}.together", 0, 0, parts * len(weight))
         x = self._node("Reshape", [x, apart], f"{name}.apart")
-        x = self.rms_norm(f"{name}.norm", x, weight, epsilon)
+        x = self.norm(f"{name}.norm", x, weight, epsilon)
         return self._node("Reshape", [x, together], name)
-
-    def layer_norm(self, name: str, x: str, weight: Float, bias: Float, epsilon: float) -> str:
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
-        operands = [
-            self._weights.vector(f"{name}.{kind}", values)
-            for kind, values in (("weight", weight), ("bias", bias))
-        ]
-        return self._node("LayerNormalization", [x, *operands], name, axis=-1, epsilon=epsilon)
 
     def add_norm(
         self,
@@ -274,11 +272,7 @@ class DecoderGraph:
         epsilon: float,
         bias: Float | None = None,
     ) -> tuple[str, str]:
-        """The normalized sum of x and `residual`, and the sum itself.
-
-        An RMS norm, or with a `bias` a layer norm: (x - mean) / sqrt(variance + epsilon) * weight +
-        bias over the last axis.
-        """
+        """The `norm` of the sum of x and `residual`, and the sum itself."""
         op, operands = "SkipSimplifiedLayerNormalization", [x, residual]
         if bias is not None:
             op = "SkipLayerNormalization"
@@ -309,6 +303,7 @@ class DecoderGraph:
         rotary: tuple[str, str] | None = None,
         window: int | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
         head_norms: HeadNorms | None = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -327,6 +322,7 @@ class DecoderGraph:
             rotary: cos and sin, which rotate the halves of the values of a head that they cover.
             window: a position sees itself and the `window - 1` positions before it; None: all.
             scale: factor of scores; by default 1 / sqrt(head).
+            softcap: scores become softcap * tanh(scores / softcap).
             head_norms: norms of queries and keys before the rotation.
             kv_heads: number of heads of keys and values; by default as the model's shape.
             head_dim: size of a head; by default likewise.
@@ -341,7 +337,7 @@ class DecoderGraph:
         if head_norms is not None:
             query, key, value = self._normed_heads(layer, query, head_norms)
         operands = [query, key, value, *past, *lengths, *(rotary or ())]
-        attributes: dict[str, Any] = {} if scale is None else {"scale": scale}
+        given: dict[str, Any] = {"scale": scale, "softcap": softcap}
         return self._node(
             "GroupQueryAttention",
             operands,
@@ -352,7 +348,7 @@ class DecoderGraph:
             do_rotary=int(rotary is not None),
             rotary_interleaved=0,
             local_window_size=window or -1,
-            **attributes,
+            **{key: value for key, value in given.items() if value is not None},
         )
 
     def short_convolution(self, name: str, x: str, weight: Float, bias: Float | None = None) -> str:
@@ -366,67 +362,40 @@ class DecoderGraph:
             operands.append(self._weights.vector(f"{name}.bias", bias))
         return self._node(SHORT_CONV, operands, name, domain=DOMAIN, first=0, total=len(weight))
 
-    def gated_delta(
+    def recurrence(
         self,
+        op: str,
         name: str,
         operands: Sequence[str],
         weights: Mapping[str, Float],
-        shape: GatedDelta,
-        *,
-        epsilon: float,
-        tiled: bool,
+        shape: Recurrent,
+        **attributes: float,
     ) -> str:
-        """The gated delta rule, its output normalized and gated: [batch, sequence, values].
+        """A recurrence with states, its output gated: [batch, sequence, values].
 
         Args:
+            op: `GatedDelta`, the gated delta rule, whose output is normalized, too; `StateSpace`,
+                that of Mamba-2.
             name: of the result.
-            operands: queries, keys and values behind each other; the output's gate; a and b.
-            weights: `decay` [value_heads], below 0; `bias` [value_heads] of a; `norm` [value_size].
+            operands: what is convolved (queries, keys and values; or x, B and C), behind each
+                other; the output's gate; a and b, or dt.
+            weights: `decay` [heads], below 0; `bias` [heads] of a or dt; `norm` [value_size], or
+                `skip` [heads], D.
             shape: of the layer.
-            epsilon: of the output's norm.
-            tiled: value head j reads key head j % key_heads, not j // (value_heads / key_heads).
+            attributes: further ones. `tiled`: value head j reads key head j % key_heads, not
+                j // (value_heads / key_heads).
         """
         stored = [self._weights.vector(f"{name}.{part}", one) for part, one in weights.items()]
         return self._node(
-            GATED_DELTA,
+            op,
             [*operands, *stored],
             name,
             domain=DOMAIN,
-            key_heads=shape.key_heads,
-            epsilon=epsilon,
-            tiled=int(tiled),
             first=0,
             total=shape.kept_floats,
             state_first=0,
             state_total=shape.state_floats,
-        )
-
-    def state_space(
-        self,
-        name: str,
-        operands: Sequence[str],
-        weights: Mapping[str, Float],
-        shape: StateSpace,
-    ) -> str:
-        """Mamba-2's state space, its output gated but not normalized: [batch, sequence, values].
-
-        Args:
-            name: of the result.
-            operands: x, B and C behind each other; the output's gate; dt.
-            weights: `decay` [heads], below 0; `bias` [heads] of dt; `skip` [heads], D.
-            shape: of the layer.
-        """
-        stored = [self._weights.vector(f"{name}.{part}", one) for part, one in weights.items()]
-        return self._node(
-            STATE_SPACE,
-            [*operands, *stored],
-            name,
-            domain=DOMAIN,
-            state_size=shape.state_size,
-            first=0,
-            total=shape.kept_floats,
-            state_first=0,
-            state_total=shape.state_floats,
+            **attributes,
         )
 
     # -----------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specops.models.convert.model_config import ModelConfig
 
 EXPERTS = "a mixture of experts, and only dense models run here: take a dense one"
@@ -20,8 +22,16 @@ _DRAFTS = ("assistant", "eagle3", "dflash")
 _IMAGES = "clip"  # llama.cpp's name for all that reads images or sound
 
 
-def what_it_is(architecture: str) -> str:
-    """What an architecture that is not supported is; empty if only its name is known."""
+def not_supported(architecture: str, supported: Iterable[str]) -> str:
+    """Says what an architecture is that is not among those `supported`."""
+    if kind := _what_it_is(architecture):
+        return f"is {architecture}, {kind}"
+    known = ", ".join(sorted(supported))
+    return f"is {architecture}, which is not supported; supported are {known}"
+
+
+def _what_it_is(architecture: str) -> str:
+    """What a model of this architecture is; empty if only its name is known."""
     lower = architecture.lower()
     if "moe" in lower or any(part in lower for part in _EXPERTS):
         return EXPERTS

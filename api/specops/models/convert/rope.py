@@ -124,36 +124,32 @@ def _table(rotation: Rotation, frequencies: Float | None = None, factor: float =
 
 def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
     kind = _kind(scaling)
-    if kind in _PLAIN:
-        return Rotary(_table(rotation))
-    if kind in ("linear", _PROPORTIONAL):
-        return Rotary(_table(rotation, _linear(rotation, scaling, kind)))
-    if kind == "llama3":
-        return Rotary(_table(rotation, _llama3(_frequencies(rotation), scaling)))
-    if kind == "factors":  # of a GGUF: one divisor for each frequency
-        return Rotary(_table(rotation, _frequencies(rotation, _divisors(rotation, scaling, kind))))
     if kind == "yarn":
         return Rotary(_yarn(rotation, scaling, config))
     if kind in _LONG_ROPE:
         return _long_rope(rotation, scaling, config)
-    raise scaling.error(
-        "rope_type",
-        f"is {kind!r}; only default, linear, llama3, yarn, longrope and proportional scaling can "
-        "be exported",
-    )
+    frequencies = _frequencies(rotation)
+    if kind == "linear":
+        frequencies = frequencies / np.float32(scaling.number("factor"))
+    elif kind == _PROPORTIONAL:  # the slower ones of a head are 0
+        turning = scaling.number("partial_rotary_factor", 1.0) * rotation.rotated // 2
+        frequencies[int(turning) :] = 0
+        frequencies = frequencies / np.float32(scaling.number("factor", 1.0))
+    elif kind == "llama3":
+        frequencies = _llama3(frequencies, scaling)
+    elif kind == "factors":  # of a GGUF: one divisor for each frequency
+        frequencies = _frequencies(rotation, _divisors(rotation, scaling, kind))
+    elif kind not in _PLAIN:
+        raise scaling.error(
+            "rope_type",
+            f"is {kind!r}; only default, linear, llama3, yarn, longrope and proportional scaling "
+            "can be exported",
+        )
+    return Rotary(_table(rotation, frequencies))
 
 
 def _kind(scaling: ModelConfig) -> str:
     return scaling.text("rope_type", scaling.text("type", "default"))
-
-
-def _linear(rotation: Rotation, scaling: ModelConfig, kind: str) -> Float:
-    """All frequencies divided by one number. Proportional: the slower ones of a head are 0."""
-    frequencies, factor = _frequencies(rotation), None
-    if kind == _PROPORTIONAL:
-        turning = scaling.number("partial_rotary_factor", 1.0) * rotation.rotated // 2
-        frequencies[int(turning) :], factor = 0, 1.0
-    return frequencies / np.float32(scaling.number("factor", factor))
 
 
 def _divisors(rotation: Rotation, scaling: ModelConfig, key: str) -> Float:

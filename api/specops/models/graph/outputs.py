@@ -183,11 +183,7 @@ def output_final_states(graph: onnx.GraphProto) -> None:
     if product is None:
         raise RefusedGraphError("its logits are not a product with weights, which an MTP block has")
     (name, size), chosen = (product.input[0], _input_size(product, _weights(graph))[1]), "final"
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for place, found in enumerate(names):
-                if found == name:
-                    names[place] = STATES
+    _rename(graph, name, STATES)
     product.input[0] = chosen
     gather = helper.make_node("Gather", [STATES, LOGIT_ROWS], [chosen], name=chosen, axis=1)
     graph.node.insert(list(graph.node).index(product), gather)
@@ -217,13 +213,17 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
     kind, size = _input_size(product, _weights(graph))
     if kind != TensorProto.FLOAT:
         return
-    before = product.input[0]
+    _rename(graph, product.input[0], _HIDDEN)
+    _add_output(graph, _HIDDEN, size)
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Give a tensor another name in all nodes."""
     for node in graph.node:
         for names in (node.input, node.output):
             for place, name in enumerate(names):
-                if name == before:
-                    names[place] = _HIDDEN
-    _add_output(graph, _HIDDEN, size)
+                if name == old:
+                    names[place] = new
 
 
 def _weights(graph: onnx.GraphProto) -> dict[str, TensorProto]:

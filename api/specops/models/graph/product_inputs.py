@@ -179,17 +179,18 @@ def _made_by(name: str, operator: str, wiring: Wiring) -> onnx.NodeProto | None:
 
 
 def _give_gate(product: onnx.NodeProto, x: str, gate: str) -> None:
-    given = attributes_of(product) | {"input": int(Made.OUTPUT_GATE)}
-    tiles, bias = product.input[1], input_of(product, _BIAS)
-    made = helper.make_node(
-        kernels.MATMUL,
-        [x, tiles, bias, "", gate],
-        list(product.output),
-        name=product.name,
-        domain=kernels.DOMAIN,
-        **given,
+    operands = [x, product.input[1], input_of(product, _BIAS), "", gate]
+    product.CopyFrom(_remade(product, operands, list(product.output), Made.OUTPUT_GATE))
+
+
+def _remade(
+    product: onnx.NodeProto, inputs: list[str], outputs: list[str], kind: Made, **changes: float
+) -> onnx.NodeProto:
+    """Return the same product with another input."""
+    given = attributes_of(product) | {"input": int(kind), **changes}
+    return helper.make_node(
+        kernels.MATMUL, inputs, outputs, name=product.name, domain=kernels.DOMAIN, **given
     )
-    product.CopyFrom(made)
 
 
 def _only_reader(name: str, wiring: Wiring, computable: Computable) -> onnx.NodeProto | None:
@@ -342,16 +343,10 @@ def _product_of(norm: _Norm, wiring: Wiring) -> onnx.NodeProto | None:
 
 def _with_norm(product: onnx.NodeProto, norm: _Norm, wiring: Wiring) -> onnx.NodeProto:
     alone = wiring.only_read_by(norm.made, [product])
-    given = attributes_of(product) | {"input": int(norm.kind), "epsilon": norm.epsilon}
-    bias = input_of(product, _BIAS)
-    return helper.make_node(
-        kernels.MATMUL,
-        trimmed(norm.x, product.input[1], bias, norm.weight, norm.residual, norm.shift),
-        trimmed(product.output[0], norm.total, "" if alone else norm.made),
-        name=product.name,
-        domain=kernels.DOMAIN,
-        **given,
-    )
+    tiles, bias = product.input[1], input_of(product, _BIAS)
+    inputs = trimmed(norm.x, tiles, bias, norm.weight, norm.residual, norm.shift)
+    outputs = trimmed(product.output[0], norm.total, "" if alone else norm.made)
+    return _remade(product, inputs, outputs, norm.kind, epsilon=norm.epsilon)
 
 
 def _alone(norm: _Norm) -> onnx.NodeProto:

@@ -155,7 +155,7 @@ def _of_mamba(name: str, values: Array) -> Array:
 
 def _is_one_more(kind: str, name: str) -> bool:
     """Whether a file has a norm's weights plus 1."""
-    known = kind == "gemma3_text" or (kind == "qwen3_5_text" and "linear_attn" not in name)
+    known = kind in ("gemma2", "gemma3_text", "qwen3_5_text") and "linear_attn" not in name
     return known and name.endswith("norm.weight")
 
 
@@ -381,6 +381,9 @@ def _write_layers(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "cohere2":
         writer.add_logit_scale(config["logit_scale"])
+    if config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _write_yarn(writer: GGUFWriter, scaling: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
 from specops.models.convert import ExportError, export_checkpoint
-from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import read_header
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf
@@ -196,7 +196,7 @@ def test_settings_that_cannot_be_drawn(
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     said = refusal(tmp_path, lambda writer: None, "llama", "mamba")
-    assert "is mamba, which is not supported; supported are llama, " in said
+    assert "is mamba, which is not supported; supported are cohere2, " in said
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ HALF = {"q_proj": Kind.Q5_0, "k_proj": Kind.Q4_0, "v_proj": Kind.Q8_0, "embed_to
 HEADS: dict[str, Any] = {"config": {"head_dim": 64}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "smollm3": {"layers": 4, "config": {"no_rope_layers": [1, 1, 1, 0]}},
+    "gemma2": {"config": {"head_dim": 64, "query_pre_attn_scalar": 64}},
     "gemma3_text": {
         "layers": 6,
         "config": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window_pattern": 6},
@@ -424,6 +425,25 @@ def test_a_file_may_list_the_layers_that_have_a_state(tmp_path: Path) -> None:
     assert exported(True, False, True, False)
     with pytest.raises(ExportError, match=r"layers\.2\.self_attn\.\S+ is missing"):
         exported(True, False, False, False)
+
+
+def test_what_reads_images_and_sound_beside_a_model_is_left_out(tmp_path: Path) -> None:
+    """Ollama's files have everything, in any type."""
+    source = make_gemma4_checkpoint(
+        tmp_path / "source", **{**SIZES, "layers": 5}, config={**WIDE_HEADS}
+    )
+
+    def beside(writer: GGUFWriter) -> None:
+        writer.add_uint32("gemma4.vision.block_count", 1)
+        for name in ("v.blk.0.attn_q.weight", "a.conv1d.0.weight", "mm.input_projection.weight"):
+            writer.add_tensor(name, np.zeros((2, 64), np.int8))
+
+    weights = []
+    for change in (None, beside):
+        file = write_gguf(source, tmp_path / "m.gguf", lambda _: Kind.Q8_0, change=change)
+        model = export_checkpoint(file, tmp_path / "onnx", quantization=None)
+        weights.append((model.path / "model.onnx.data").read_bytes())
+    assert weights[0] == weights[1]
 
 
 def test_an_mtp_block_alone_is_no_model(tmp_path: Path) -> None:

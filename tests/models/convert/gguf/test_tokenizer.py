@@ -260,7 +260,8 @@ def test_tokens_without_a_text_get_one(tmp_path: Path) -> None:
     assert vocab["[EMPTY_402]\ufffd"] == 402
 
 
-def test_pieces_with_merges(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [{"model": "gemma4"}, {"model": "llama", "pre": "gemma4"}])
+def test_pieces_with_merges(kind: dict[str, str], tmp_path: Path) -> None:
     """Gemma 4's kind: SentencePiece's tokens, joined by merges instead of scores."""
     expected = gemma()
     made = json.loads(expected.to_str())
@@ -270,7 +271,7 @@ def test_pieces_with_merges(tmp_path: Path) -> None:
         writer.add_token_merges([" ".join(pair) for pair in made["model"]["merges"]])
 
     values = dict(header(tmp_path / "t.gguf", "llama", write)._values)
-    values["tokenizer.ggml.model"] = "gemma4"
+    values |= {f"tokenizer.ggml.{key}": value for key, value in kind.items()}
     same(tokenizer_files(Metadata(values, tmp_path / "t.gguf")), expected)
 
 

@@ -11,8 +11,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from specops.models.convert import ExportError
-from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.gguf.block_types import TYPES
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
 from specops.runtime.kernels.packing import WeightType, tile_bytes

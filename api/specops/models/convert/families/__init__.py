@@ -1,19 +1,19 @@
 """The model families that can be exported; each class names its architectures.
 
-Every module with families is imported here, which registers them.
+Every module here is imported, which registers its families.
 """
 
 from __future__ import annotations
 
-from specops.models.convert.families import (  # noqa: F401 - registers their families
-    gemma4,
-    hybrids,
-    layer_norm_decoder,
-    relatives,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from specops.models.convert.families.family import BY_ARCHITECTURE, BY_MODEL_TYPE, Family
 from specops.models.convert.model_config import ModelConfig
-from specops.models.convert.refusals import refuse, what_it_is
+from specops.models.convert.refusals import not_supported, refuse
+
+for module in iter_modules(__path__, f"{__name__}."):
+    import_module(module.name)
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -27,11 +27,5 @@ def family_of(config: ModelConfig) -> Family:
     if name is None:
         key, name, known = "model_type", config.text("model_type"), BY_MODEL_TYPE
     if name not in known:
-        kind = what_it_is(name)
-        raise config.error(
-            key,
-            f"is {name}, {kind}"
-            if kind
-            else f"is {name}, which is not supported; supported are {', '.join(sorted(known))}",
-        )
+        raise config.error(key, not_supported(name, known))
     return known[name](config)

@@ -1,9 +1,8 @@
 """What Llama and its relatives share: norms, rotary grouped-query attention, a gate.
 
 Tensor names are transformers'. A family sets class attributes, for example the places of its
-norms. Its constructor reads scales and the attention of each layer from config.json. Families with
-fused projections override `projection_tensors` and the methods that read them. Some relatives have
-layer norms, or no gate.
+norms. Its constructor reads scales and the attention of each layer from config.json. Some relatives
+have layer norms, or no gate.
 
 A family with `has_mtp` may have an MTP block: one more layer of its kind, with full attention,
 after a product that joins the embedding of a token with the state before it. Methods get the index
@@ -23,22 +22,25 @@ from specops.models.convert.checkpoint import HEAD, HEAD_BIAS, MTP, Checkpoint, 
 from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
-from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
+from specops.models.convert.rope import (
+    HEAD_DIM_MULTIPLE,
+    LARGEST_HEAD_DIM,
+    Rotary,
+    plain_rotary,
+    rotary,
+)
 
 Float = NDArray[np.float32]
 Order = NDArray[np.int64]
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_BIASES = {
-    "attention_bias": (*QKV, "self_attn.o_proj"),
-    "mlp_bias": tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-}
 _FUNCTIONS = {  # the graph's names of them
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+LOCAL = "local_"  # the rotary table of layers with a window, if it is another one
 _MTP_FC = f"{MTP}fc.weight"
 _MTP_NORMS = _MTP_EMBEDDING, _MTP_STATE, _MTP_FINAL = (
     f"{MTP}pre_fc_norm_embedding",
@@ -83,27 +85,29 @@ class GatedDecoder(Family):
     norm_biases = True  # whether such norms have biases
     head_bias = False
     parallel = False  # whether attention and feed-forward read the same norm's output
-    interleaved = False  # whether pairs of neighbours are rotated, not the halves of a head
     epsilon = ("rms_norm_eps", 1e-6)  # the key, and its default
     stem = "model"  # the first part of all tensor names but the head's
     final_norm = "norm"
-    output, down = "self_attn.o_proj", "mlp.down_proj"
+    qkv: ClassVar[tuple[str, ...]] = QKV  # or one tensor with all three
     query_key_norms = ("self_attn.q_norm", "self_attn.k_norm")
-    up: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
+    output, down = "self_attn.o_proj", "mlp.down_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
+    fused_gate = False  # whether the one tensor of `up` has both, the gate first
+    gguf_names: ClassVar[Mapping[str, str]] = {}  # beside those of `gguf_tensors`; empty: none
     _factors: str | None = None  # of queries, in the graph
 
     def __init__(self, config: ModelConfig) -> None:
-        config = config.with_defaults(self.defaults)
-        for flag in self.must_be_false:
+        self.config = config = text_config(config).with_defaults(self.defaults)
+        attention, feed_forward = self.qkv, (*self.up, self.down)
+        if config.flag("attention_output_bias", True):  # not in any config.json: see Checkpoint
+            attention = (*attention, self.output)
+        biases = {"attention_bias": attention, "mlp_bias": feed_forward}
+        for flag in (*self.must_be_false, *(biases.keys() - {*self.optional_biases})):
             config.require_flag(flag, False)
+        biases["use_bias"] = (*attention, *feed_forward)
         self.biased = list(self.always_biased)  # the projections with a bias
-        for flag, parts in _BIASES.items():
-            if config.flag(flag, False):
-                if flag not in self.optional_biases:
-                    raise config.error(flag, "is true; biases cannot be exported for this family")
-                self.biased += parts
-        if not config.flag("attention_output_bias", True):  # not in any config.json: see Checkpoint
-            self.biased = [part for part in self.biased if part != "self_attn.o_proj"]
+        for flag in self.optional_biases:
+            self.biased += biases[flag] if config.flag(flag, False) else ()
         key, function = self.activation
         if config.text(key, function) != function:
             raise config.error(key, f"must be '{function}' to be exported for this family")
@@ -113,12 +117,11 @@ class GatedDecoder(Family):
         self.feed_forward_size = config.integer("intermediate_size")
         self._epsilon = config.number(*self.epsilon)
         self._tied = config.flag("tie_word_embeddings", False)
-        self._embedding, self._final_norm = (
-            f"{self.stem}.embed_tokens",
-            f"{self.stem}.{self.final_norm}",
-        )
+        self._embedding = f"{self.stem}.embed_tokens"
+        self._final_norm = f"{self.stem}.{self.final_norm}"
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
+        self.attention_softcap: float | None = None
         self.logit_softcap: float | None = None
         self.query_factors: Float | None = None  # one for each position
         self.rotaries = self.rotary_tables(config)
@@ -128,15 +131,33 @@ class GatedDecoder(Family):
             self.layers = [local] * shape.num_layers
             if self.full_layer_every:
                 full = LayerAttention(self.full_table)
-                kinds = _layer_kinds(config, shape.num_layers, self.full_layer_every)
+                kinds = layer_kinds(config, shape.num_layers, SLIDING)
+                if kinds is None:
+                    every = config.integer("sliding_window_pattern", self.full_layer_every)
+                    kinds = all_but_each(every, shape.num_layers, SLIDING)
                 self.layers = [local if kind == SLIDING else full for kind in kinds]
         # Old checkpoints store the rotary frequencies, and some store a tied head too.
         self.ignored_tensors = ("*rotary_emb.inv_freq", *([HEAD] if self._tied else []))
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """The rotary tables by the names that `LayerAttention` uses."""
-        shape, partial = self.shape, self.partial_rotary
-        return {"": rotary(config, shape.head_dim, shape.context_length, partial=partial)}
+        """The rotary tables by the names that `LayerAttention` uses.
+
+        Layers with a window may have their own. transformers 5 has a section of `rope_parameters`
+        for either kind; in older files only the rotation of the other layers is scaled.
+        """
+        size, positions = self.shape.head_dim, self.shape.context_length
+        if not self.local_table:
+            return {"": rotary(config, size, positions, partial=self.partial_rotary)}
+        given, theta = config.section("rope_parameters"), config.number("rope_theta")
+        if given is None or not (FULL in given or SLIDING in given):
+            theta = (given or config).number("rope_theta", theta)
+            local = plain_rotary(size, positions, config.number("rope_local_base_freq", theta))
+            return {"": rotary(config, size, positions), LOCAL: local}
+        other = config.replaced(rope_theta=config.number("rope_local_base_freq", theta))
+        return {
+            "": rotary(config, size, positions, scaling=given.section(FULL)),
+            LOCAL: rotary(other, size, positions, scaling=given.section(SLIDING)),
+        }
 
     def layer(self, index: int) -> str:
         """The first part of the names of a layer's tensors."""
@@ -144,17 +165,38 @@ class GatedDecoder(Family):
             return f"{MTP}layers.0"
         return f"{self.stem}.layers.{index}"
 
+    def heads(self, index: int) -> tuple[int, int]:
+        """Number of a layer's heads of keys and values, and the size of all its heads."""
+        del index  # all layers have the same ones
+        return self.shape.num_kv_heads, self.shape.head_dim
+
+    def feed_forward_width(self, index: int) -> int:
+        """Number of a layer's values that a feed-forward gates."""
+        del index  # all layers have the same
+        return self.feed_forward_size
+
     # -- the tensors --------------------------------------------------------------------------
 
-    def projection_tensors(self) -> Shapes:
-        """One layer's weights of query, key, value, gate and up, by their names in the layer."""
-        hidden, wide = self.shape.hidden_size, self.feed_forward_size
-        return {
-            "self_attn.q_proj.weight": (self.query_size, hidden),
-            "self_attn.k_proj.weight": (self.key_size, hidden),
-            "self_attn.v_proj.weight": (self.key_size, hidden),
-            **{f"{part}.weight": (wide, hidden) for part in self.up},
+    @classmethod
+    def gguf_tensors(cls) -> Mapping[str, str]:
+        """As llama.cpp names the tensors of most relatives."""
+        attention = ("blk.attn_q", "blk.attn_k", "blk.attn_v")
+        found = {
+            "token_embd": f"{cls.stem}.embed_tokens",
+            "output_norm": f"{cls.stem}.{cls.final_norm}",
+            "output": "lm_head",
+            "blk": f"{cls.stem}.layers",
+            "blk.attn_norm": cls.attention_norms.before,
+            "blk.post_attention_norm": cls.attention_norms.after,
+            **dict(zip(attention if len(cls.qkv) > 1 else ("blk.attn_qkv",), cls.qkv, strict=True)),
+            **dict(zip(("blk.attn_q_norm", "blk.attn_k_norm"), cls.query_key_norms, strict=True)),
+            "blk.attn_output": cls.output,
+            "blk.ffn_norm": cls.feed_forward_norms.before,
+            "blk.post_ffw_norm": cls.feed_forward_norms.after,
+            **dict(zip(("blk.ffn_up", "blk.ffn_gate"), reversed(cls.up), strict=False)),
+            "blk.ffn_down": cls.down,
         }
+        return {theirs: ours for theirs, ours in {**found, **cls.gguf_names}.items() if ours}
 
     def tensors(self) -> Shapes:
         """Embedding, final norm, head unless tied, and the tensors of every layer."""
@@ -184,17 +226,22 @@ class GatedDecoder(Family):
 
     def layer_tensors(self, index: int) -> Shapes:
         """The tensors of a layer, by their names in it."""
-        del index  # all layers have the same ones
-        layer = self.projection_tensors() | {
-            f"{self.output}.weight": (self.shape.hidden_size, self.query_size),
-            f"{self.down}.weight": (self.shape.hidden_size, self.feed_forward_size),
+        hidden, wide = self.shape.hidden_size, self.feed_forward_width(index)
+        kv_heads, size = self.heads(index)
+        queries, keys = self.shape.num_heads * size, kv_heads * size
+        rows = [self.query_parts * queries, keys, keys]
+        parts = dict(zip(self.qkv, rows if len(self.qkv) > 1 else [sum(rows)], strict=True))
+        parts |= dict.fromkeys(self.up, 2 * wide if self.fused_gate else wide)
+        layer: Shapes = {f"{part}.weight": (height, hidden) for part, height in parts.items()}
+        layer |= {
+            f"{self.output}.weight": (hidden, queries),
+            f"{self.down}.weight": (hidden, wide),
         }
         layer |= {f"{part}.bias": layer[f"{part}.weight"][:1] for part in self.biased}
         for norm in filter(None, (*self.attention_norms, *self.feed_forward_norms)):
             layer |= self._norm_shapes(norm)
         if self.head_norms or self.width_norms:
-            head = self.shape.head_dim
-            sizes = (head, head) if self.head_norms else (self.query_size, self.key_size)
+            sizes = (size, size) if self.head_norms else (queries, keys)
             norms = zip(self.query_key_norms, sizes, strict=True)
             layer |= {f"{norm}.weight": (size,) for norm, size in norms}
         return layer
@@ -298,6 +345,7 @@ class GatedDecoder(Family):
             rotary=rotary,
             window=window,
             scale=self.attention_scale,
+            softcap=self.attention_softcap,
             head_norms=head_norms,
         )
 
@@ -315,7 +363,8 @@ class GatedDecoder(Family):
 
     def norm(self, stored: str) -> Float:
         """The weight of the norm with this stored name."""
-        return self.checkpoint.vector(f"{stored}.weight")
+        weight = self.checkpoint.vector(f"{stored}.weight")
+        return weight + np.float32(1) if self.offset_norms else weight
 
     def _norm_bias(self, stored: str, weight: Float) -> Float | None:
         """The bias of a layer norm; None for an RMS norm."""
@@ -327,37 +376,36 @@ class GatedDecoder(Family):
 
     def _normalized(self, name: str, x: str, stored: str) -> str:
         weight = self.norm(stored)
-        bias = self._norm_bias(stored, weight)
-        if bias is None:
-            return self.graph.rms_norm(name, x, weight, self._epsilon)
-        return self.graph.layer_norm(name, x, weight, bias, self._epsilon)
+        return self.graph.norm(name, x, weight, self._epsilon, self._norm_bias(stored, weight))
 
     def queries_keys_values(self, index: int, x: str) -> list[str]:
         """The operands of attention: one tensor with all three, or three tensors."""
-        name, stored = f"layers.{index}", f"{self.layer(index)}.self_attn"
+        name, layer = f"layers.{index}", self.layer(index)
         if not self.width_norms and self._factors is None:
             # Stacked weights: one product is faster than three.
-            weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
+            weight = self.checkpoint.matrix(*(f"{layer}.{part}.weight" for part in self.qkv))
             bias = None
-            if "self_attn.q_proj" in self.biased:
-                bias = self.checkpoint.vectors(*(f"{stored}.{part}_proj.bias" for part in "qkv"))
-            if self.interleaved:
-                orders = self._orders()
+            if self.qkv[0] in self.biased:
+                bias = self.checkpoint.vectors(*(f"{layer}.{part}.bias" for part in self.qkv))
+            if orders := self.row_orders():
                 weight = weight.reordered(orders)
                 bias = bias if bias is None else bias[stacked(orders)]
             return [self.graph.linear(f"{name}.qkv", x, weight, bias)]
-        found = [self.linear(index, f"self_attn.{part}_proj", x) for part in "qkv"]
+        found = [self.linear(index, part, x) for part in self.qkv]
         for place, part in enumerate("qk" if self.width_norms else ""):
-            norm = self.norm(f"{self.layer(index)}.{self.query_key_norms[place]}")
-            found[place] = self.graph.rms_norm(
-                f"{name}.{part}_norm", found[place], norm, self._epsilon
-            )
+            norm = self.norm(f"{layer}.{self.query_key_norms[place]}")
+            found[place] = self.graph.norm(f"{name}.{part}_norm", found[place], norm, self._epsilon)
         if self._factors is not None:
             found[0] = self.graph.multiply(f"{name}.q.scaled", found[0], self._factors)
         return found
 
-    def _orders(self) -> list[Order]:
-        """The stored rows of queries, keys and values, in the order of halves."""
+    def row_orders(self) -> list[Order]:
+        """The stored rows of queries, keys and values, as attention reads them; empty: as they are.
+
+        It rotates the halves of a head.
+        """
+        if not self.interleaved:
+            return []
         shape, rotated = self.shape, 2 * self.rotaries[""].table.cos.shape[1]
         head = np.arange(shape.head_dim)
         head[:rotated] = head[:rotated].reshape(-1, 2).T.reshape(-1)
@@ -370,11 +418,9 @@ class GatedDecoder(Family):
     def gate_and_up(self, index: int, x: str) -> list[str]:
         """The products of the feed-forward that read `x`; the first one is activated."""
         # Two products: splitting the result of one costs more.
-        return [self.linear(index, part, x) for part in self.up]
-
-    def halves(self, index: int, x: str, part: str = "mlp.gate_up_proj") -> list[str]:
-        """`gate_and_up` of a family that stores both as one tensor."""
-        stored, wide = f"{self.layer(index)}.{part}.weight", self.feed_forward_size
+        if not self.fused_gate:
+            return [self.linear(index, part, x) for part in self.up]
+        stored, wide = f"{self.layer(index)}.{self.up[0]}.weight", self.feed_forward_size
         rows = self.checkpoint.matrix_rows
         return [
             self.graph.linear(f"layers.{index}.{part}", x, rows(stored, start, stop))
@@ -393,7 +439,7 @@ class GatedDecoder(Family):
         """What a part adds to the residual: its output, normalized and scaled if need be."""
         if norms.after:
             weight = self.norm(f"{self.layer(index)}.{norms.after}")
-            x = self.graph.rms_norm(f"{name}.after", x, weight, self._epsilon)
+            x = self.graph.norm(f"{name}.after", x, weight, self._epsilon)
         return self.graph.scaled(f"{name}.scaled", x, self.residual_scale)
 
     def _add(self, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
@@ -410,13 +456,10 @@ class GatedDecoder(Family):
 
 
 def text_config(config: ModelConfig) -> ModelConfig:
-    """The language model's part of a multimodal model's config.json.
-
-    Raises ExportError without one.
-    """
+    """The language model's part of a multimodal model's config.json; else the whole."""
     text = config.section("text_config")
     if text is None:
-        raise config.error("text_config", "is missing, and the export needs it")
+        return config
     tied = "tie_word_embeddings"  # transformers ties the whole model by its own key
     return text.replaced(**{tied: config.flag(tied, False)} if tied in config else {})
 
@@ -427,16 +470,18 @@ def stacked(orders: list[Order]) -> Order:
     return np.concatenate([start + order for start, order in zip(starts, orders, strict=False)])
 
 
-def _layer_kinds(config: ModelConfig, layers: int, usual: int) -> list[str]:
-    """Which layers have a window: those that config.json lists, or else all but each `usual`th."""
+def layer_kinds(config: ModelConfig, layers: int, other: str) -> list[str] | None:
+    """The kinds of layers that config.json lists, `FULL` and the `other`; None without a list."""
     kinds = config.list_of(str, "layer_types", layers)
-    if kinds is None:
-        pattern = config.integer("sliding_window_pattern", usual)
-        return [SLIDING if number % pattern else FULL for number in range(1, layers + 1)]
-    for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise config.error("layer_types", f"is {kind}; supported are {FULL}, {SLIDING}")
+    for kind in kinds or ():
+        if kind not in (FULL, other):
+            raise config.error("layer_types", f"is {kind}; supported are {FULL}, {other}")
     return kinds
+
+
+def all_but_each(number: int, layers: int, other: str) -> list[str]:
+    """Kinds of layers: the `other`, but each layer of this number is `FULL`."""
+    return [other if place % number else FULL for place in range(1, layers + 1)]
 
 
 def _shape(config: ModelConfig) -> ModelShape:
@@ -453,10 +498,15 @@ def _shape(config: ModelConfig) -> ModelShape:
     )
     if heads % shape.num_kv_heads:
         raise config.error("num_key_value_heads", f"must divide num_attention_heads, {heads}")
-    if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > LARGEST_HEAD_DIM:
+    check_head_dim(config, "head_dim", shape.head_dim)
+    return shape
+
+
+def check_head_dim(config: ModelConfig, key: str, size: int) -> None:
+    """Raises ExportError for a size of heads that attention does not have."""
+    if size % HEAD_DIM_MULTIPLE or size > LARGEST_HEAD_DIM:
         raise config.error(
-            "head_dim",
-            f"is {shape.head_dim}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to "
+            key,
+            f"is {size}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to "
             f"{LARGEST_HEAD_DIM}",
         )
-    return shape

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from specops.models.convert.families.family import Shapes
+from specops.models.convert.families.family import Config, Shapes
 from specops.models.convert.families.gated_decoder import (
     FULL,
+    LOCAL,
     SLIDING,
-    GatedDecoder,
-    Norms,
+    check_head_dim,
     text_config,
 )
+from specops.models.convert.families.gemma import Gemma
+from specops.models.convert.gguf.header import GgufTensors, Metadata
 from specops.models.convert.model_config import ModelConfig
-from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
+from specops.models.convert.rope import Rotary, rotary
 
 _BY_LAYER = "per_layer_config"
-_LOCAL = "local_"  # the table of layers with a window
-_ROPE = {
+_ROPE: dict[str, dict[str, Any]] = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
@@ -28,9 +29,15 @@ _TABLE, _PROJECTION = "embed_tokens_per_layer", "per_layer_model_projection"
 _TABLE_NORM = "per_layer_projection_norm"
 _GATE, _UP = "per_layer_input_gate", "per_layer_projection"
 _NORM_AFTER = "post_per_layer_input_norm"
+_NOTHING_TURNS = 1e29  # a divisor of frequencies
 
 
-class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma4_text"):
+class Gemma4(
+    Gemma,
+    architectures="Gemma4ForCausalLM Gemma4ForConditionalGeneration",
+    model_types="gemma4_text gemma4",
+    gguf="gemma4",
+):
     """Gemma 4 E2B, E4B and 31B.
 
     Layers without a window have larger heads. The last layers read the keys and values of the last
@@ -39,42 +46,40 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
 
     name = "gemma4"
     defaults: ClassVar = {
+        **Gemma.defaults,
         "vocab_size": 262_144,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
         "global_head_dim": 512,
         "max_position_embeddings": 131_072,
         "sliding_window": 512,
-        "tie_word_embeddings": True,
         "rope_parameters": _ROPE,
         "hidden_size_per_layer_input": 256,
     }
     optional_biases = ()
-    activation = ("hidden_activation", "gelu_pytorch_tanh")
-    attention_norms = Norms("input_layernorm", "post_attention_layernorm")
-    feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
     head_norms = True
     full_layer_every = 6
-    local_table = _LOCAL
+    local_table = LOCAL
+    gguf_numbers: ClassVar = {"final_logit_softcapping": "{arch}.final_logit_softcapping"}
+    gguf_keys = (
+        *(f"{{arch}}.attention.{part}_length_swa" for part in ("key", "value")),
+        *(f"{{arch}}.rope.{key}_swa" for key in ("freq_base", "dimension_count")),
+    )
+    gguf_names: ClassVar = {
+        "per_layer_token_embd": f"model.{_TABLE}",
+        "per_layer_model_proj": f"model.{_PROJECTION}",
+        "per_layer_proj_norm": f"model.{_TABLE_NORM}",
+        "blk.layer_output_scale.weight": "layer_scalar",
+        "blk.inp_gate": _GATE,
+        "blk.proj": _UP,
+        "blk.post_norm": _NORM_AFTER,
+    }
 
     def __init__(self, config: ModelConfig) -> None:
+        config = text_config(config)
         sized = config.numbered(_BY_LAYER)
-        config = (config if sized is None else _together(config, sized)).with_defaults(
-            self.defaults
-        )
+        super().__init__(config if sized is None else _together(config, sized))
+        config, shape, layers = self.config, self.shape, self.shape.num_layers
         if config.text("use_bidirectional_attention", "vision") != "vision":  # of images alone
             raise config.error("use_bidirectional_attention", "must be 'vision' or absent")
-        self._full_size = config.integer("global_head_dim")
-        if self._full_size % HEAD_DIM_MULTIPLE or self._full_size > LARGEST_HEAD_DIM:
-            raise config.error(
-                "global_head_dim",
-                f"is {self._full_size}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to "
-                f"{LARGEST_HEAD_DIM}",
-            )
-        super().__init__(config)
-        shape, layers = self.shape, self.shape.num_layers
-        self.embedding_scale = shape.hidden_size**0.5
         self.attention_scale = 1.0
         self.logit_softcap = config.factor("final_logit_softcapping")
         self._per_layer = config.count("hidden_size_per_layer_input")
@@ -119,14 +124,65 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
         if given is None:
             raise config.error("rope_parameters", "is missing")
         given = given.with_defaults(_ROPE)
-        sizes = {FULL: ("", self._full_size), SLIDING: (_LOCAL, self.shape.head_dim)}
+        self._full_size = config.integer("global_head_dim")
+        check_head_dim(config, "global_head_dim", self._full_size)
+        sizes = {FULL: ("", self._full_size), SLIDING: (LOCAL, self.shape.head_dim)}
         return {
             name: rotary(config, size, positions, scaling=given.section(kind))
             for kind, (name, size) in sizes.items()
         }
 
-    def _heads(self, index: int) -> tuple[int, int]:
-        """Number of a layer's heads of keys and values, and the size of all its heads."""
+    @classmethod
+    def gguf_settings(cls, metadata: Metadata, tensors: GgufTensors, config: Config) -> Config:
+        """The two kinds of layers, what the last layers share, and the rotation of full layers."""
+        kinds, size = config.get("layer_types") or [], config["head_dim"]
+        if len(kinds) != config["num_hidden_layers"] or {*kinds} != {FULL, SLIDING}:
+            key = "{arch}.attention.sliding_window_pattern"
+            raise metadata.error(key, "must list layers of both kinds")
+        local_size = metadata.integer("{arch}.attention.key_length_swa")
+        for key, expected in {
+            "{arch}.rope.dimension_count_swa": local_size,
+            "{arch}.rope.dimension_count": size,
+        }.items():
+            if metadata.integer(key, expected) != expected:
+                raise metadata.error(key, f"must be {expected}, the size of a head")
+        # Frequencies are divided by 1, or else by so much that nothing turns.
+        scaling = config["rope_scaling"] or {"factors": [1.0] * (size // 2)}
+        divisors = scaling.get("factors", [])
+        turning = sum(divisor == 1 for divisor in divisors)
+        still = sum(divisor >= _NOTHING_TURNS for divisor in divisors[turning:])
+        if turning + still != size // 2:
+            raise metadata.error("{arch}.rope.freq_base", "has other factors than Gemma 4's")
+        rotations = {
+            kind: {**usual, "rope_theta": metadata.number(key, usual["rope_theta"])}
+            for key, (kind, usual) in zip(
+                ("{arch}.rope.freq_base", "{arch}.rope.freq_base_swa"), _ROPE.items(), strict=True
+            )
+        }
+        rotations[FULL]["partial_rotary_factor"] = 2 * turning / max(size, 1)
+        heads = metadata.per_layer("{arch}.attention.head_count_kv")
+        kv_heads = dict(zip(kinds, heads, strict=True))
+        widths = metadata.per_layer("{arch}.feed_forward_length")
+        table = tensors.get("per_layer_token_embd.weight")
+        return {
+            "head_dim": local_size,
+            "global_head_dim": size,
+            "num_key_value_heads": kv_heads[SLIDING],
+            "num_global_key_value_heads": kv_heads[FULL],
+            "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in tensors,
+            "num_kv_shared_layers": metadata.integer("{arch}.attention.shared_kv_layers", 0),
+            "intermediate_size": widths[0],
+            "use_double_wide_mlp": widths[0] != widths[-1],
+            "hidden_size_per_layer_input": metadata.integer(
+                "{arch}.embedding_length_per_layer_input", 0
+            ),
+            "vocab_size_per_layer_input": table.shape[0] if table else None,
+            "rope_parameters": rotations,
+            "rope_scaling": None,
+        }
+
+    def heads(self, index: int) -> tuple[int, int]:
+        """Layers without a window have their own."""
         if self.layers[index].window is None:
             return self._full_kv_heads, self._full_size
         return self.shape.num_kv_heads, self.shape.head_dim
@@ -149,25 +205,23 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
             }
         return shapes
 
+    def feed_forward_width(self, index: int) -> int:
+        """Layers without keys of their own may be twice as wide."""
+        return self.feed_forward_size * (2 if self._wide and index >= self._own else 1)
+
     def layer_tensors(self, index: int) -> Shapes:
-        """Heads by the kind of layer; layers without keys of their own may be twice as wide."""
-        hidden, (kv_heads, size) = self.shape.hidden_size, self._heads(index)
-        wide = self.feed_forward_size * (2 if self._wide and index >= self._own else 1)
-        rows = {"q": self.shape.num_heads * size, "k": kv_heads * size, "v": kv_heads * size}
-        parts = self._parts(index)
-        shapes: Shapes = {f"self_attn.{part}_proj.weight": (rows[part], hidden) for part in parts}
-        shapes |= {f"self_attn.{part}_norm.weight": (size,) for part in parts if part != "v"}
-        shapes |= {f"{part}.weight": (wide, hidden) for part in self.up}
-        shapes |= {
-            f"{self.output}.weight": (hidden, rows["q"]),
-            f"{self.down}.weight": (hidden, wide),
-        }
-        norms = [*self.attention_norms, *self.feed_forward_norms]
+        """Not all layers have keys or values; each has an input of its own, and a factor."""
+        layer, hidden = super().layer_tensors(index), self.shape.hidden_size
+        for part in {*"qkv"}.difference(self._parts(index)):
+            layer.pop(f"self_attn.{part}_proj.weight")
+            layer.pop(f"self_attn.{part}_norm.weight", None)
         if self._per_layer:
-            norms.append(_NORM_AFTER)
-            shapes[f"{_GATE}.weight"] = (self._per_layer, hidden)
-            shapes[f"{_UP}.weight"] = (hidden, self._per_layer)
-        return shapes | {f"{norm}.weight": (hidden,) for norm in norms} | {"layer_scalar": (1,)}
+            layer |= {
+                f"{_GATE}.weight": (self._per_layer, hidden),
+                f"{_UP}.weight": (hidden, self._per_layer),
+                f"{_NORM_AFTER}.weight": (hidden,),
+            }
+        return layer | {"layer_scalar": (1,)}
 
     # -- the graph ----------------------------------------------------------------------------
 
@@ -192,7 +246,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
     def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
         """Attention with norms of queries, keys and values; those of values have no weight."""
         graph, name, stored = self.graph, f"layers.{index}", f"{self.layer(index)}.self_attn"
-        (kv_heads, size), parts = self._heads(index), self._parts(index)
+        (kv_heads, size), parts = self.heads(index), self._parts(index)
         widths = [size * self.shape.num_heads, size * kv_heads, size * kv_heads][: len(parts)]
         weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in parts))
         values = size * kv_heads if "v" in parts else 0
@@ -233,7 +287,7 @@ class Gemma4(GatedDecoder, architectures="Gemma4ForCausalLM", model_types="gemma
             x = graph.multiply(f"{layer}.own.gated", x, given)
             x = graph.linear(f"{layer}.own.up", x, up)
             after = self.norm(f"{stored}.{_NORM_AFTER}")
-            x = graph.rms_norm(f"{layer}.own.after", x, after, self._epsilon)
+            x = graph.norm(f"{layer}.own.after", x, after, self._epsilon)
             total = graph.add(f"{layer}.own.added", total, x)
         (scalar,) = self.checkpoint.vector(f"{stored}.layer_scalar")
         total = graph.scaled(f"{layer}.multiplied", total, float(scalar))
@@ -253,16 +307,3 @@ def _together(config: ModelConfig, by_layer: dict[int, ModelConfig]) -> ModelCon
         raise config.error(_BY_LAYER, "must have the same sizes for all layers that it names")
     ((size, kv_heads),) = sizes
     return config.replaced(global_head_dim=size, num_global_key_value_heads=kv_heads)
-
-
-class Gemma4Multimodal(Gemma4, architectures="Gemma4ForConditionalGeneration"):
-    """The language model of Gemma4ForConditionalGeneration."""
-
-    name = "gemma4"
-    stem = "model.language_model"
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(text_config(config))
-        self.ignored_tensors += tuple(
-            f"*{part}.*" for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
-        )

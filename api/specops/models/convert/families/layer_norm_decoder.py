@@ -5,8 +5,8 @@ Tensor names are those of transformers' GPT2LMHeadModel and OPTForCausalLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from specops.models.convert.checkpoint import HEAD, Checkpoint
 from specops.models.convert.families.family import Family, Shapes
@@ -15,27 +15,9 @@ from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # two names of one function
+_QKV = ("blk.attn_qkv", "blk.attn_q", "blk.attn_k", "blk.attn_v")
 _PROJECT_IN = "model.decoder.project_in.weight"
 _PROJECT_OUT = "model.decoder.project_out.weight"
-
-
-class StoredNames(NamedTuple):
-    """The names of a checkpoint's parts, without `.weight` and `.bias`.
-
-    `layer` holds `{}` for the index; the names after it are relative to it. `qkv` is one fused
-    tensor or three.
-    """
-
-    embedding: str
-    positions: str
-    final_norm: str
-    layer: str
-    attention_norm: str
-    qkv: tuple[str, ...]
-    attention_output: str
-    feed_forward_norm: str
-    up: str
-    down: str
 
 
 class LayerNormDecoder(Family):
@@ -43,7 +25,7 @@ class LayerNormDecoder(Family):
 
     # The keys in config.json of width, layers, heads and positions.
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    names: ClassVar[StoredNames]
+    names: ClassVar[Mapping[str, str]]  # see `Family.gguf_tensors`; q, k and v may be one tensor
     activation: ClassVar[str]
     transposed = False  # True: weights are stored [inputs, outputs]
     first_position = 0  # the row of the position table for the first token
@@ -72,31 +54,40 @@ class LayerNormDecoder(Family):
         self.feed_forward_size = feed_forward_size
         self.embedding_size = hidden
         self._epsilon = epsilon
+        self.qkv = [stored for part, stored in self.names.items() if part in _QKV]
         self._tied = config.flag("tie_word_embeddings", True)
         if self._tied:  # some checkpoints store a tied head too
             self.ignored_tensors = (*self.ignored_tensors, HEAD)
+
+    @classmethod
+    def gguf_tensors(cls) -> Mapping[str, str]:
+        """These are the family's own names for them, too."""
+        return cls.names
 
     def tensors(self) -> Shapes:
         """Both tables, the norms, and weight and bias of every product."""
         names, hidden, wide = self.names, self.shape.hidden_size, self.feed_forward_size
         table = (self.shape.vocab_size, self.embedding_size)
         shapes: Shapes = {
-            f"{names.embedding}.weight": table,
-            f"{names.positions}.weight": (self.shape.context_length + self.first_position, hidden),
+            f"{names['token_embd']}.weight": table,
+            f"{names['position_embd']}.weight": (
+                self.shape.context_length + self.first_position,
+                hidden,
+            ),
         }
         if not self._tied:
             shapes[HEAD] = table
         for norm in self._norms():
             shapes |= {f"{norm}.weight": (hidden,), f"{norm}.bias": (hidden,)}
         products = [
-            *((part, 3 * hidden // len(names.qkv), hidden) for part in names.qkv),
-            (names.attention_output, hidden, hidden),
-            (names.up, wide, hidden),
-            (names.down, hidden, wide),
+            *((part, 3 * hidden // len(self.qkv), hidden) for part in self.qkv),
+            (names["blk.attn_output"], hidden, hidden),
+            (names["blk.ffn_up"], wide, hidden),
+            (names["blk.ffn_down"], hidden, wide),
         ]
         for index in range(self.shape.num_layers):
             for part, outputs, inputs in products:
-                name = f"{names.layer.format(index)}.{part}"
+                name = f"{self._layer(index)}.{part}"
                 weight = (inputs, outputs) if self.transposed else (outputs, inputs)
                 shapes |= {f"{name}.weight": weight, f"{name}.bias": (outputs,)}
         return shapes
@@ -107,42 +98,46 @@ class LayerNormDecoder(Family):
         # The first norm stands before the first attention or after it. Norms of attention and
         # feed-forward alternate.
         norms = self._norms()
-        table = checkpoint.matrix_rows(f"{self.names.positions}.weight", self.first_position)
+        names = self.names
+        table = checkpoint.matrix_rows(f"{names['position_embd']}.weight", self.first_position)
         tokens, positions = self.build_embedding(), graph.learned_positions(table)
         if self.norm_before:
             x, residual = self._add_norm(next(norms), tokens, positions)
         else:
             x = residual = graph.add("tokens_and_positions", tokens, positions)
         for index in range(self.shape.num_layers):
-            name, layer = f"layers.{index}", self.names.layer.format(index)
-            heads = [f"{layer}.{part}" for part in self.names.qkv]
+            name, layer = f"layers.{index}", self._layer(index)
+            heads = [f"{layer}.{part}" for part in self.qkv]
             x = graph.attention(index, self._linear(f"{name}.qkv", x, *heads))
-            output = f"{layer}.{self.names.attention_output}"
+            output = f"{layer}.{names['blk.attn_output']}"
             x = self._linear(f"{name}.attention_output", x, output)
             x, residual = self._add_norm(next(norms), x, residual)
-            x = self._linear(f"{name}.up", x, f"{layer}.{self.names.up}")
+            x = self._linear(f"{name}.up", x, f"{layer}.{names['blk.ffn_up']}")
             x = graph.activation(self.activation, f"{name}.activation", x)
-            x = self._linear(f"{name}.down", x, f"{layer}.{self.names.down}")
+            x = self._linear(f"{name}.down", x, f"{layer}.{names['blk.ffn_down']}")
             x, residual = self._add_norm(next(norms), x, residual)
         self.build_head(x)
 
     def build_embedding(self) -> str:
         """The token embeddings [batch, sequence, hidden], without positions."""
-        return self.graph.embedding(self.checkpoint.matrix(f"{self.names.embedding}.weight"))
+        return self.graph.embedding(self.checkpoint.matrix(f"{self.names['token_embd']}.weight"))
 
     def build_head(self, x: str) -> None:
         """The logits from the output of the last norm."""
-        stored = f"{self.names.embedding}.weight" if self._tied else HEAD
+        stored = f"{self.names['token_embd']}.weight" if self._tied else HEAD
         self.graph.head(x, self.checkpoint.matrix(stored))
 
     def _norms(self) -> Iterator[str]:
         """The stored names of the norms in the order of the forward pass."""
         for index in range(self.shape.num_layers):
-            layer = self.names.layer.format(index)
-            yield f"{layer}.{self.names.attention_norm}"
-            yield f"{layer}.{self.names.feed_forward_norm}"
+            yield f"{self._layer(index)}.{self.names['blk.attn_norm']}"
+            yield f"{self._layer(index)}.{self.names['blk.ffn_norm']}"
         if self.norm_before:
-            yield self.names.final_norm
+            yield self.names["output_norm"]
+
+    def _layer(self, index: int) -> str:
+        """The first part of the names of a layer's tensors."""
+        return f"{self.names['blk']}.{index}"
 
     def _add_norm(self, stored: str, x: str, residual: str) -> tuple[str, str]:
         """The normalized sum, and the next residual."""
@@ -161,7 +156,7 @@ class LayerNormDecoder(Family):
         return self.graph.linear(name, x, weight, bias)
 
 
-class GPT2(LayerNormDecoder, architectures="GPT2LMHeadModel"):
+class GPT2(LayerNormDecoder, architectures="GPT2LMHeadModel", gguf="gpt2"):
     """GPT-2 in all sizes, DistilGPT-2 and every other GPT2LMHeadModel."""
 
     name = "gpt2"
@@ -169,18 +164,27 @@ class GPT2(LayerNormDecoder, architectures="GPT2LMHeadModel"):
     transposed = True
     ignored_tensors = ("*.attn.bias", "*.attn.masked_bias")  # the causal mask, as a buffer
     sizes = ("n_embd", "n_layer", "n_head", "n_positions")
-    names = StoredNames(
-        embedding="transformer.wte",
-        positions="transformer.wpe",
-        final_norm="transformer.ln_f",
-        layer="transformer.h.{}",
-        attention_norm="ln_1",
-        qkv=("attn.c_attn",),
-        attention_output="attn.c_proj",
-        feed_forward_norm="ln_2",
-        up="mlp.c_fc",
-        down="mlp.c_proj",
-    )
+    names: ClassVar = {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "blk": "transformer.h",
+        "blk.attn_norm": "ln_1",
+        "blk.attn_qkv": "attn.c_attn",
+        "blk.attn_output": "attn.c_proj",
+        "blk.ffn_norm": "ln_2",
+        "blk.ffn_up": "mlp.c_fc",
+        "blk.ffn_down": "mlp.c_proj",
+    }
+    gguf_integers: ClassVar = {
+        "n_embd": "{arch}.embedding_length",
+        "n_layer": "{arch}.block_count",
+        "n_head": "{arch}.attention.head_count",
+        "n_positions": "{arch}.context_length",
+        "n_inner": "{arch}.feed_forward_length",
+    }
+    gguf_numbers: ClassVar = {"layer_norm_epsilon": "{arch}.attention.layer_norm_epsilon"}
 
     def __init__(self, config: ModelConfig) -> None:
         if config.text("activation_function", "gelu_new") not in _TANH_GELU:
@@ -205,18 +209,20 @@ class OPT(LayerNormDecoder, architectures="OPTForCausalLM"):
     name = "opt"
     activation = "relu"
     first_position = 2  # the rows before it were meant for padding
-    names = StoredNames(
-        embedding="model.decoder.embed_tokens",
-        positions="model.decoder.embed_positions",
-        final_norm="model.decoder.final_layer_norm",
-        layer="model.decoder.layers.{}",
-        attention_norm="self_attn_layer_norm",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        attention_output="self_attn.out_proj",
-        feed_forward_norm="final_layer_norm",
-        up="fc1",
-        down="fc2",
-    )
+    names: ClassVar = {
+        "token_embd": "model.decoder.embed_tokens",
+        "position_embd": "model.decoder.embed_positions",
+        "output_norm": "model.decoder.final_layer_norm",
+        "blk": "model.decoder.layers",
+        "blk.attn_norm": "self_attn_layer_norm",
+        "blk.attn_q": "self_attn.q_proj",
+        "blk.attn_k": "self_attn.k_proj",
+        "blk.attn_v": "self_attn.v_proj",
+        "blk.attn_output": "self_attn.out_proj",
+        "blk.ffn_norm": "final_layer_norm",
+        "blk.ffn_up": "fc1",
+        "blk.ffn_down": "fc2",
+    }
 
     def __init__(self, config: ModelConfig) -> None:
         if config.text("activation_function", "relu") != "relu":

@@ -9,41 +9,36 @@ from typing import ClassVar
 
 import numpy as np
 
-from specops.models.convert.families.family import Shapes
 from specops.models.convert.families.gated_decoder import (
-    FULL,
+    LOCAL,
     QKV,
-    SLIDING,
-    Float,
     GatedDecoder,
     LayerAttention,
     Norms,
     text_config,
 )
 from specops.models.convert.model_config import ModelConfig
-from specops.models.convert.rope import Rotary, plain_rotary, rotary, trained_positions
-
-_VISION = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
-_LOCAL = "local_"  # the table of layers with a window
+from specops.models.convert.rope import trained_positions
 
 
-class Llama(GatedDecoder, architectures="LlamaForCausalLM"):
+class Llama(GatedDecoder, architectures="LlamaForCausalLM", gguf="llama"):
     """Llama 1 to 3, TinyLlama, SmolLM 1 and 2, and every other LlamaForCausalLM."""
 
     name = "llama"
+    gguf_interleaved = True
     defaults: ClassVar = {"max_position_embeddings": 2048}
 
 
-class Mistral(GatedDecoder, architectures="MistralForCausalLM"):
+class Mistral(GatedDecoder, architectures="MistralForCausalLM", gguf="llama"):
     """Mistral 7B, Nemo, Small: Llama, some of them with attention over a sliding window."""
 
     name = "mistral"
     defaults: ClassVar = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
     optional_biases = ()
-    windowed = True
+    windowed = gguf_interleaved = True
 
 
-class Ministral3(Mistral, architectures="Ministral3ForCausalLM"):
+class Ministral3(Mistral, architectures="Ministral3ForCausalLM", gguf="mistral3"):
     """Ministral 3: Mistral with YaRN; far queries are scaled up, as in Llama 4."""
 
     name = "ministral3"
@@ -56,12 +51,12 @@ class Ministral3(Mistral, architectures="Ministral3ForCausalLM"):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        scaling = config.section("rope_parameters") or config.section("rope_scaling")
+        scaling = self.config.section("rope_parameters") or self.config.section("rope_scaling")
         beta = scaling.factor("llama_4_scaling_beta") if scaling else None
         if scaling is None or beta is None:
             return
         context = self.shape.context_length
-        trained = trained_positions(context, scaling, config)
+        trained = trained_positions(context, scaling, self.config)
         if context > trained:
             times = np.arange(context, dtype=np.int64) // trained
             self.query_factors = (1 + beta * np.log1p(times)).astype(np.float32)
@@ -78,10 +73,9 @@ class Mistral3(Ministral3, architectures="Mistral3ForConditionalGeneration"):
         text = text_config(config)
         newer = text.text("model_type", Mistral.name) == Ministral3.name
         super().__init__(text.with_defaults(Ministral3.defaults if newer else {}))
-        self.ignored_tensors += _VISION
 
 
-class Qwen2(GatedDecoder, architectures="Qwen2ForCausalLM"):
+class Qwen2(GatedDecoder, architectures="Qwen2ForCausalLM", gguf="qwen2 qwen2vl"):
     """Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections."""
 
     name = "qwen2"
@@ -91,7 +85,7 @@ class Qwen2(GatedDecoder, architectures="Qwen2ForCausalLM"):
     must_be_false = ("use_sliding_window",)
 
 
-class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM"):
+class Qwen3(GatedDecoder, architectures="Qwen3ForCausalLM", gguf="qwen3 qwen3vl"):
     """Qwen3 from 0.6B to 32B, without experts: Llama with a norm of every query and key head."""
 
     name = "qwen3"
@@ -112,10 +106,6 @@ class Qwen2VL(
     name = "qwen2_vl"
     defaults: ClassVar = {**Qwen2.defaults, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(text_config(config) if "text_config" in config else config)
-        self.ignored_tensors += _VISION
-
 
 class Qwen3VL(Qwen3, architectures="Qwen3VLForConditionalGeneration"):
     """The language model of Qwen3-VL, without experts."""
@@ -127,12 +117,8 @@ class Qwen3VL(Qwen3, architectures="Qwen3VLForConditionalGeneration"):
         "rope_theta": 500_000.0,
     }
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(text_config(config))
-        self.ignored_tensors += _VISION
 
-
-class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM"):
+class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM", gguf="smollm3"):
     """SmolLM3: Llama, but some layers do not rotate queries and keys."""
 
     name = "smollm3"
@@ -142,7 +128,7 @@ class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM"):
         "rope_theta": 2_000_000.0,
         "tie_word_embeddings": True,
     }
-
+    gguf_interleaved = True
     must_be_false = ("use_sliding_window",)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -155,21 +141,7 @@ class SmolLM3(GatedDecoder, architectures="SmolLM3ForCausalLM"):
         self.layers = [LayerAttention("" if turns else None) for turns in rotates]
 
 
-class Granite(GatedDecoder, architectures="GraniteForCausalLM"):
-    """Granite 3.0 to 3.3, without experts: Llama with four multipliers."""
-
-    name = "granite"
-    defaults: ClassVar = {"max_position_embeddings": 2048}
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.embedding_scale = config.number("embedding_multiplier", 1.0)
-        self.residual_scale = config.number("residual_multiplier", 1.0)
-        self.attention_scale = config.number("attention_multiplier", 1.0)
-        self.logit_scale = 1 / config.number("logits_scaling", 1.0)
-
-
-class OLMo2(GatedDecoder, architectures="Olmo2ForCausalLM"):
+class OLMo2(GatedDecoder, architectures="Olmo2ForCausalLM", gguf="olmo2"):
     """OLMo 2 from 1B to 32B: norms of the outputs of attention and feed-forward, not of the inputs.
 
     All query heads share one norm, and all key heads.
@@ -183,32 +155,16 @@ class OLMo2(GatedDecoder, architectures="Olmo2ForCausalLM"):
     width_norms = True
 
 
-class OLMo3(OLMo2, architectures="Olmo3ForCausalLM"):
+class OLMo3(OLMo2, architectures="Olmo3ForCausalLM", gguf="olmo2"):
     """OLMo 3: OLMo 2 with a window in three layers of four; only the others scale the rotation."""
 
     name = "olmo3"
     defaults: ClassVar = {**OLMo2.defaults, "rope_theta": 500_000.0, "sliding_window": 4096}
     full_layer_every = 4
-    local_table = _LOCAL
-
-    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """One table for each kind of layer; transformers 5 has a section for each."""
-        size, positions = self.shape.head_dim, self.shape.context_length
-        given = _by_kind(config)
-        if given is None:
-            one = config.section("rope_parameters") or config
-            theta = one.number("rope_theta", config.number("rope_theta"))
-            return {
-                "": rotary(config, size, positions),
-                _LOCAL: plain_rotary(size, positions, theta),
-            }
-        return {
-            "": rotary(config, size, positions, scaling=given.section(FULL)),
-            _LOCAL: rotary(config, size, positions, scaling=given.section(SLIDING)),
-        }
+    local_table = LOCAL
 
 
-class Exaone4(GatedDecoder, architectures="Exaone4ForCausalLM"):
+class Exaone4(GatedDecoder, architectures="Exaone4ForCausalLM", gguf="exaone4"):
     """EXAONE 4: norms of outputs and of heads; with a window, full layers do not rotate."""
 
     name = "exaone4"
@@ -221,7 +177,9 @@ class Exaone4(GatedDecoder, architectures="Exaone4ForCausalLM"):
     full_table = None
 
 
-class Ernie45(GatedDecoder, architectures="Ernie4_5ForCausalLM Ernie4_5_ForCausalLM"):
+class Ernie45(
+    GatedDecoder, architectures="Ernie4_5ForCausalLM Ernie4_5_ForCausalLM", gguf="ernie4_5"
+):
     """ERNIE 4.5 without experts: Llama that rotates pairs of neighbours."""
 
     name = "ernie4_5"
@@ -233,14 +191,11 @@ class Ernie45(GatedDecoder, architectures="Ernie4_5ForCausalLM Ernie4_5_ForCausa
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     }
+    optional_biases = ("use_bias",)
     interleaved = True
 
-    def __init__(self, config: ModelConfig) -> None:
-        biased = config.flag("use_bias", False)
-        super().__init__(config.with_defaults({"attention_bias": biased, "mlp_bias": biased}))
 
-
-class GLM4(GatedDecoder, architectures="Glm4ForCausalLM"):
+class GLM4(GatedDecoder, architectures="Glm4ForCausalLM", gguf="glm4"):
     """GLM-4-0414: norms around each part; pairs of neighbours in half of each head are rotated."""
 
     name = "glm4"
@@ -250,30 +205,17 @@ class GLM4(GatedDecoder, architectures="Glm4ForCausalLM"):
         "head_dim": 128,
         "rms_norm_eps": 1.5625e-07,
         "attention_bias": True,
+        "attention_output_bias": False,
         "partial_rotary_factor": 0.5,
     }
     optional_biases = ("attention_bias",)
     attention_norms = Norms("input_layernorm", "post_self_attn_layernorm")
     feed_forward_norms = Norms("post_attention_layernorm", "post_mlp_layernorm")
-    interleaved = partial_rotary = True
+    interleaved = partial_rotary = fused_gate = True
     up = ("mlp.gate_up_proj",)
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.biased = [part for part in self.biased if part != "self_attn.o_proj"]
 
-    def projection_tensors(self) -> Shapes:
-        """Gate and up are one tensor."""
-        shapes = super().projection_tensors()
-        wide = 2 * self.feed_forward_size
-        return shapes | {"mlp.gate_up_proj.weight": (wide, self.shape.hidden_size)}
-
-    def gate_and_up(self, index: int, x: str) -> list[str]:
-        """Two products, each with a half of the fused tensor."""
-        return self.halves(index, x)
-
-
-class Phi3(GatedDecoder, architectures="Phi3ForCausalLM"):
+class Phi3(GatedDecoder, architectures="Phi3ForCausalLM", gguf="phi3"):
     """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and attention over a sliding window.
 
     Dropout is left out: it does nothing after training.
@@ -286,100 +228,15 @@ class Phi3(GatedDecoder, architectures="Phi3ForCausalLM"):
         "rms_norm_eps": 1e-5,
     }
     optional_biases = ()
-    windowed = partial_rotary = True
-
-    def projection_tensors(self) -> Shapes:
-        """Query, key and value are one tensor; gate and up are one tensor."""
-        hidden = self.shape.hidden_size
-        return {
-            "self_attn.qkv_proj.weight": (self.query_size + 2 * self.key_size, hidden),
-            "mlp.gate_up_proj.weight": (2 * self.feed_forward_size, hidden),
-        }
-
-    def queries_keys_values(self, index: int, x: str) -> list[str]:
-        """One product with the fused tensor."""
-        return [self.linear(index, "self_attn.qkv_proj", x)]
-
-    def gate_and_up(self, index: int, x: str) -> list[str]:
-        """Two products, each with a half of the fused tensor."""
-        return self.halves(index, x)
-
-
-class Gemma3(GatedDecoder, architectures="Gemma3ForCausalLM", model_types="gemma3_text"):
-    """Gemma 3 of 270M and 1B, and the language models of 4B to 27B."""
-
-    name = "gemma3"
-    defaults: ClassVar = {  # published configs leave these keys out
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "tie_word_embeddings": True,
-    }
-    optional_biases = ("attention_bias",)
-    activation = ("hidden_activation", "gelu_pytorch_tanh")
-    attention_norms = Norms("input_layernorm", "post_attention_layernorm")
-    feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    head_norms = True
-    must_be_false = ("use_bidirectional_attention",)
-    full_layer_every = 6
-    local_table = _LOCAL
-
-    def __init__(self, config: ModelConfig) -> None:
-        config = config.with_defaults(self.defaults)
-        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if key in config:
-                raise config.error(key, "must be absent to be exported for this family")
-        super().__init__(config)
-        self.embedding_scale = self.shape.hidden_size**0.5
-        self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
-
-    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """One table for global layers and one for local layers; only the global one is scaled."""
-        size, positions = self.shape.head_dim, self.shape.context_length
-        given = _by_kind(config)
-        wide, narrow = (config.with_defaults({"rope_theta": theta}) for theta in (1e6, 1e4))
-        if given is None:
-            return {
-                "": rotary(wide, size, positions),
-                _LOCAL: plain_rotary(size, positions, config.number("rope_local_base_freq", 1e4)),
-            }
-        return {  # transformers 5 has a section for each kind of layer
-            "": rotary(wide, size, positions, scaling=given.section(FULL)),
-            _LOCAL: rotary(narrow, size, positions, scaling=given.section(SLIDING)),
-        }
-
-    def norm(self, stored: str) -> Float:
-        """The checkpoint stores the weights minus 1."""
-        return super().norm(stored) + np.float32(1)
-
-
-def _by_kind(config: ModelConfig) -> ModelConfig | None:
-    """`rope_parameters` with a section for each kind of layer; None if all layers share one.
-
-    One is that of layers without a window, as the older `rope_scaling` is.
-    """
-    given = config.section("rope_parameters")
-    return given if given is not None and (FULL in given or SLIDING in given) else None
-
-
-class Gemma3Multimodal(Gemma3, architectures="Gemma3ForConditionalGeneration"):
-    """The language model of Gemma3ForConditionalGeneration."""
-
-    stem = "language_model.model"
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(text_config(config))
-        self.ignored_tensors += _VISION[:2]
+    windowed = partial_rotary = fused_gate = True
+    qkv = ("self_attn.qkv_proj",)
+    up = ("mlp.gate_up_proj",)
 
 
 # -- with layer norms, some of them without a gate -------------------------------------------------
 
 
-class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM"):
+class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM", gguf="cohere2"):
     """Command R7B and Command A: attention and feed-forward beside each other, norms without bias.
 
     Layers with a window rotate pairs of neighbours; the others do not rotate.
@@ -399,13 +256,14 @@ class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM"):
     must_be_false = ("use_qk_norm",)
     full_layer_every = 4
     full_table = None
+    gguf_numbers: ClassVar = {"logit_scale": "{arch}.logit_scale"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.logit_scale = config.number("logit_scale", 0.0625)
 
 
-class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
+class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM", gguf="starcoder2"):
     """StarCoder2 from 3B to 15B: layer norms, biases, a feed-forward without a gate."""
 
     name = "starcoder2"
@@ -413,21 +271,17 @@ class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM"):
         "max_position_embeddings": 4096,
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
+        "use_bias": True,
     }
-    optional_biases = ()
+    optional_biases = ("use_bias",)
     windowed = layer_norms = True
     activation = ("hidden_act", "gelu_pytorch_tanh")
     epsilon = ("norm_epsilon", 1e-5)
     up = ("mlp.c_fc",)
     down = "mlp.c_proj"
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        if config.flag("use_bias", True):
-            self.biased = [*QKV, self.output, *self.up, self.down]
 
-
-class Phi(GatedDecoder, architectures="PhiForCausalLM"):
+class Phi(GatedDecoder, architectures="PhiForCausalLM", gguf="phi2"):
     """Phi-1, 1.5 and 2: attention and feed-forward beside each other, biases, also of the head."""
 
     name = "phi"

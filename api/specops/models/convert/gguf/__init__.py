@@ -3,7 +3,3 @@
 A file holds everything: metadata, tokenizer, tensors. It may come from a stranger, so `header`
 checks every number in it; the other modules use only what `header` has checked.
 """
-
-from specops.models.convert.gguf.checkpoint import GgufCheckpoint
-
-__all__ = ["GgufCheckpoint"]

@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 
 from specops.models.convert.checkpoint import Checkpoint, Float, StoredTensor
 from specops.models.convert.errors import ExportError
-from specops.models.convert.gguf.architectures import (
-    ROPE_FACTORS,
-    SSM_A,
-    check_architecture,
-    config_of,
-    is_one_more,
-    parted,
-    rotated_heads,
-    transformers_name,
-)
+from specops.models.convert.gguf.architectures import family_in
 from specops.models.convert.gguf.block_types import INSTEAD, TYPES
 from specops.models.convert.gguf.header import GgufTensor, Header, Metadata, read_header
+from specops.models.convert.gguf.names import is_beside_text, parted, stored_name
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
+from specops.models.convert.gguf.settings import (
+    ROPE_FACTORS,
+    config_of,
+    num_layers,
+    rotated_heads,
+)
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
 from specops.models.gguf_files import files_of
@@ -66,10 +64,12 @@ class GgufCheckpoint(Checkpoint):
         self.files = [header.file for header in headers]
         self.config_file = self.files[0]
         self._metadata = metadata = Metadata(headers[0].metadata, headers[0].file)
-        check_architecture(metadata)
-        self._stored = parted(metadata, _joined(headers, metadata))
+        self._family = family = family_in(metadata)
+        joined = _joined(headers, metadata).items()
+        text = {name: tensor for name, tensor in joined if not is_beside_text(name)}
+        self._stored = parted(family, text)
         self._texts = tokenizer_files(metadata)
-        self.config = config_of(metadata, self._stored, self._factors())
+        self.config = config_of(family, metadata, self._stored, self._factors())
         if self._texts.size > self.config["vocab_size"]:
             raise metadata.error(
                 "tokenizer.ggml.tokens",
@@ -110,11 +110,12 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} contains NaN or infinity: download it again"
             ) from None
         order = self._order(tensor)
-        if tensor.name.endswith(f".{SSM_A}"):
+        if tensor.name.endswith(".ssm_a"):  # a state's decay, -exp(A_log)
             if (values >= 0).any():
                 raise ExportError(f"{tensor.file}: tensor {tensor.name} is not below 0 everywhere")
             values = np.log(-values.astype(np.float64)).astype(np.float32)
-        if is_one_more(self._metadata.architecture, tensor.name):
+        is_norm = tensor.name.endswith("norm.weight") and ".ssm_" not in tensor.name
+        if is_norm and self._family.offset_norms:
             values = values - np.float32(1)
         return values if order is None else values[order]
 
@@ -137,7 +138,7 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; those that can "
                 f"be read are {readable}: {INSTEAD}"
             )
-        name = transformers_name(self._metadata, tensor.name)
+        name = stored_name(self._family, num_layers(self._metadata), tensor.name)
         if name is None or name in self.tensors:
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} is not part of the architecture "
@@ -154,7 +155,7 @@ class GgufCheckpoint(Checkpoint):
     def _order(self, tensor: GgufTensor) -> NDArray[np.int64] | None:
         """The file's indices of transformers' rows; None if both have the same order."""
         part = tensor.name.split(".")[-2]
-        heads = rotated_heads(self._metadata.architecture, part, self._metadata)
+        heads = rotated_heads(self._family, part, self._metadata)
         return interleaved_halves(heads, tensor.shape[0]) if heads else None
 
     def _factors(self) -> dict[str, list[float]]:

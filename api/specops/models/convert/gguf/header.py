@@ -64,6 +64,9 @@ class GgufTensor(StoredTensor):
     type: BlockType
 
 
+GgufTensors = Mapping[str, GgufTensor]
+
+
 class Metadata(Entries):
     """The metadata of a file; `{arch}` in a key stands for the file's architecture."""
 
@@ -87,6 +90,19 @@ class Metadata(Entries):
     def optional_integer(self, key: str) -> int | None:
         """An integer from 0; None where the key is absent."""
         return self.integer(key) if key in self else None
+
+    def per_layer(self, key: str) -> list[int]:
+        """An integer from 0 for each layer; many files have one for all of them."""
+        values, layers = self._get(key), self.integer("{arch}.block_count")
+        if not isinstance(values, list):
+            return [self.integer(key)] * layers
+        if len(self.listed(key, int)) != layers or min(values, default=0) < 0:
+            raise self.error(key, f"must be {layers} integers from 0")
+        return values
+
+    def given(self, key: str) -> float | None:
+        """A positive number; None where the key is absent or 0."""
+        return self.number(key) if key in self and self.raw(key) != 0 else None
 
     def listed(self, key: str, kind: type[_T]) -> list[_T]:
         """A list of texts, integers or numbers."""
@@ -266,20 +282,20 @@ class _Reader:
         return values
 
     def _text(self, what: str, longest: int) -> str:
-        length = self._number("<Q")
-        if length > longest:
-            self._refuse(f"has {what!r} of {length} bytes")
         try:
-            return self._bytes(length, what).decode()
+            return self._raw_text(what, longest).decode()
         except UnicodeDecodeError:
             self._refuse(f"has {what!r} that is not UTF-8")
 
+    def _raw_text(self, what: str, longest: int) -> bytes:
+        length = self._number("<Q")
+        if length > longest:
+            self._refuse(f"has {what!r} of {length} bytes")
+        return self._bytes(length, what)
+
     def _value_text(self, key: str) -> str:
         """A text among the metadata; what is not UTF-8 in it becomes U+FFFD."""
-        length = self._number("<Q")
-        if length > _LONGEST_TEXT:
-            self._refuse(f"has {key!r} of {length} bytes")
-        value = self._bytes(length, key)
+        value = self._raw_text(key, _LONGEST_TEXT)
         try:
             return value.decode()
         except UnicodeDecodeError:

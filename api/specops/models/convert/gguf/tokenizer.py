@@ -86,12 +86,7 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     Raises:
         ExportError: the kind of tokenizer or pre-tokenizer is unknown, or an entry is malformed.
     """
-    kind = metadata.text("tokenizer.ggml.model")
-    if kind not in _KINDS:
-        raise metadata.error(
-            "tokenizer.ggml.model",
-            f"is {kind}; gpt2 (bytes), llama (SentencePiece) and gemma4 are supported",
-        )
+    kind = _kind(metadata)
     vocabulary = _vocabulary(metadata)
     tokens = vocabulary.tokens
     pre = _PIECES_WITH_MERGES if kind == _PIECES_WITH_MERGES else metadata.text(_PRE, "default")
@@ -138,6 +133,18 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     return TokenizerFiles(files, len(tokens), bos, list(known))
 
 
+def _kind(metadata: Metadata) -> str:
+    """The kind of tokenizer; Ollama's files of Gemma 4 say `llama`, and have merges."""
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind not in _KINDS:
+        raise metadata.error(
+            "tokenizer.ggml.model",
+            f"is {kind}; gpt2 (bytes), llama (SentencePiece) and gemma4 are supported",
+        )
+    merged = _MERGES in metadata and metadata.text(_PRE, "") == _PIECES_WITH_MERGES
+    return _PIECES_WITH_MERGES if kind == "llama" and merged else kind
+
+
 def _vocabulary(metadata: Metadata) -> _Vocabulary:
     """Tokens and types; a token without a text of its own gets one."""
     tokens = metadata.listed(_TOKENS, str)
@@ -162,7 +169,7 @@ def _vocabulary(metadata: Metadata) -> _Vocabulary:
 def _token(metadata: Metadata, role: str, vocabulary: _Vocabulary) -> int | None:
     """The id of the token with a role; None if there is none."""
     key, size = f"tokenizer.ggml.{role}_token_id", len(vocabulary.tokens)
-    default = _DEFAULTS[metadata.text("tokenizer.ggml.model")].get(role)
+    default = _DEFAULTS[_kind(metadata)].get(role)
     if default is not None and (default >= size or vocabulary.types[default] == _NORMAL):
         default = None
     found = metadata.raw(key) if key in metadata else None

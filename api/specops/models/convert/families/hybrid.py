@@ -1,0 +1,95 @@
+"""What families with recurrent layers share, whose state has a fixed size, or with convolutions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from specops.models.convert.families.family import Shapes
+from specops.models.convert.families.gated_decoder import FULL, Float, GatedDecoder, layer_kinds
+from specops.models.convert.model_config import ModelConfig
+
+LINEAR = "linear_attention"
+# The kernels' vectors, and their limits.
+CHANNELS_MULTIPLE, VALUES_MULTIPLE = 16, 32
+_MOST_TAPS, _LARGEST_HEAD = 8, 256
+_MOST_HEADS, _LARGEST_STATE = 1024, 1 << 15
+
+
+class Hybrid(GatedDecoder):
+    """Some layers have attention, the others a recurrence or a convolution in its place."""
+
+    other = LINEAR  # the kind of the other layers
+    taps = ("", 4)  # the key of the number of tokens that their convolution reads, and its default
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        key, usual = self.taps
+        self._taps = self.config.integer(key, usual)
+        if self._taps > _MOST_TAPS:
+            raise self.config.error(key, f"must be 1 to {_MOST_TAPS}")
+        listed = layer_kinds(self.config, self.shape.num_layers, self.other)
+        self._kinds = listed or self.usual_kinds()
+        if FULL not in self._kinds:
+            problem = "has no layer with attention, and the engine needs one"
+            raise self.config.error("layer_types", problem)
+
+    @abstractmethod
+    def usual_kinds(self) -> list[str]:
+        """The kinds of layers where config.json has no list of them."""
+
+    @abstractmethod
+    def other_tensors(self) -> Shapes:
+        """What the other layers have in the place of attention, by the names in a layer."""
+
+    @abstractmethod
+    def mix_otherwise(self, index: int, x: str) -> str:
+        """What they compute there."""
+
+    def layer_tensors(self, index: int) -> Shapes:
+        """The tensors of a layer of either kind."""
+        layer = super().layer_tensors(index)
+        if self._is_full(index):
+            return layer
+        layer = {part: shape for part, shape in layer.items() if not part.startswith("self_attn")}
+        return layer | self.other_tensors()
+
+    def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
+        """Attention, or what is in its place."""
+        if self._is_full(index):
+            return super().mix(index, x, rotary, window)
+        return self.mix_otherwise(index, x)
+
+    def convolution(self, index: int, part: str, x: str, bias: Float | None = None) -> str:
+        """The short convolution with the stored weight [channels, 1, taps] of a `part`."""
+        weight = self.checkpoint.vector(f"{self.layer(index)}.{part}.weight")
+        name = f"layers.{index}.convolution"
+        return self.graph.short_convolution(name, x, weight.reshape(-1, self._taps), bias)
+
+    def decay(self, index: int, part: str) -> Float:
+        """The decay of a layer's states, from the checkpoint's logarithms."""
+        logarithms = self.checkpoint.vector(f"{self.layer(index)}.{part}.A_log")
+        return -np.exp(logarithms.astype(np.float64)).astype(np.float32)
+
+    def check_size(self, key: str, size: int, multiple: int) -> None:
+        """Raises ExportError for a size that the kernels do not have."""
+        if size % multiple or size > _LARGEST_HEAD:
+            problem = f"must be a multiple of {multiple}, up to {_LARGEST_HEAD}"
+            raise self.config.error(key, problem)
+
+    def check_state(self, heads: tuple[str, int], size: tuple[str, int]) -> None:
+        """Raises ExportError for too many heads, or too many numbers of each one's state.
+
+        Each is a key, for the message, and the number.
+        """
+        (heads_key, count), (key, numbers) = heads, size
+        if count > _MOST_HEADS:
+            raise self.config.error(heads_key, f"must be at most {_MOST_HEADS}")
+        if numbers > _LARGEST_STATE:
+            problem = f"makes a head's state {numbers} numbers; at most {_LARGEST_STATE}"
+            raise self.config.error(key, f"{problem} are supported")
+
+    def _is_full(self, index: int) -> bool:
+        """Whether a layer has attention; the one after the last, an MTP block's, has."""
+        return index >= len(self._kinds) or self._kinds[index] == FULL
