@@ -190,6 +190,8 @@ LITERALS = [  # a format, a schema, what the model wrote, what it means
     ("lfm", {}, r'"\u00\x41\"b"', r'\u00A"b'),
     ("olmo", {}, r"'C:\Users'", r"C:\Users"),
     ("lfm", {}, "''", ""),
+    ("lfm", {}, '"""a, "b")\n""c\\""""', 'a, "b")\n""c"'),
+    ("lfm", {}, "'''it's'''", "it's"),
     ("lfm", {}, "-1.5e3", -1500),
     ("lfm", {}, "True", True),
     ("lfm", {}, "null", None),

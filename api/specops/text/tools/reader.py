@@ -494,6 +494,7 @@ class AnswerReader:
             end = yield from self._until((quote,), lambda text: self._argue(_escaped(text)))
             return bool(end)
         escape = ""
+        empty, tripled = True, False  # as in Python, three quotes may stand around a text
         while char := self._char:
             if len(escape) > 1 and char not in hexdigits:  # it is none, and stands as written
                 self._argue(text_in_json(escape))
@@ -501,11 +502,21 @@ class AnswerReader:
             if char == "\\" or escape:
                 escape += char
             elif char == quote:
-                # Templates that escape none write it within texts, too. There, more text follows.
                 raw = [char]
                 yield
-                yield from self._space(raw.append)
-                if not self._char or self._char in f",{self._form.end}":
+                if empty and self._char == quote:
+                    empty, tripled = False, True
+                    yield
+                    continue
+                if tripled:
+                    while self._char == quote and len(raw) < 3:
+                        raw.append(quote)
+                        yield
+                    ended = len(raw) == 3
+                else:  # templates that escape none write it within texts, too: more text follows
+                    yield from self._space(raw.append)
+                    ended = not self._char or self._char in f",{self._form.end}"
+                if ended:
                     return True
                 self._argue(_escaped("".join(raw)))
                 continue
@@ -514,6 +525,7 @@ class AnswerReader:
             if escape and not UNFINISHED_ESCAPE.fullmatch(escape):
                 self._argue(text_in_json(escape))
                 escape = ""
+            empty = False
             yield
         return False
 
