@@ -163,6 +163,16 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     assert [path for _, path, _ in hub.requests[:4]] == [hub.requests[0][1]] * 4
 
 
+@pytest.mark.parametrize("address", ["localhost:9", "not a url"])
+def test_an_address_that_is_none_is_tried_once(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(ModelError, match=r"cannot be reached.*'http://'.*HF_ENDPOINT"):
+        fetch(MODEL, tmp_path, ignore)
+    assert "retrying" not in caplog.text
+
+
 def test_a_hub_that_cannot_be_reached_is_an_error(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,11 @@ def test_it_is_refused_with_the_rules(name: str) -> None:
         choose(Settings(target=name))
 
 
+def test_a_url_is_refused_with_how_models_are_named() -> None:
+    with pytest.raises(ModelError, match="is a URL: a model on the hub is named org/name"):
+        choose(Settings(target="https://hub.example/org/name"))
+
+
 @pytest.mark.parametrize("name", ["org/name.gitx", "org/a-b.c_d", f"org/{'x' * 96}", "o/n_"])
 def test_all_others_are_taken(name: str) -> None:
     validate_repo_id(name)

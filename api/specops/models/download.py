@@ -308,10 +308,12 @@ def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) 
         except (httpx.TransportError, HfHubHTTPError) as error:
             if isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY:
                 raise
+            if isinstance(error, httpx.UnsupportedProtocol):  # the address itself is wrong
+                raise
             failures = 1 if progress() > before else failures + 1
             if failures == _ATTEMPTS:
                 raise
-            log.warning("the hub failed (%s): retrying", str(error).strip().splitlines()[:1])
+            log.warning("the hub failed (%s): retrying", str(error).strip().partition("\n")[0])
             time.sleep(_WAIT_SECONDS * 2 ** (failures - 1))
 
 

@@ -65,8 +65,13 @@ class HubModel:
         """Return the model that `text` names; None if it cannot be a name on the hub.
 
         Raises:
-            ModelError: it is written like a name on the hub, which has no such names.
+            ModelError: it is a URL, or written like a name on the hub, which has no such names.
         """
+        if "://" in text:
+            raise ModelError(
+                f"{text} is a URL: a model on the hub is named org/name, org/name@revision or "
+                "org/name@revision:file.gguf, and HF_ENDPOINT is the hub's address"
+            )
         match = _REFERENCE.fullmatch(text)
         if match is None:
             return None
