@@ -81,6 +81,20 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
     assert getattr(settings, name) != getattr(Settings(), name)
 
 
+def test_windows_line_endings_and_spaces_around_values_change_nothing() -> None:
+    variables = {PREFIX + name.upper(): text for name, (text, _) in CHANGED.items()}
+    edited = {name: f" {text} \r" for name, text in variables.items()}
+    assert Settings.from_env(edited) == Settings.from_env(variables)
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3\r", "SPECOPS_TARGET": "\r"}).context == 2048
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    for name in ("target", "draft", "models_dir", "cache_dir"):
+        settings = Settings.from_env({PREFIX + name.upper(): "~/a b"})
+        assert str(getattr(settings, name)) == "/home/alice/a b"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -100,12 +114,18 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_KV_DTYPE", "int4"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "15"),
         ("SPECOPS_MODEL", "smolm2"),
+        ("SPECOPS_CONTEXT", "1"),
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} takes ") as caught:
         Settings.from_env({name: text})
     assert text in str(caught.value)
+
+
+def test_a_model_that_is_no_preset_belongs_into_another_setting() -> None:
+    with pytest.raises(ConfigError, match=r"^SPECOPS_MODEL takes .*named by SPECOPS_TARGET$"):
+        Settings.from_env({"SPECOPS_MODEL": "org/name"})
 
 
 UNUSABLE_KEYS = ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"]

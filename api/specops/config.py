@@ -67,12 +67,26 @@ def _log_level(text: str) -> str:
     return text
 
 
+def _context(text: str) -> float:
+    value = _number(0, 1 << 20)(text)
+    if value == 1:
+        raise ConfigError("takes 0, or 2 and more: one for the prompt, one for the answer; not 1")
+    return value
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # pathlib's fails where there is no home
+
+
 def _drafter(text: str) -> str:
     return _choice("", *DRAFTERS, "none")(synonyms.DRAFTERS.get(text, text))
 
 
 def _preset(text: str) -> str:
-    return _choice("", *presets())(text)
+    try:
+        return _choice("", *presets())(text)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; any other model is named by SPECOPS_TARGET") from None
 
 
 def _weights(text: str) -> str:
@@ -189,12 +203,12 @@ class Settings:
     )
     target: str = _knob(
         "",
-        str,
+        os.path.expanduser,
         "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
     draft: str = _knob(
         "",
-        str,
+        os.path.expanduser,
         "draft model or EAGLE-3 head, named as a target is, or a folder with n-grams; empty: the "
         "preset's, or the target's own MTP block; `none`: no draft",
     )
@@ -206,9 +220,9 @@ class Settings:
     draft_quant: str = _knob(
         "", _weights, "weight format of the draft, such as `int8-128`; empty: the preset's"
     )
-    models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
+    models_dir: Path = _knob(_MODELS_DIR, _path, "folder of bundled models")
     cache_dir: Path = _knob(
-        _CACHE_DIR, Path, "folder for downloaded and converted models (Docker: a volume if empty)"
+        _CACHE_DIR, _path, "folder for downloaded and converted models (Docker: a volume if empty)"
     )
     drafter: str = _knob(
         "",
@@ -235,7 +249,7 @@ class Settings:
         "maximum number of running requests; 0: 8. A small KV cache may allow fewer",
     )
     context: int = _knob(
-        0, _number(0, 1 << 20), "tokens per request; 0: all that the model or the memory allows"
+        0, _context, "tokens per request; 0: all that the model or the memory allows"
     )
     kv_tokens: int = _knob(
         0,
@@ -339,15 +353,19 @@ class Settings:
                 names the variable.
         """
         environ = os.environ if environ is None else environ
+        # A .env with Windows line endings leaves a carriage return behind each value, and
+        # compose.yaml passes unset variables on as empty ones.
+        given = {
+            name: text.strip()
+            for name, text in environ.items()
+            if name.startswith(PREFIX) and name not in synonyms.IGNORED_SETTINGS and text.strip()
+        }
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
         # The defaults of a preset, such as the context, fit its own target only.
-        preset = presets().get(environ.get(f"{PREFIX}MODEL") or default_preset())
-        own_target = environ.get(f"{PREFIX}TARGET")
+        preset = presets().get(given.get(f"{PREFIX}MODEL", default_preset()))
+        own_target = f"{PREFIX}TARGET" in given
         values: dict[str, Any] = dict(preset.settings) if preset and not own_target else {}
-        for name, text in environ.items():
-            # compose.yaml passes unset variables on as empty ones.
-            if not name.startswith(PREFIX) or name in synonyms.IGNORED_SETTINGS or not text:
-                continue
+        for name, text in given.items():
             if (item := known.get(name)) is None:
                 raise _unknown(name, known)
             try:

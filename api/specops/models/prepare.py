@@ -65,13 +65,10 @@ def choose(settings: Settings) -> ModelChoice:
     """Apply the settings' overrides to their preset.
 
     Raises:
-        ConfigError: the preset does not exist; there is no target; the preset's chat model is not
-            installed; or the settings ask for weights of a GGUF, which has its own.
+        ConfigError: there is no target; the preset's chat model is not installed; or the settings
+            ask for weights of a GGUF, which has its own.
     """
-    preset = presets().get(settings.preset)
-    if preset is None:
-        names = ", ".join(presets())
-        raise ConfigError(f"SPECOPS_MODEL takes one of {names}, not {settings.model}")
+    preset = presets()[settings.preset]
     if not (settings.target or preset.target):
         raise ConfigError(
             "SPECOPS_TARGET takes a folder, a .pt or .gguf file or org/name; "
