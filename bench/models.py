@@ -219,7 +219,7 @@ def _fading_checkpoint(path: Path) -> None:
 # Small models with heads, and of kinds of layers that Llama does not have, by what writes them.
 HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
     "eagle-3-head": partial(make_llama_checkpoint, layers=8, context=2048),
-    "mtp-block": partial(make_mtp_checkpoint, layers=4, context=2048),
+    "mtp-block": partial(make_mtp_checkpoint, with_states=True, layers=4, context=2048),
 }
 LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
     **HEAD_KINDS,
