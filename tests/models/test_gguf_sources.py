@@ -119,3 +119,13 @@ def test_the_files_of_a_repository_are_listed(hub: Hub, folder: Path, tmp_path: 
         fetch(HubModel(REPO), tmp_path, ignore)
     with pytest.raises(ModelError, match=r"contains no missing\.gguf: choose one of its files"):
         fetch(HubModel(REPO, "main", "missing.gguf"), tmp_path, ignore)
+
+
+def test_a_repository_that_lacks_a_shard_is_refused(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    first, _, last = sorted(folder.glob("parts-*.gguf"))
+    hub.repos[REPO] = {first.name: first, last.name: last}
+    for shard in ("00001", "00002"):
+        model = HubModel(REPO, "main", f"parts-{shard}-of-00003.gguf")
+        with pytest.raises(ModelError, match=r"whole on the hub: parts-00002-of-00003\.gguf is"):
+            fetch(model, tmp_path, ignore)
+    assert hub.ranges() == []

@@ -105,6 +105,15 @@ def test_sharded_weights_come_with_their_index(hub: Hub, tmp_path: Path) -> None
     assert names(folder) == {*shards, "download.json"}
 
 
+def test_a_repository_that_lacks_a_shard_is_refused(hub: Hub, tmp_path: Path) -> None:
+    shards = folder_files(make_llama_checkpoint(tmp_path / "source", vocab=300, shards=2))
+    del shards["model-00002-of-00002.safetensors"]
+    hub.repos["someone/sharded"] = shards
+    with pytest.raises(ModelError, match=r"is not whole on the hub: model-00002-of-00002\.safet"):
+        fetch(HubModel("someone/sharded"), tmp_path, ignore)
+    assert hub.ranges() == []
+
+
 def test_a_repository_without_usable_weights_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.repos["someone/flax"] = {"config.json": b"{}", "flax_model.msgpack": b"x"}
     with pytest.raises(ModelError, match="neither safetensors nor PyTorch"):

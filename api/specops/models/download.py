@@ -43,6 +43,7 @@ from specops.models.hub import (
     MANIFEST,
     Check,
     HubModel,
+    IncompleteError,
     Progress,
     choose_files,
     has_tokenizer,
@@ -157,6 +158,11 @@ def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
         beside[TOOLS_TEMPLATE] = tools
     try:
         names = choose_files(set(beside), model.gguf)
+    except IncompleteError as error:
+        raise ModelError(
+            f"{model} is not whole on the hub: {error} is missing; take another revision or "
+            "repository"
+        ) from error
     except ValueError as error:
         if ADAPTER in beside:
             raise ModelError(f"{model} {ADAPTER_ADVICE}") from error

@@ -1,4 +1,4 @@
-"""Reads a GGUF's file name: whether it is one, and which shards belong to it.
+"""Reads the names of files with weights: whether one is a GGUF, and which shards belong to it.
 
 Both the service and the converter use this; they import nothing else of each other's.
 """
@@ -13,7 +13,7 @@ from specops.models.paths import path_inside
 SUFFIX = ".gguf"
 OWN_WEIGHTS = "gguf"
 """The name of a GGUF's weights, whatever their format."""
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>(?!0{5})\d{5})\.gguf")
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>(?!0{5})\d{5})(?P<suffix>\.\w+)")
 
 
 def is_gguf(path: Path) -> bool:
@@ -22,12 +22,17 @@ def is_gguf(path: Path) -> bool:
 
 
 def shards_of(name: str) -> list[str]:
-    """Return the names of all files of a GGUF in order; `name` is one of them."""
+    """Return the names of all shards in order; `name` is one of them, or of a file that is whole.
+
+    Safetensors and the files of torch are numbered like those of a GGUF.
+    """
     shard = _SHARD.fullmatch(name)
     if shard is None:
         return [name]
     count = shard["count"]
-    return [f"{shard['stem']}-{one:05d}-of-{count}{SUFFIX}" for one in range(1, int(count) + 1)]
+    return [
+        f"{shard['stem']}-{one:05d}-of-{count}{shard['suffix']}" for one in range(1, int(count) + 1)
+    ]
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

@@ -39,6 +39,11 @@ _REFERENCE = re.compile(
 
 _IMPOSSIBLE = re.compile(r"--|\.\.|\.git$|[.-](/|$)|[^/]{97}")  # in a name, as the hub says
 
+
+class IncompleteError(ValueError):
+    """Some shards of a model's weights are there and others missing; the message is one's name."""
+
+
 Check = Callable[..., int]
 """Called with a config.json, or with what is here of all files of a GGUF.
 
@@ -179,13 +184,14 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
         gguf: the name of a GGUF, or one of its shards; empty for other forms of weights.
 
     Raises:
+        IncompleteError: a shard of the weights is missing.
         ValueError: no usable form of weights is among them.
     """
     if gguf:
         chosen = shards_of(gguf)
-        missing = [name for name in chosen if name not in names]
-        if missing:
-            raise ValueError(f"no {missing[0]}")
+        if not names & {*chosen}:
+            raise ValueError(f"no {gguf}")
+        _check_complete(chosen, names)
         return chosen
     common = [name for name in (*_CONFIGS, *_TOKENIZER, NGRAMS) if name in names]
     if files.SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
@@ -198,8 +204,15 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
         single = [name for name in weights if "-of-" not in name and name not in index]
         chosen = single or ([name for name in weights if name not in single] if index else [])
         if chosen and CONFIG in names:
+            _check_complete(chosen, names)
             return [*common, *chosen]
     raise ValueError("neither safetensors nor PyTorch weights with a config.json")
+
+
+def _check_complete(weights: list[str], names: set[str]) -> None:
+    shards = {shard for name in weights for shard in shards_of(name)}
+    if missing := sorted(shards - names):
+        raise IncompleteError(missing[0])
 
 
 def has_tokenizer(names: set[str]) -> bool:
