@@ -131,7 +131,7 @@ def play(
         for output in result.outputs:
             _take(tally, clients, output)
         assert not clients.keys() & set(leaving), "a slot was not freed within a step"
-        assert result.running + result.waiting == len(clients)
+        assert scheduler._in_flight.keys() == clients.keys()
         for name, client in clients.items():
             client.patience -= not client.settled or _phase(engine, name) != "waiting"
     assert not scheduler.busy

@@ -400,7 +400,6 @@ class Step:
     # After the pass:
     outputs: list[Output] = field(default_factory=list)
     running: int = 0  # requests that hold a slot
-    waiting: int = 0
     kv_tokens: int = 0  # tokens of running requests in the target's KV cache
     kept_tokens: int = 0  # tokens in it that finished requests have left
     used_blocks: int = 0  # blocks of running requests, each counted once

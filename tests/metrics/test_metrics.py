@@ -252,15 +252,15 @@ def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
     metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, 64, sizes)
     assert metrics.value("model_info", name="demo", quant="int8-128") == 1
     assert metrics.value("kv_blocks", state="free") == 64
-    metrics.observe_step(Step(running=2, waiting=5, kv_tokens=300))
+    metrics.observe_step(Step(running=2, kv_tokens=300))
     metrics.observe_step(
         Step(
-            running=1, waiting=0, kv_tokens=120, kept_tokens=50, used_blocks=9,
+            running=1, kv_tokens=120, kept_tokens=50, used_blocks=9,
             shared_blocks=4, kept_blocks=1, snapshot_bytes=3000,
             snapshots={"taken": 3, "dropped": 1},
         )
     )  # fmt: skip
-    assert metrics.values("requests_running requests_waiting slots") == [1, 0, 4]
+    assert metrics.values("requests_running slots") == [1, 4]
     assert metrics.values("kv_tokens kv_kept_tokens kv_capacity_tokens") == [120, 50, 4096]
     for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
         assert metrics.value("kv_blocks", state=state) == blocks

@@ -193,7 +193,7 @@ async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
 async def test_several_requests_share_a_handle_and_come_in_together(
     tiny_settings: Settings,
 ) -> None:
-    async with serving(tiny_settings) as (service, _):
+    async with serving(tiny_settings) as (service, metrics):
         three = [request() for _ in range(3)]
         finished = [
             output.request_id
@@ -206,6 +206,7 @@ async def test_several_requests_share_a_handle_and_come_in_together(
             service.submit(*(request() for _ in range(capacity + 1)))
         assert service.running == service.waiting == 0
         handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(capacity)))
+        assert sample(metrics, "requests_waiting") == capacity  # before any step
         handle.cancel()
         ends = [output.finish for output in await collect(handle) if output.finish]
         assert ends == [FinishReason.CANCELLED] * capacity

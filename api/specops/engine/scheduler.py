@@ -214,7 +214,6 @@ class Scheduler:
     def _note_load(self, step: Step) -> None:
         cache = self.target.cache
         step.running = len(self._slots)
-        step.waiting = len(self.waiting) + self._slots.in_line
         step.kv_tokens, step.kept_tokens = cache.tokens, cache.kept_tokens
         step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
         step.kept_blocks = cache.kept_blocks

@@ -56,11 +56,6 @@ class SlotManager:
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states)
 
-    @property
-    def in_line(self) -> int:
-        """Number of preempted requests, which wait for blocks."""
-        return len(self._in_line)
-
     def admit(self, waiting: RequestQueue) -> None:
         """Give free slots to preempted requests, then to waiting ones, while blocks are left.
 

@@ -112,7 +112,6 @@ class Metrics(Series):
             self.draft_seconds.inc(step.draft_seconds)
             self.preemptions.inc(step.preempted)
         self.requests_running.set(step.running)
-        self.requests_waiting.set(step.waiting)
         self.kv_tokens.set(step.kv_tokens)
         self.kv_kept_tokens.set(step.kept_tokens)
         self.kv_blocks["used"].set(step.used_blocks)
@@ -163,6 +162,10 @@ class Metrics(Series):
             verified.inc()
         for accepted in self.accepted_tokens_per_position[drafter][: draft.accepted]:
             accepted.inc()
+
+    def watch_waiting(self, waiting: Callable[[], float]) -> None:
+        """Show the number of waiting requests as it is whenever Prometheus asks."""
+        self._read_when_asked(self.requests_waiting, waiting)
 
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]

@@ -92,6 +92,7 @@ class AsyncEngine:
         self.running = 0
         self._settings = settings
         self._metrics = metrics
+        metrics.watch_waiting(lambda: self.waiting)
         self._load = load
         self._engine: Engine | None = None
         self._admission: AdmissionController | None = None
@@ -339,8 +340,6 @@ class AsyncEngine:
                 self._metrics.failures.report("engine", error)
                 self._abandon(flight, "the server failed to deliver the answer")
         self.running = step.running
-        # The scheduler has not counted the requests that arrived during its step.
-        step.waiting = self.waiting
         self._metrics.observe_step(step)
 
     def _deliver_output(self, flight: _InFlight, now: float, output: Output) -> None:
