@@ -260,3 +260,19 @@ def test_logits_of_the_first_tokens_are_enough_and_no_weights_are_copied(
     graphs[1] = graphs[1].rename(alone / "model.onnx")
     both = sum(used_bytes(prepared(graph, tmp_path / "alone").parent) for graph in graphs)
     assert sizes[0] == sizes[1] < both - 320 * 64
+
+
+def test_six_requests_with_a_common_beginning_take_as_much_from_the_cache_as_without_a_block(
+    settings: Settings,
+) -> None:
+    """The block reads the latest states of one that computes it as soon as another waits."""
+    engine = Engine.load(replace(settings, slots=6, kv_tokens=2048))
+    least = []
+    for seed, drafter in enumerate(("none", "head")):
+        common = prompt(seed, 150)
+        alike = [request(common + prompt(tail, 20), drafter=drafter) for tail in range(2, 8)]
+        served = run(engine, *alike)
+        cached = [served.stats(item).cached_prompt_tokens for item in alike]
+        least.append(min(filter(None, cached)))
+    plain, with_block = least
+    assert with_block >= plain - 1

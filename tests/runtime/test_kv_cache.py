@@ -218,6 +218,33 @@ def test_a_waiting_request_takes_blocks_that_others_computed_meanwhile() -> None
     assert cache.extend_prefix(1, SYSTEM) == 99
 
 
+class Read(list[int]):
+    """Tokens that note from where on they are compared."""
+
+    first = len(SYSTEM)
+
+    def __getitem__(self, place: object) -> object:  # type: ignore[override]
+        if isinstance(place, slice):
+            self.first = min(self.first, place.start or 0)
+        return super().__getitem__(place)  # type: ignore[call-overload]
+
+
+def test_a_slot_serves_those_with_the_same_beginning_and_compares_only_what_is_new() -> None:
+    cache, same = make(num_slots=4), Read(SYSTEM)
+    for slot, tokens in enumerate((SYSTEM, same, [*SYSTEM[:80], 1, *SYSTEM[80:]], [1, *SYSTEM])):
+        cache.begin(slot, tokens)
+    assert [cache.serves(0, slot, 90) for slot in (1, 2, 3)] == [True, False, False]
+    assert cache.serves(0, 2, 80)
+    assert cache.reserve(0, 70)
+    compute(cache, 0, SYSTEM, 70)
+    cache.commit(0, SYSTEM, 70)
+    cache.extend_prefix(1, same)
+    same.first = len(SYSTEM)
+    assert cache.serves(0, 1, 90)
+    assert same.first == 64
+    assert not cache.serves(0, 3, 90)
+
+
 def test_equal_blocks_of_two_requests_become_one() -> None:
     cache = make()
     for slot in (0, 1):

@@ -165,15 +165,10 @@ class Planner:
         A piece that leaves room behind it ends where that is possible. To wait for a few tokens
         would take longer than to compute them.
         """
-        ends = (
-            (item, item.start + len(item.tokens))
-            for item in scheduled
-            if item.is_prompt and self._cache.shares(item.slot, state.slot)
-        )
+        ends = ((item.slot, item.start + len(item.tokens)) for item in scheduled if item.is_prompt)
         return any(
-            end - state.num_computed >= WORTH_A_PASS
-            and item.state.tokens[:end] == state.tokens[:end]
-            for item, end in ends
+            end - state.num_computed >= WORTH_A_PASS and self._cache.serves(slot, state.slot, end)
+            for slot, end in ends
         )
 
     def _take_prefix(self, step: Step, state: RequestState) -> int:

@@ -104,7 +104,11 @@ class SlotManager:
             The number of computed tokens.
         """
         if state.num_computed % BLOCK_TOKENS == 0 or not state.was_scheduled:
-            held = self._held(state)
+            try:
+                held = self._held(state)
+            except Exception as error:
+                state.fail(error)
+                held = None
             most = held if held is not None and held >= state.num_computed else None
             state.num_computed = self._cache.extend_prefix(state.slot, state.tokens, most)
         return state.num_computed

@@ -347,11 +347,19 @@ class KvCache:
         if self.kept_inputs is not None and held.root is not None:
             self.kept_inputs.save(slot, held.root, held.tokens, held.length, lasts=lasts)
 
-    def shares(self, one: int, other: int) -> bool:
-        """Whether a slot can take over what another one computes."""
-        root, kept = self._held(one).root, self.kept_inputs
-        possible = kept is None or kept.snapshot_bytes >= self.shape.slot_bytes
-        return possible and root is not None and root is self._held(other).root
+    def serves(self, slot: int, other: int, end: int) -> bool:
+        """Whether another slot can take over a slot's first `end` tokens, once they are computed.
+
+        Equal beginnings are the same registered blocks; only the tokens behind those are compared.
+        """
+        ahead, held, kept = self._held(slot), self._held(other), self.kept_inputs
+        if held.root is None or held.root is not ahead.root:
+            return False
+        if kept is not None and kept.snapshot_bytes < self.shape.slot_bytes:
+            return False
+        new = slice(held.registered, end)
+        same = held.nodes == ahead.nodes[: len(held.nodes)]
+        return same and list(held.tokens[new]) == list(ahead.tokens[new])
 
     def next_snapshot(self, slot: int) -> int | None:
         """The position behind the slot's final tokens at which a prompt's piece should end.

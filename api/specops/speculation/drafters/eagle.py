@@ -135,11 +135,16 @@ class EagleDrafter(LookupDrafter):
 
     def held(self, slot: int, tokens: Sequence[int]) -> int | None:
         """The number of tokens whose states it does not need; see `LookupDrafter.held`."""
-        own = self._slots.get(slot)
+        own, cache = self._slots.get(slot), self.runner.cache
         if own is None:  # there was no room for it
             return None
         if not (own.first or own.num_waiting):
-            own.entries = self.runner.cache.extend_prefix(slot, _keys(tokens))
+            for ahead, other in list(self._slots.items()):
+                common = other.num_waiting > 1 and cache.serves(ahead, slot, other.entries + 1)
+                if common:  # what it has not read yet would have to be computed again
+                    self._read([ahead], leave=1)
+                    cache.take_snapshot(ahead)
+            own.entries = cache.extend_prefix(slot, _keys(tokens))
         return None if own.first else own.end
 
     def release(self, slot: int) -> None:
