@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from specops.config import Settings
 from specops.engine.drafting import Drafting
 from specops.engine.pass_budget import PassBudget
 from specops.engine.request_queue import RequestQueue
-from specops.engine.request_state import RequestState
+from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduler import Scheduler
 from specops.engine.slots import SlotManager
 from specops.request import (
@@ -278,10 +279,17 @@ def make_request(
     )
 
 
-def make_state(request: GenerationRequest) -> RequestState:
-    """The state of a request."""
+def make_state(
+    request: GenerationRequest, drafters: Mapping[str, Chain] = MappingProxyType({})
+) -> RequestState:
+    """The state of a request, with its drafters by their name."""
     return RequestState(
-        request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars()
+        request,
+        tokenizer(),
+        end_tokens=frozenset(),
+        clock=Clock(),
+        grammars=grammars(),
+        chain=drafters.get(request.drafter, NO_DRAFTERS),
     )
 
 
@@ -315,7 +323,7 @@ def make_drafting(
     clock: Clock | None = None,
 ) -> Drafting:
     """What collects draft tokens for TinyLlama's passes."""
-    slots = SlotManager(cache, drafters)
+    slots = SlotManager(cache)
     return Drafting(cache, slots, drafters, controller, make_budget(), clock=clock or Clock())
 
 

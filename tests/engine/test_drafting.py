@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from specops.engine.request_state import RequestState
+from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
 from specops.request import Grammar, GrammarKind, SamplingParams
@@ -128,6 +128,8 @@ def propose(
     prompt_tokens: int = 0,
 ) -> list[Scheduled]:
     drafting = make_drafting(cache_of(*states), asked, controller, clock)
+    for state in states:
+        state.chain = asked.get(state.request.drafter, NO_DRAFTERS)
     for drafter in {one for chain in asked.values() for one in chain.drafters}:
         for state in states:
             drafter.begin(state.slot, state.tokens, "")
@@ -307,6 +309,7 @@ def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
     lookup = Scripted(Text(), 1.0, name="lookup")
     cache = cache_of(full, roomy, num_blocks=2)
     drafting = make_drafting(cache, chains(lookup), FixedLengths(8))
+    full.chain = roomy.chain = Chain((lookup,))
     found = drafting.propose([full, roomy], 0)
     assert [len(item.draft.tokens) for item in found] == [1, 4]  # one place in its block
     full.tokens.append(5)

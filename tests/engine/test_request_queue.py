@@ -19,7 +19,6 @@ from tests.simulated_target import (
     make_request,
     make_scheduler,
     make_state,
-    serve,
 )
 
 _arrivals = count()
@@ -164,11 +163,3 @@ def test_no_step_looks_at_all_that_wait(by_client: bool) -> None:
     assert ends[FinishReason.CANCELLED] == 10
     assert ends[FinishReason.LENGTH] >= 20
     assert ends.total() == ends[FinishReason.TIMEOUT] + ends[FinishReason.LENGTH] + 10
-
-
-def test_deadlines_of_requests_that_have_ended_do_not_pile_up() -> None:
-    scheduler = make_scheduler(SimulatedTarget())
-    for _ in range(100):
-        served = serve(scheduler, *(make_request(3, 1, deadline=1e9) for _ in range(5)))
-        assert len(served.outputs) == 5
-    assert len(scheduler._deadlines) < 100

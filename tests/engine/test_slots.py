@@ -27,13 +27,16 @@ def made(
         num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=reuse
     )
     drafter = Scripted(Text(), 1.0)
-    slots = SlotManager(target.cache, chains(drafter))
-    return slots, target, RequestQueue(), drafter
+    return SlotManager(target.cache), target, RequestQueue(), drafter
 
 
-def coming(waiting: RequestQueue, *lengths: int) -> list[RequestState]:
+def coming(
+    waiting: RequestQueue, *lengths: int, drafter: Scripted | None = None
+) -> list[RequestState]:
+    asked = chains(drafter or Scripted(Text(), 1.0))
     sequences = [
-        make_state(make_request(length, 200, drafter="scripted", k_draft=2)) for length in lengths
+        make_state(make_request(length, 200, drafter="scripted", k_draft=2), asked)
+        for length in lengths
     ]
     for sequence in sequences:
         waiting.add(sequence)
@@ -76,7 +79,7 @@ def test_blocks_that_running_prompts_will_need_are_not_given_away() -> None:
 
 def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
     running, target, waiting, drafter = made(3, num_slots=3)
-    first, second, third = coming(waiting, 60, 60, 60)
+    first, second, third = coming(waiting, 60, 60, 60, drafter=drafter)
     running.admit(waiting)
     for sequence in (first, second, third):
         compute(running, target, sequence)
@@ -151,11 +154,12 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     """A draft model keeps blocks of its cache for each prompt that it follows."""
     target = SimulatedTarget(num_slots=4)
     drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
-    running = SlotManager(target.cache, chains(*drafters.values()))
+    running = SlotManager(target.cache)
     waiting = RequestQueue()
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
-        waiting.add(make_state(make_request(40, drafter=drafter, k_draft=k_draft)))
+        request = make_request(40, drafter=drafter, k_draft=k_draft)
+        waiting.add(make_state(request, chains(*drafters.values())))
     running.admit(waiting)
     assert [sequence.slot for sequence in running] == [0, 1, 2, 3]
     assert {name: drafter.begun for name, drafter in drafters.items()} == {

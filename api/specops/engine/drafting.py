@@ -7,7 +7,7 @@ many are verified. A draft model is asked only for as many tokens as pay, for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from specops.engine.pass_budget import PassBudget
 from specops.engine.request_state import RequestState
@@ -55,10 +55,9 @@ class Drafting:
         clock: Callable[[], float],
     ) -> None:
         self.controller = controller
-        self._cache, self._slots, self._drafters = cache, slots, drafters
+        self._cache, self._slots = cache, slots
         lookups = [lookup for chain in drafters.values() for lookup in chain.lookups]
         self._lookups = dict.fromkeys(lookups)  # each once
-        self._has_models = any(chain.model is not None for chain in drafters.values())
         self._budget = budget
         self._clock = clock
 
@@ -76,25 +75,10 @@ class Drafting:
         for state in decoding:
             if state.finish:
                 continue
-            request = state.request
-            item = Scheduled(
-                state.slot,
-                state.tokens,
-                0,
-                request.sampling,
-                state.rng,
-                state.noise,
-                state.speculation,
-                state.num_computed,
-                request.adaptive,
-                tokens=[state.tokens[-1]],
-                state=state,
-                num_logits=1,
-            )
-            chain = self._drafters.get(request.drafter)
-            if chain is not None and request.k_draft:
+            item = Scheduled.of(state, tokens=[state.tokens[-1]], num_logits=1)
+            if state.chain.drafters:
                 try:
-                    self._make_room(item, chain, len(decoding), prompt_tokens)
+                    self._make_room(item, len(decoding), prompt_tokens)
                 except Exception as error:
                     state.fail(error)
                     continue
@@ -128,30 +112,26 @@ class Drafting:
 
         It does not read ahead while its draft tokens do not pay; it catches up once it is asked.
         """
-        if not self._has_models:
-            return
         for state in decoding:
-            chain = self._drafters.get(state.request.drafter)
-            if chain is None or chain.model is None:
+            if (model := state.chain.model) is None:
                 continue
             try:
-                if not self._lags(chain.model, state):
+                if not self._lags(model, state):
                     continue
                 room = self._budget.draft_model_tokens(len(decoding), state.num_computed)
                 begun = self._clock()
-                if chain.model.prefill(state.slot, state.tokens, room):
+                if model.prefill(state.slot, state.tokens, room):
                     if state.request.adaptive:
-                        self.controller.read(chain.model.name, self._clock() - begun)
+                        self.controller.read(model.name, self._clock() - begun)
                     return
             except Exception as error:
                 state.fail(error)
 
-    def _make_room(self, item: Scheduled, chain: Chain, requests: int, prompt_tokens: int) -> None:
+    def _make_room(self, item: Scheduled, requests: int, prompt_tokens: int) -> None:
         """Put a request's forced tokens into the pass, and determine how long its draft may be.
 
         Args:
             item: gets both.
-            chain: the request's drafters.
             requests: number of requests that decode in the pass.
             prompt_tokens: number of prompt tokens in it.
         """
@@ -168,7 +148,7 @@ class Drafting:
         most = min(request.k_draft, state.remaining - 1 - forced)
         if most < 1:
             return
-        if any(self.controller.asks(item, drafter.name) for drafter in chain.drafters):
+        if any(self.controller.asks(item, drafter.name) for drafter in state.chain.drafters):
             item.max_draft = max(0, self._reserve(state, forced + most) - forced)
         else:
             item.declined = request.drafter
@@ -186,7 +166,7 @@ class Drafting:
         for item in asking:
             item.min_reach = least if item.adaptive else LEAST_REACH
         # The longest chain has them all, in their order.
-        chains = [self._drafters[item.state.request.drafter] for item in asking]
+        chains = [item.state.chain for item in asking]
         chains.sort(key=lambda chain: -len(chain.lookups))
         for lookup in dict.fromkeys([one for chain in chains for one in chain.lookups]):
             asked = [item for item in asking if self._asks(item, lookup)]
@@ -203,7 +183,7 @@ class Drafting:
 
     def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
         """Whether to ask this drafter for a request, which it must have read."""
-        if lookup not in self._drafters[item.state.request.drafter].lookups:
+        if lookup not in item.state.chain.lookups:
             return False
         return self.controller.asks(item, lookup.name) and lookup.follows(item.slot, item.text)
 
@@ -238,7 +218,7 @@ class Drafting:
         _keep_allowed(item)
         state, most = item.state, item.max_draft
         item.max_draft = len(item.draft.tokens)
-        model = self._drafters[state.request.drafter].model
+        model = state.chain.model
         if item.max_draft:
             item.missed = None
         elif model and self.controller.asks(item, model.name) and not self._lags(model, state):
@@ -278,31 +258,22 @@ class Drafting:
             elif length < item.max_draft:
                 item.draft = item.draft.cut(length)
             item.max_draft = length
-        self._ask_models(item for item in scheduled if item.num_uncomputed and item.max_draft)
+        self._ask_model([item for item in scheduled if item.num_uncomputed and item.max_draft])
 
-    def _ask_models(self, requests: Iterable[Scheduled]) -> None:
-        """Have each draft model make the draft tokens of all requests that ask it."""
-        asked: dict[DraftModel, list[Scheduled]] = {}
-        for item in requests:
-            model = self._drafters[item.state.request.drafter].model
-            if model is not None:
-                asked.setdefault(model, []).append(item)
-        for model, items in asked.items():
-            begun = self._clock()
-            self._ask_model(model, items)
-            seconds = (self._clock() - begun) / len(items)
-            for item in items:
-                item.draft_seconds = seconds
-
-    def _ask_model(self, model: DraftModel, items: list[Scheduled]) -> None:
-        """Have draft tokens made for several requests."""
-        drafts = list[tuple[Scheduled, Draft]]()
+    def _ask_model(self, items: list[Scheduled]) -> None:
+        """Have the draft model make the draft tokens of all requests that ask it."""
+        if not items or (model := items[0].state.chain.model) is None:
+            return
+        begun, drafts = self._clock(), list[tuple[Scheduled, Draft]]()
         _together(lambda part: drafts.extend([*zip(part, model.propose(part), strict=True)]), items)
         for item, draft in drafts:
             item.draft = Draft(draft.tokens, draft.probs, model.name, draft.accept_probs)
             _keep_allowed(item)
             if not item.draft.tokens:
                 item.missed = model.name
+        seconds = (self._clock() - begun) / len(items)
+        for item in items:
+            item.draft_seconds = seconds
 
     def _lags(self, model: DraftModel, state: RequestState) -> bool:
         """Whether a draft model should read more of a text before it proposes."""
@@ -315,10 +286,7 @@ class Drafting:
 
     def read_seconds(self, state: RequestState) -> float:
         """Seconds that the request's drafters compute for each of its prompt's tokens."""
-        chain = None if state.request.embed else self._drafters.get(state.request.drafter)
-        if chain is None or not state.request.k_draft:
-            return 0.0
-        return sum([lookup.read_seconds(state.slot) for lookup in chain.lookups])
+        return sum([lookup.read_seconds(state.slot) for lookup in state.chain.lookups])
 
 
 def _together(work: Callable[[list[Scheduled]], None], items: list[Scheduled]) -> None:

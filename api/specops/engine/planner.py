@@ -144,17 +144,10 @@ class Planner:
             return None
         state.was_scheduled = True
         ends = count == state.num_uncomputed_tokens and not state.generated
-        return Scheduled(
-            state.slot,
-            state.tokens,
-            sampling=state.request.sampling,
-            start=held,
+        return Scheduled.of(
+            state,
             tokens=state.tokens[held : held + count],
-            state=state,
             num_logits=count if reads else int(ends),
-            rng=state.rng,
-            noise=state.noise,
-            speculation=state.speculation,
             is_prompt=True,
             ends_prompt=ends,
         )

@@ -26,12 +26,14 @@ from specops.runtime.cost_model import mean_with
 from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, logprob, mask
 from specops.speculation.acceptance import SpeculationState
+from specops.speculation.drafters.base import Chain
 from specops.text.grammar import GrammarError, Grammars, Matcher
 from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+NO_DRAFTERS = Chain()
 _LATEST = 1 / 8  # weight of the newest pass in `choosing_seconds`
 
 
@@ -40,6 +42,7 @@ class RequestState:
 
     Attributes:
         request: the client's request.
+        chain: the drafters that it asks.
         tokens: prompt and generated tokens.
         num_computed: number of tokens that the target's cache holds.
         num_cached_tokens: number of prompt tokens that another request had computed.
@@ -63,9 +66,10 @@ class RequestState:
         end_tokens: frozenset[int],
         clock: Callable[[], float],
         grammars: Grammars,
-        by_noise: bool = False,
+        chain: Chain = NO_DRAFTERS,
     ) -> None:
         self.request = request
+        self.chain = chain if request.k_draft and not request.embed else NO_DRAFTERS
         self.tokens = list(request.prompt_tokens)
         self.num_computed = self.num_cached_tokens = 0
         self.was_scheduled = False
@@ -78,7 +82,8 @@ class RequestState:
         self.noise: int | None = None
         if request.sampling.temperature:
             seed = request.sampling.seed
-            self.noise = int(self.rng.integers(1 << 63)) if by_noise and seed is None else seed
+            draws = any(lookup.draws for lookup in self.chain.lookups)
+            self.noise = int(self.rng.integers(1 << 63)) if draws and seed is None else seed
         self.choosing_seconds = 0.0
         reads = request.embed or request.prompt_logprobs
         self.reader = PromptReader(request) if reads else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specops.engine.request_state import RequestState
 from specops.speculation.drafters.base import DraftRequest
@@ -29,6 +30,22 @@ class Scheduled(DraftRequest):
     declined: str | None = None
     is_prompt: bool = False
     ends_prompt: bool = False
+
+    @classmethod
+    def of(cls, state: RequestState, **fields: Any) -> Scheduled:
+        """The next pass's part of a request, from its next token on."""
+        return cls(
+            state.slot,
+            state.tokens,
+            sampling=state.request.sampling,
+            rng=state.rng,
+            noise=state.noise,
+            speculation=state.speculation,
+            start=state.num_computed,
+            adaptive=state.request.adaptive,
+            state=state,
+            **fields,
+        )
 
     @property
     def settled(self) -> int:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 
 from specops.engine.drafting import Drafting
 from specops.engine.pass_budget import PassBudget
 from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
-from specops.engine.request_state import RequestState
+from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
@@ -29,7 +28,6 @@ from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 _NO_BOUND = float("inf")
-_DEADLINES_KEPT = 64  # deadlines of ended requests before they are removed
 
 
 class Scheduler:
@@ -72,7 +70,6 @@ class Scheduler:
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
         self._slots = SlotManager(
             target.cache,
-            drafters,
             lambda state, lookup: (
                 not state.request.adaptive or self.controller.follows(lookup.name)
             ),
@@ -91,7 +88,7 @@ class Scheduler:
         self._end_tokens = end_tokens
         self._clock = clock
         self._in_flight: dict[str, RequestState] = {}
-        self._deadlines: list[tuple[float, str]] = []  # a heap, with ended requests in it
+        self._next_deadline = _NO_BOUND  # no request in flight has an earlier one
         self._left: list[RequestState] = []  # requests that ended while they waited
 
     @property
@@ -115,17 +112,16 @@ class Scheduler:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that fits into the context."""
-        chain = self.drafters.get(request.drafter) if request.k_draft else None
         state = RequestState(
             request,
             self._tokenizer,
             end_tokens=self._end_tokens,
             clock=self._clock,
             grammars=self.grammars,
-            by_noise=chain is not None and any(lookup.draws for lookup in chain.lookups),
+            chain=self.drafters.get(request.drafter, NO_DRAFTERS),
         )
         self._in_flight[request.request_id] = state
-        heappush(self._deadlines, (request.deadline, request.request_id))
+        self._next_deadline = min(self._next_deadline, request.deadline)
         self.waiting.add(state)
 
     def cancel(self, request_id: str) -> None:
@@ -169,11 +165,14 @@ class Scheduler:
 
     def _expire(self, step: Step, now: float) -> None:
         """Take out requests that were cancelled, and those whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] < now:
-            _, request_id = heappop(self._deadlines)
-            state = self._in_flight.get(request_id)
-            if state is not None and state.request.deadline < now:
-                self._end(state, FinishReason.TIMEOUT)
+        if self._next_deadline < now:
+            later = _NO_BOUND
+            for state in self._in_flight.values():
+                if (deadline := state.request.deadline) < now:
+                    self._end(state, FinishReason.TIMEOUT)
+                else:
+                    later = min(later, deadline)
+            self._next_deadline = later
         self._retire(step)
 
     def _retire(self, step: Step) -> None:
@@ -182,10 +181,6 @@ class Scheduler:
         for state in (*left, *self._slots.remove_finished()):
             self._hand_out(step, state)
             del self._in_flight[state.request.request_id]
-        if len(self._deadlines) > 2 * len(self._in_flight) + _DEADLINES_KEPT:
-            here = self._in_flight.values()
-            self._deadlines = [(item.request.deadline, item.request.request_id) for item in here]
-            heapify(self._deadlines)
 
     def _hand_out(self, step: Step, state: RequestState) -> None:
         """Add a request's new output to the step's; its client's account is charged for it."""

@@ -9,14 +9,14 @@ makes progress.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import MIN_COMMON, KvCache
-from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
+from specops.speculation.drafters.base import LookupDrafter
 
 # Most tokens at the end of a cached beginning that the target computes again for a draft head: its
 # own cache may lack a part of a block, and the last token's state is in none.
@@ -28,7 +28,6 @@ class SlotManager:
 
     Args:
         cache: the target's.
-        drafters: by the name in requests; they learn when a request gets a slot and when it leaves.
         follows: whether it pays that a lookup reads a request's text.
 
     Attributes:
@@ -38,12 +37,10 @@ class SlotManager:
     def __init__(
         self,
         cache: KvCache,
-        drafters: Mapping[str, Chain],
         follows: Callable[[RequestState, LookupDrafter], bool] = lambda state, lookup: True,
     ) -> None:
         self.preemptions = 0
         self._cache = cache
-        self._drafters = drafters
         self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
         self._in_line: deque[RequestState] = deque()  # preempted ones: next for a slot
@@ -145,7 +142,7 @@ class SlotManager:
         state.start()
         self._states.append(state)
         try:
-            for drafter in self._drafters_of(state):
+            for drafter in state.chain.drafters:
                 if not isinstance(drafter, LookupDrafter) or self._follows(state, drafter):
                     drafter.begin(slot, state.tokens, client)
             held = self._held(state)
@@ -159,8 +156,7 @@ class SlotManager:
 
     def _held(self, state: RequestState) -> int | None:
         """See `LookupDrafter.held`: the least of the request's drafters."""
-        lookups = (item for item in self._drafters_of(state) if isinstance(item, LookupDrafter))
-        held = [item.held(state.slot, state.tokens) for item in lookups]
+        held = [item.held(state.slot, state.tokens) for item in state.chain.lookups]
         return min((count for count in held if count is not None), default=None)
 
     def _make_room(self, state: RequestState, length: int, keep: Collection[int]) -> bool:
@@ -183,19 +179,13 @@ class SlotManager:
     def _leave(self, state: RequestState) -> None:
         self._states.remove(state)
         self._cache.release(state.slot)
-        for drafter in self._drafters_of(state):
+        for drafter in state.chain.drafters:
             try:
                 drafter.release(state.slot)
             except Exception as error:
                 state.fail(error)
         self._free.append(state.slot)
         state.slot = -1
-
-    def _drafters_of(self, state: RequestState) -> Sequence[LookupDrafter | DraftModel]:
-        """The drafters that follow a request: a draft model keeps blocks for its text."""
-        request = state.request
-        chain = self._drafters.get(request.drafter) if request.k_draft else None
-        return () if chain is None or request.embed else chain.drafters
 
 
 def _lacking(state: RequestState) -> int:
