@@ -227,8 +227,8 @@ class Settings:
     drafter: str = _knob(
         "",
         _drafter,
-        "drafter of requests that name none; empty: `cascade` with a draft head, `draft` with a "
-        "draft model, else `suffix`",
+        "drafter of requests that name none; empty: `cascade` with a draft model or head, else "
+        "`suffix`",
     )
     sampling: str = _knob(
         "",

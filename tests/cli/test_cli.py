@@ -62,7 +62,7 @@ def pieces(tiny_settings: Settings) -> list[Piece]:
         request_id="test",
         prompt_tokens=engine.encode(PROMPT),
         max_new_tokens=TOKENS,
-        drafter="draft",
+        drafter="cascade",
         k_draft=FIXED,
     )
     return [piece for output in engine.generate(request) for piece in output.pieces]
@@ -206,7 +206,7 @@ def test_info_describes_model_and_machine(
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
-    assert lines["drafters"] == "draft, suffix, cascade, none (default: draft)"
+    assert lines["drafters"] == "draft, suffix, cascade, none (default: cascade)"
     assert lines["context"] == "100 tokens; at most 8 requests at the same time"
     assert re.fullmatch(r"cache +\d+ tokens in int8; [\d.,]+ MB", lines["kv"])
     assert lines["batch"] == "invariant  yes"

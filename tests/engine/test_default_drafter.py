@@ -25,7 +25,7 @@ NO_MODEL = NO_HEAD.replace("DRAFTER=head", "DRAFTER=draft").replace("draft head"
         ("", {"": "suffix", "head": NO_HEAD, "draft": NO_MODEL}),
         # an EAGLE-3 head, or the target's own MTP block
         ("head", {"": "cascade", "draft": NO_MODEL}),
-        ("draft", {"": "draft", "head": NO_HEAD}),
+        ("draft", {"": "cascade", "head": NO_HEAD}),
     ],
     ids=["no draft", "a head", "a draft model"],
 )

@@ -43,18 +43,24 @@ PIECE = 40
 
 
 class FixedLengths(Controller):
-    """Chooses as it is told: `most` of what there is."""
+    """Chooses as it is told: `most` of what there is, and a model where nothing was looked up."""
 
-    def __init__(self, most: int, pays: bool = True) -> None:
+    def __init__(self, most: int, pays: bool = True, model: bool = False) -> None:
         super().__init__(tinyllama(), None, 8)
         self.most = most
         self.paying = pays
+        self.model = model
 
     def choose(self, requests: Sequence[DraftRequest], prompt_tokens: int = 0) -> list[int]:
         return [min(item.max_draft, self.most) for item in requests]
 
     def follows(self, drafter: str) -> bool:
         return self.paying
+
+    def prefers(
+        self, request: DraftRequest, model: str, most: int, uncomputed: int, requests: int
+    ) -> bool:
+        return self.model or not request.draft.tokens
 
 
 class Promising(LookupDrafter):
@@ -194,6 +200,17 @@ def test_a_chain_asks_the_cheapest_first_and_the_next_where_that_promises_too_li
     (item,) = propose(chain, controller, decoding("cascade", adaptive=adaptive))
     assert (item.draft.drafter, item.missed, item.declined) == (source, missed, declined)
     assert (*(part.asked for part in parts), len(model.asked)) == asked
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_draft_model_that_promises_more_replaces_what_was_looked_up(adaptive: bool) -> None:
+    lookup, model = Promising("suffix", 0.6), ScriptedModel(Text())
+    chain = {"cascade": Chain((lookup,), model)}
+    state = decoding("cascade", adaptive=adaptive)
+    (item,) = propose(chain, FixedLengths(4, model=True), state)
+    assert (item.draft.drafter, len(item.draft.tokens), item.missed) == ("draft", 4, None)
+    if adaptive:  # it is credited with what it adds to the lookup
+        assert item.asked["draft"].before == Draft((15,), drafter="suffix", accept_probs=(0.6,))
 
 
 def test_the_time_of_each_drafter_is_told_apart_and_fixed_lengths_have_no_part_in_it() -> None:

@@ -1,4 +1,7 @@
-"""What a draft head costs: next to nothing where it does not pay, whatever it reads and says."""
+"""What drafters in a cascade cost: next to nothing where they do not pay.
+
+That goes for a draft head, whatever it reads and says, and for a draft model beside a lookup.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ from tests.simulated_target import (
     make_request,
     make_scheduler,
     serve,
+    tinyllama,
 )
+from tests.speculation.drafters.scripted import ScriptedModel
 
 PROMPT, ANSWER = 200, 60  # tokens
 ASK = 1.25e-3  # seconds: a tenth of a pass
 READ = 0.09e-3  # of a prompt's token: a layer of 24
+STRETCH = 25  # tokens
 
 
 class Lookup(LookupDrafter):
@@ -138,3 +144,47 @@ def test_a_head_that_pays_reads_every_text_and_comes_back_when_it_pays_again() -
     read, alone = service.head.read, service.seconds("suffix", 10)
     assert service.seconds("cascade", 10) < 0.8 * alone
     assert service.head.read - read == 10
+
+
+class Alternating(Lookup):
+    """Knows the next tokens well in every other stretch of a text."""
+
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
+    ) -> Draft:
+        self.right = 0.9 if len(tokens) // STRETCH % 2 else 0.2
+        return super().look_up(slot, tokens, count, min_reach)
+
+
+class Model(ScriptedModel):
+    """A draft model whose passes take a twentieth of the target's."""
+
+    def __init__(self, target: SimulatedTarget, right: float) -> None:
+        super().__init__(target.text, right)
+        self.costs, self._clock = tinyllama(0.05), target.clock
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        lengths = [item.max_draft for item in requests]
+        for place in range(max(lengths)):
+            self._clock.now += self.costs.cost(sum(length > place for length in lengths))
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize(("lookup", "model", "times_as_fast"), [
+    (Lookup(0.3), 0.8, 0.97), (Lookup(0.8), 0.3, 0.97), (Alternating(0.0), 0.75, 1.1),
+])  # fmt: skip
+def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
+    lookup: Lookup, model: float, times_as_fast: float
+) -> None:
+    target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixCache.OFF)
+    smaller = Model(target, model)
+    seconds = {}
+    for name in ("suffix", "draft", "cascade"):
+        scheduler = make_scheduler(target, [lookup, smaller], draft_costs=smaller.costs)
+        scheduler.drafters["cascade"] = Chain((lookup,), smaller)  # type: ignore[index]
+        for answers in (4, 12):  # those of the first ones are for learning
+            begun = target.clock.now
+            for _ in range(answers):
+                serve(scheduler, make_request(4, 100, drafter=name, k_draft=8, adaptive=True))
+            seconds[name] = target.clock.now - begun
+    assert min(seconds["suffix"], seconds["draft"]) / seconds["cascade"] > times_as_fast

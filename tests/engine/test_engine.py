@@ -25,7 +25,7 @@ def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
     info = Engine.load(tiny_settings).info
     assert (info.name, info.quant, info.draft_quant) == ("target", "int8-128", "int8-128")
     assert info.drafters == ("draft", "suffix", "cascade", "none")
-    assert info.default_drafter == "draft"
+    assert info.default_drafter == "cascade"
     assert (info.context, info.slots, info.vocab_size) == (128, 3, 320)
     assert (info.kv_tokens, info.kv_dtype) == (3 * 128, "fp16")
     # 2 layers x 2 heads x 64 for the target, 1 x 2 x 32 for the draft; keys and values, float16.

@@ -149,7 +149,7 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
 def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, note: Note) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
     preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"
-    usual = "cascade" if has_head(name) else "draft" if len(models) > 1 else "suffix"
+    usual = "cascade" if has_head(name) or len(models) > 1 else "suffix"
     drafter = str(preset.settings.get("drafter", usual))
     hub = published(name, tmp_path / "published")
     with serving_hub(hub):

@@ -421,13 +421,52 @@ def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_another_drafter_is_asked_only_where_it_mostly_promises_more(adaptive: bool) -> None:
     controller = small_model()
-    assert controller.asks(request(1, rate=0.9, adaptive=adaptive), "head")  # who knows
+    assert controller.promises_more(request(1, rate=0.9, adaptive=adaptive), "head")  # who knows
     for _ in range(200):
         controller.found("head", Draft((5, 6), accept_probs=(0.6, 0.5)))  # 0.9 tokens
     for most, rate, asked in ((1, 0.85, True), (1, 0.95, False), (3, 0.5, True), (3, 0.6, False)):
         item = request(most, rate=rate, adaptive=adaptive)
-        assert controller.asks(item, "head") == asked  # 0.5 + 0.25 + 0.125 tokens, then 1.176
-    assert controller.asks(request(adaptive=adaptive), "head")
+        assert controller.promises_more(item, "head") == asked  # 0.5 + 0.25 + 0.125, then 1.176
+    assert controller.promises_more(request(adaptive=adaptive), "head")
+
+
+def prefers(
+    lookup: DraftRequest, *, right: float, share: float, uncomputed: int = 1, requests: int = 1
+) -> bool:
+    """Whether a draft model that was right so often is asked in place of a lookup."""
+    controller = Controller(tinyllama(), tinyllama(share), MOST)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        made = request(drafter="draft", speculation=lookup.speculation)
+        made.draft.tokens = (0,) * MOST
+        controller.verified(made, min(MOST, rng.geometric(1 - right) - 1))
+    return controller.prefers(lookup, "draft", MOST, uncomputed, requests)
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize(("rate", "right", "share", "preferred"), [
+    (0.3, 0.8, 0.05, True), (0.85, 0.7, 0.05, False), (0.9, 0.7, 0.05, False),
+    (0.6, 0.8, 0.7, False),  # it takes longer than it saves
+    (0.1, 0.3, 0.7, True),  # neither pays: the model may be probed
+])  # fmt: skip
+def test_a_draft_model_is_preferred_where_it_brings_more_tokens_per_second(
+    rate: float, right: float, share: float, preferred: bool, requests: int
+) -> None:
+    lookup = passed(proposal(rate), 1 + MOST, 1)
+    assert prefers(lookup, right=right, share=share, requests=requests) == preferred
+
+
+def test_what_a_draft_model_has_to_compute_first_counts_against_it() -> None:
+    lookup = passed(proposal(0.3), 1 + MOST, 1)
+    assert prefers(lookup, right=0.8, share=0.3)
+    assert not prefers(lookup, right=0.8, share=0.3, uncomputed=32)
+
+
+def test_each_request_tries_a_draft_model_once_and_asks_it_where_nothing_was_looked_up() -> None:
+    controller, lookup = Controller(tinyllama(), tinyllama(), MOST), passed(proposal(0.9), 9, 1)
+    assert controller.prefers(lookup, "draft", MOST, 1, 1)
+    assert not prefers(lookup, right=0.5, share=1.0)
+    assert prefers(request(), right=0.5, share=1.0)
 
 
 def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:

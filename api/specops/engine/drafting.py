@@ -175,7 +175,7 @@ class Drafting:
         for item in asking:
             try:
                 if not item.state.finish:
-                    self._take_draft(item)
+                    self._take_draft(item, requests)
             except Exception as error:
                 item.state.fail(error)
             if item.state.finish:
@@ -183,9 +183,10 @@ class Drafting:
 
     def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
         """Whether to ask this drafter for a request, which it must have read."""
-        if lookup not in item.state.chain.lookups:
+        name, controller = lookup.name, self.controller
+        if lookup not in item.state.chain.lookups or not controller.promises_more(item, name):
             return False
-        return self.controller.asks(item, lookup.name) and lookup.follows(item.slot, item.text)
+        return controller.asks(item, name) and lookup.follows(item.slot, item.text)
 
     def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
         """Have one drafter look up drafts; each request keeps the better one of what it has."""
@@ -213,19 +214,22 @@ class Drafting:
             if lookup.name in item.asked:
                 item.asked[lookup.name].seconds = seconds
 
-    def _take_draft(self, item: Scheduled) -> None:
-        """Cut a request's draft to what its grammar allows; without one, turn to a draft model."""
+    def _take_draft(self, item: Scheduled, requests: int) -> None:
+        """Cut a request's draft to what its grammar allows, or turn to a draft model."""
         _keep_allowed(item)
         state, most = item.state, item.max_draft
         item.max_draft = len(item.draft.tokens)
-        model = state.chain.model
         if item.max_draft:
             item.missed = None
-        elif model and self.controller.asks(item, model.name) and not self._lags(model, state):
+        model = state.chain.model
+        if model is None or not self.controller.asks(item, model.name) or self._lags(model, state):
+            return
+        uncomputed = model.num_uncomputed(item.slot, len(item.text))
+        if self.controller.prefers(item, model.name, most, uncomputed, requests):
             if item.adaptive:
-                item.asked[model.name] = Asked()
+                item.asked[model.name] = Asked(before=item.draft)
             item.missed, item.max_draft, item.draft = None, most, Draft(drafter=model.name)
-            item.num_uncomputed = model.num_uncomputed(item.slot, len(item.text))
+            item.num_uncomputed = uncomputed
 
     def _reserve(self, state: RequestState, tokens: int) -> int:
         """Take blocks of the cache for tokens behind the next one; preempts no request for them.

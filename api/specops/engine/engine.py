@@ -224,7 +224,7 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 
 def _default_drafter(settings: Settings, drafters: Collection[str]) -> str:
     if not settings.drafter:
-        return "cascade" if "head" in drafters else next(iter(drafters))
+        return "cascade" if {"draft", "head"}.intersection(drafters) else "suffix"
     if settings.drafter not in (*drafters, NO_DRAFTER):
         kind = "draft model" if settings.drafter == "draft" else "draft head"
         raise ConfigError(

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add, truediv
+from itertools import accumulate
+from operator import add, mul, truediv
 
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.prefix_trie import common_prefix
@@ -30,7 +31,7 @@ from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
-_BOUND_STEPS = 64  # steps for which `Controller.min_reach` stays as it was computed
+_BOUND_STEPS = 64  # steps for which figures of passes alone stay as they were computed
 # The mean starts with the fastest of this many: one that waited for a core would keep it high.
 _FIRST_ASKS = 8
 # A drafter that reads texts starts with a credit of this many passes and stops when it is used up:
@@ -69,6 +70,7 @@ class Controller:
         self._patience = _PATIENCE * target.cost(1)
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
+        self._shares: dict[int, list[float]] = {}
         self._steps = 0
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
         self._probes = 0
@@ -88,16 +90,46 @@ class Controller:
         0.4 ms. Where that does not pay, drafters are still asked within a fixed share of the time,
         for all requests in the same steps, so that the other steps spend no time on it. Each
         drafter is asked at least once for a new request, which begins with the mean gain over all
-        requests. It is not asked where a cheaper one's draft promises as much as its own usually
-        do.
+        requests.
         """
-        account = self._accounts.get(drafter)
-        if account is not None and 0 < account.expected <= request.draft.expected:
-            return False
         if not request.adaptive:
             return True
-        gain = request.speculation.gains.get(drafter)
+        account, gain = self._accounts.get(drafter), request.speculation.gains.get(drafter)
         return gain is None or gain >= 0 or account is None or account.spare >= 0
+
+    def promises_more(self, request: DraftRequest, drafter: str) -> bool:
+        """Whether a lookup's drafts usually promise more tokens than the request's draft."""
+        account = self._accounts.get(drafter)
+        return account is None or not 0 < account.expected <= request.draft.expected
+
+    def prefers(
+        self, request: DraftRequest, model: str, most: int, uncomputed: int, requests: int
+    ) -> bool:
+        """Whether a draft model would bring a request more tokens per second than its draft.
+
+        Each with the best number of draft tokens, as if all requests drafted so. Each request tries
+        the model once. Where its draft is not worth a place in a pass, the model may be probed.
+
+        Args:
+            request: with the draft that was looked up, maybe none.
+            model: name of the draft model.
+            most: largest number of its draft tokens.
+            uncomputed: tokens that it has to compute before the first one.
+            requests: number of requests that decode in the pass.
+        """
+        draft = request.draft
+        if not draft.tokens or model not in request.speculation.acceptance:
+            return True
+        found = draft.accept_probs or self._acceptance_of(request, draft.drafter).rates()
+        rates = self._acceptance_of(request, model).rates()
+        verifying = costs = self._costs_of(requests)
+        if self._draft is not None:
+            first = self._draft.cost(uncomputed) - self._draft.cost(1)
+            each = self._draft.cost(requests) / requests
+            making = [first + count * each for count in range(1, len(verifying))]
+            costs = list(map(add, verifying, [0.0, *making]))
+        best = _tokens_per_second(found[: len(draft.tokens)], verifying)
+        return best <= 1 / verifying[0] or best < _tokens_per_second(rates[:most], costs)
 
     def follows(self, drafter: str) -> bool:
         """Whether it pays that a drafter reads a new request's text, so that it can be asked.
@@ -147,7 +179,8 @@ class Controller:
             if not item.adaptive or not item.max_draft:
                 continue
             reach = 1.0
-            rates = item.draft.accept_probs or self._acceptance_of(item).rates()
+            drafter = item.draft.drafter
+            rates = item.draft.accept_probs or self._acceptance_of(item, drafter).rates()
             for position, rate in enumerate(rates[: item.max_draft]):
                 reach *= rate
                 if reach < LEAST_REACH:
@@ -254,7 +287,7 @@ class Controller:
         """Learn how many tokens of a draft were accepted."""
         if not request.draft.accept_probs:
             drafted = len(request.draft.tokens)
-            self._acceptance_of(request).observe(drafted, accepted)
+            self._acceptance_of(request, request.draft.drafter).observe(drafted, accepted)
             self._account(request.draft.drafter).acceptance.observe(drafted, accepted)
 
     def stepped(self, requests: Sequence[DraftRequest], draft_seconds: float) -> None:
@@ -277,6 +310,7 @@ class Controller:
             account.spare = min(account.spare + _PROBING * seconds, self._target.cost(1))
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
+            self._shares.clear()
         self._steps += 1
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
@@ -360,11 +394,30 @@ class Controller:
             self._accounts[drafter] = account
         return account
 
-    def _acceptance_of(self, request: DraftRequest) -> Acceptance:
-        drafter, own = request.draft.drafter, request.speculation.acceptance
+    def _costs_of(self, requests: int) -> list[float]:
+        """A request's share of a pass's seconds, by the number of draft tokens of each request."""
+        if (costs := self._shares.get(requests)) is None:
+            passes = self._target.costs(requests, requests * self._positions)[::requests]
+            costs = self._shares[requests] = [cost / requests for cost in passes]
+        return costs
+
+    def _acceptance_of(self, request: DraftRequest, drafter: str) -> Acceptance:
+        own = request.speculation.acceptance
         if drafter not in own:
             own[drafter] = Acceptance(self._positions, self._account(drafter).acceptance)
         return own[drafter]
+
+
+def _tokens_per_second(rates: Sequence[float], costs: Sequence[float]) -> float:
+    """Tokens per second with the best number of draft tokens.
+
+    Args:
+        rates: [k], the probability that each is accepted, given that those before it are.
+        costs: at least k + 1 seconds, by the number of draft tokens.
+    """
+    tokens = accumulate(accumulate(rates, mul), initial=1.0)
+    best: float = max(map(truediv, tokens, costs))
+    return best
 
 
 def _saved(draft: Draft, came: Sequence[int], token: float, added: float) -> float:
