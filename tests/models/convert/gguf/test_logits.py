@@ -427,6 +427,21 @@ def test_a_file_may_list_the_layers_that_have_a_state(tmp_path: Path) -> None:
         exported(True, False, False, False)
 
 
+def test_a_granite_file_says_whether_attention_rotates(tmp_path: Path) -> None:
+    source = of_relative("granite")(tmp_path / "source", **SIZES)
+    for rotates in (True, False):
+        file = write_gguf(
+            source,
+            tmp_path / "m.gguf",
+            lambda _: Kind.Q8_0,
+            change=partial(GGUFWriter.add_rope_scaling_finetuned, value=rotates),
+        )
+        model = export_checkpoint(file, tmp_path / "onnx", quantization=None)
+        nodes = onnx.load(model.graph_file, load_external_data=False).graph.node
+        attention = [attributes_of(node) for node in nodes if "Attention" in node.op_type]
+        assert [given["do_rotary"] for given in attention] == [rotates, rotates]
+
+
 def test_what_reads_images_and_sound_beside_a_model_is_left_out(tmp_path: Path) -> None:
     """Ollama's files have everything, in any type."""
     source = make_gemma4_checkpoint(

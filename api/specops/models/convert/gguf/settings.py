@@ -176,14 +176,12 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
 
 def _yarn(metadata: Metadata) -> dict[str, Any]:
     """YaRN's parameters; llama.cpp writes the factor of queries and keys under two names."""
-    scaling = "{arch}.rope.scaling"
-    trained = metadata.integer("{arch}.context_length")
-    found: dict[str, Any] = {
+    scaling, trained = "{arch}.rope.scaling", metadata.integer("{arch}.context_length")
+    trained = metadata.integer(f"{scaling}.original_context_length", trained)
+    found = {
         "rope_type": "yarn",
         "factor": _linear_factor(metadata),
-        "original_max_position_embeddings": metadata.integer(
-            f"{scaling}.original_context_length", trained
-        ),
+        "original_max_position_embeddings": trained,
         "attention_factor": metadata.given(f"{scaling}.yarn_attn_factor"),
         "beta_fast": metadata.given(f"{scaling}.yarn_beta_fast"),
         "beta_slow": metadata.given(f"{scaling}.yarn_beta_slow"),
