@@ -295,6 +295,11 @@ def test_a_presets_draft_that_cannot_be_used_is_left_out(
     assert generate(engine, (5, 6), 4)[1].generated_tokens == 4
 
 
+def test_a_head_is_no_target(tiny_head: Path, tiny_settings: Settings) -> None:
+    with pytest.raises(ModelError, match="is a draft head: set SPECOPS_DRAFT to it"):
+        Engine.load(replace(tiny_settings, target=str(tiny_head), draft="none"))
+
+
 def test_a_head_of_another_kind_is_not_asked_for_a_tokenizer(
     tiny_settings: Settings, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from specops.models.contract import MANIFEST, WARNING
 from specops.models.conversions import converted
 from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
-from specops.models.head_folder import EagleFolder
+from specops.models.head_folder import EagleFolder, is_head_checkpoint
 from specops.models.hub import HubModel, fetch
 from specops.models.layout import LayoutError, Parts, parts_of
 from specops.models.progress import every
@@ -122,6 +122,10 @@ def prepare(
         ModelError: the model is missing, cannot be downloaded or cannot be converted.
     """
     path = located(source, cache_dir, downloading, tokenizer=True)
+    if is_head_checkpoint(path):
+        raise ModelError(
+            f"{source} is a draft head: set SPECOPS_DRAFT to it, and SPECOPS_TARGET to its model"
+        )
     for folder in (path, path / "onnx" / quant):
         if (folder / MANIFEST).is_file():
             return ModelFolder.read(folder, name)
