@@ -12,10 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.request import GenerationRequest, Logprob, Output
-from specops.runtime.cost_model import mean_with
 from specops.runtime.sampling import Floats, logprob
-
-_LATEST = 1 / 8  # weight of the newest chunk in the mean time to read a token
 
 
 class PromptReader:
@@ -58,10 +55,6 @@ class PromptReader:
                 most = self._request.logprobs or 0
                 self._logprobs.append(logprob(logits[row], self._prompt[position + 1], most))
             self._position = position + 1
-
-    def note_seconds(self, tokens: int, seconds: float) -> None:
-        """Take in how long it took to read so many tokens."""
-        self.seconds = mean_with(self.seconds, seconds / tokens, _LATEST)
 
     def next_prompt(self) -> tuple[int, ...] | None:
         """Keep the embedding of the prompt that ends, and go to the next one, if any."""

@@ -22,7 +22,6 @@ from specops.request import (
     Piece,
     SourceStats,
 )
-from specops.runtime.cost_model import mean_with
 from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, logprob, mask
 from specops.speculation.acceptance import SpeculationState
@@ -34,7 +33,6 @@ from specops.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 NO_DRAFTERS = Chain()
-_LATEST = 1 / 8  # weight of the newest pass in `choosing_seconds`
 
 
 class RequestState:
@@ -260,10 +258,6 @@ class RequestState:
         self.tokens, self._prompt_length = list(following), len(following)
         self.num_computed = 0
         return True
-
-    def note_choosing(self, seconds: float) -> None:
-        """Take in how long it took to adjust a pass's logits and to draw tokens."""
-        self.choosing_seconds = mean_with(self.choosing_seconds, seconds, _LATEST)
 
     def count_step(self, drafts: Collection[Draft] = (), *, missed: bool) -> None:
         """Count one pass in which the request decoded.

@@ -18,7 +18,7 @@ from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
 from specops.runtime.batch import Batch
-from specops.runtime.cost_model import CostModel
+from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
@@ -28,6 +28,7 @@ from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 _NO_BOUND = float("inf")
+_LATEST = 1 / 8  # weight of the newest pass in the mean times to choose and to read tokens
 
 
 class Scheduler:
@@ -302,7 +303,7 @@ class Scheduler:
         verdict, end = _verify(item, adjusted), self._clock()
         if item.sampling.temperature > 0:
             self.controller.drawn(verdict.accepted + 1, end - drawing)
-        state.note_choosing(end - begun)
+        state.choosing_seconds = mean_with(state.choosing_seconds, end - begun, _LATEST)
         return verdict
 
     def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, row: int) -> None:
@@ -312,10 +313,11 @@ class Scheduler:
         self._computed(state, len(item.tokens))
         if item.ends_prompt:
             self.target.cache.take_snapshot(state.slot)
-        if state.reader is not None and rows:
+        if (reader := state.reader) is not None and rows:
             hidden, begun = self.target.hidden_states(row, rows), self._clock()
-            state.reader.read(item.start, logits, hidden)
-            state.reader.note_seconds(rows, self._clock() - begun)
+            reader.read(item.start, logits, hidden)
+            seconds = (self._clock() - begun) / rows
+            reader.seconds = mean_with(reader.seconds, seconds, _LATEST)
         if item.ends_prompt and state.request.embed:
             if state.next_prompt():
                 cache = self.target.cache
