@@ -163,6 +163,29 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     assert [path for _, path, _ in hub.requests[:4]] == [hub.requests[0][1]] * 4
 
 
+def test_a_token_that_cannot_be_one_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_\u00fc")
+    with pytest.raises(ModelError, match="HF_TOKEN has characters that no token has"):
+        fetch(MODEL, tmp_path, ignore)
+
+
+def test_a_carriage_return_behind_the_hub_s_address_changes_nothing(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"{hub.url}/\r")
+    assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
+
+
+def test_an_address_with_a_character_that_none_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub\x01.example")
+    with pytest.raises(ModelError, match=r"cannot be reached.*Invalid.*HF_ENDPOINT"):
+        fetch(MODEL, tmp_path, ignore)
+
+
 @pytest.mark.parametrize("address", ["localhost:9", "not a url"])
 def test_an_address_that_is_none_is_tried_once(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -86,6 +86,22 @@ def test_a_repository_is_refused_before_its_weights_are_downloaded(
     assert hub.ranges() == []
 
 
+def test_a_draft_on_the_hub_is_refused_likewise_and_a_head_is_not_judged(
+    hub: Hub, source: Path, tmp_path: Path
+) -> None:
+    hub.repos["someone/experts"] = files = folder_files(source)
+    with pytest.raises(ModelError, match=rf"someone/experts@main cannot be .*{EXPERTS}"):
+        located(HubModel("someone/experts"), tmp_path)
+    assert hub.ranges() == []
+    edit_config(source, architectures=["LlamaForCausalLMEagle3"])
+    hub.repos["someone/head"] = folder_files(source)  # some have the target's tokenizer
+    hub.repos["someone/other-head"] = {  # whatever its configuration says
+        name: content for name, content in files.items() if "tokenizer" not in name
+    }
+    for name in ("someone/head", "someone/other-head"):
+        assert (located(HubModel(name), tmp_path) / "model.safetensors").is_file()
+
+
 def test_of_a_gguf_on_the_hub_only_the_beginning_is_downloaded(
     hub: Hub, experts: Path, tmp_path: Path
 ) -> None:

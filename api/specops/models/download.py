@@ -104,7 +104,9 @@ def snapshot(
         download = _Download(model, commit, folder, _Meter(model, files, progress))
         if model.gguf:
             download.check_headers(files, check)
-        converted = all(file.name != GENAI_CONFIG for file in files)
+        names = {file.name for file in files}
+        # Others made finished graphs, and what has no tokenizer is a draft head.
+        converted = GENAI_CONFIG not in names and has_tokenizer(names)
         for file in files:
             download.obtain(file)
             if file.name == CONFIG and converted:
@@ -119,7 +121,9 @@ def snapshot(
             partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     except HfHubHTTPError as error:
         raise ModelError(_refusal(model, error)) from error
-    except httpx.HTTPError as error:
+    except UnicodeEncodeError as error:
+        raise ModelError("HF_TOKEN has characters that no token has: copy it again") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ModelError(
             f"the hub cannot be reached for {model} ({error or type(error).__name__}): check the "
             "connection and HF_ENDPOINT, then start again; what is here already is kept"
@@ -195,7 +199,7 @@ def _advice(model: HubModel, paths: list[PurePosixPath]) -> str:
 
 def _endpoint() -> str | None:
     """Return the hub's address; None leaves it to huggingface_hub."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or None
 
 
 # -- one file --------------------------------------------------------------------------------------

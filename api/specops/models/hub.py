@@ -146,7 +146,9 @@ def fetch(
             f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
             "unset it for one start, or give SPECOPS_TARGET a folder"
         )
-    if not os.environ.get("HF_ENDPOINT"):  # Compose passes unset variables on as empty ones,
+    if not os.environ.get(
+        "HF_ENDPOINT", ""
+    ).strip():  # Compose passes unset variables on as empty ones,
         os.environ.pop("HF_ENDPOINT", None)  # and huggingface_hub takes an empty one for an address
     from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
 

@@ -24,7 +24,7 @@ from specops.models.conversions import converted
 from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.models.head_folder import EagleFolder, is_head_checkpoint
-from specops.models.hub import HubModel, fetch
+from specops.models.hub import CONFIG, HubModel, fetch
 from specops.models.layout import LayoutError, Parts, parts_of
 from specops.models.progress import every
 from specops.presets import CHAT, chat_model, in_environment, presets
@@ -216,8 +216,7 @@ def located(
         if downloading is not None:
             downloading(f"{source}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
 
-    # Without a tokenizer it may be a draft head, which another converter judges; a GGUF is none.
-    check = partial(_check if tokenizer or source.gguf else _pass, str(source))
+    check = partial(_check if tokenizer else _check_draft, str(source))
     return fetch(source, cache_dir, tell, tokenizer=tokenizer, check=check) / source.gguf
 
 
@@ -315,6 +314,13 @@ def _check(source: str, *files: Path) -> int:
     except ChildError as error:
         raise ModelError(f"{source} cannot be converted: {error}") from error
     return int(lines[-1])
+
+
+def _check_draft(source: str, *files: Path) -> int:
+    """Check a draft model like any model; a draft head is judged by its own converter."""
+    if files[0].name == CONFIG and is_head_checkpoint(files[0].parent):
+        return len(files)
+    return _check(source, *files)
 
 
 def _pass(source: str, *files: Path) -> int:
