@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
-from specops.request import Grammar, GrammarKind, SamplingParams
+from specops.request import FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller
@@ -269,6 +270,26 @@ def test_a_request_with_which_a_head_s_pass_fails_fails_alone(adaptive: bool) ->
         (states[2], 2),
     ]
     assert states[0].error == "no such pass"
+
+
+def test_a_request_whose_head_fails_before_its_prompt_is_computed_fails_alone() -> None:
+    class Failing(Promising):
+        def __init__(self) -> None:
+            super().__init__("head", 0.5)
+            self.looks = Counter[int]()
+
+        def held(self, slot: int, tokens: Sequence[int]) -> int | None:
+            self.looks[slot] += 1
+            if slot == 1 and self.looks[slot] > 1:  # the first is at its admission
+                raise RuntimeError("no such pass")
+            return None
+
+    scheduler = make_scheduler(SimulatedTarget(), [Failing()])
+    first, second = (make_request(20, 1, drafter="head", k_draft=2) for _ in range(2))
+    served = serve(scheduler, first, second)
+    assert served.finish(second) is FinishReason.ERROR
+    assert served.outputs[second.request_id][-1].error == "no such pass"
+    assert served.tokens(first) == expected(Text(), first)
 
 
 def test_a_drafter_is_asked_only_for_texts_that_it_follows() -> None:

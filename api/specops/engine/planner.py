@@ -104,6 +104,8 @@ class Planner:
             if state.slot < 0:  # preempted for one before it
                 continue
             held = self._take_prefix(step, state)
+            if state.finish:  # its drafter has failed
+                continue
             if state.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
                 seconds = min(seconds, least)
             each = state.reader.seconds if state.reader and not state.generated else 0.0
