@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from training.corpus import DEMO_DIR, HELD_OUT
-from training.files import CARD, EVALUATION, LICENCE, RECORD, REFERENCE, options
+from training.files import CARD, EVALUATION, LICENCE, RECORD, options
 
 TEMPLATE = """\
 ---
@@ -41,9 +41,6 @@ onnxruntime on the exported graphs.
 {xz_bits_per_byte:.3f} bits per byte for the same bytes in one stream. The target in fp32 needs
 {gain:.1%} less, as shipped ({shipped}) {shipped_gain:.1%} less.
 
-Rounding the weights to float16 for the checkpoint: {checkpoint_float32:.4f} bits per byte before,
-{transformers_float16_weights:.4f} after (the latter by transformers, on {modules}).
-
 ## How well the draft guesses
 
 {prompts} held-out prompts (`heldout.jsonl`), {answer_tokens} greedy tokens each, both models in
@@ -71,7 +68,7 @@ files' names and sizes in `heldout.json`.
 Muon for the matrices, AdamW for the embedding and the norms, warm-up and cosine to zero, bfloat16
 autocast. `make train` repeats all of it, resumably; on an accelerator it trains a larger pair.
 `python -m training.evaluate` measures the figures again, `python -m training.card` writes this
-page from `evaluation.json`, `reference.json` and `training.json`.
+page from `evaluation.json` and `training.json`.
 
 ## Licence
 
@@ -114,7 +111,7 @@ def render(folder: Path = DEMO_DIR) -> str:
         content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
         return content
 
-    figures, runs, reference = read(EVALUATION), read(RECORD), read(REFERENCE)
+    figures, runs = read(EVALUATION), read(RECORD)
     configs = {role: read(f"{role}/config.json") for role in ("target", "draft")}
     bits, accepted = figures["bits_per_byte"], figures["acceptance"]
     names, shipped, xz = list(bits["target"]), accepted["quantization"], figures["xz_bits_per_byte"]
@@ -122,8 +119,6 @@ def render(folder: Path = DEMO_DIR) -> str:
         **{key: figures[key] for key in figures if key.startswith(("held_out", "xz"))},
         **{key: figures[key] for key in ("library_bytes", "test_bytes")},
         **{key: accepted[key] for key in ("prompts", "answer_tokens", "quantization")},
-        **{key: reference[key] for key in reference if key != "modules"},
-        modules=", ".join(f"`{name}`" for name in reference["modules"]),
         licence=LICENCE,
         vocab_size=configs["target"]["vocab_size"],
         context=configs["target"]["max_position_embeddings"],

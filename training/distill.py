@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
-from training.checkpoint import load_model, set_up, trained_tokenizer
+from training.checkpoint import load_model, new_model, set_up, trained_tokenizer
 from training.data import Sampler
 from training.files import RUNS, options
 from training.loop import Training
-from training.model import Llama
 from training.presets import PRESETS, Preset
 from training.pretrain import prepare
 from training.runtime import Budget, device, restart_with_process_environment
@@ -32,9 +32,15 @@ class Distillation(Training):
     """The draft in training, and the frozen target."""
 
     def __init__(
-        self, preset: Preset, target: Llama, sampler: Sampler, budget: Budget, file: Path
+        self,
+        preset: Preset,
+        target: LlamaForCausalLM,
+        sampler: Sampler,
+        budget: Budget,
+        file: Path,
     ) -> None:
-        super().__init__(preset, Llama(preset.draft), sampler, budget, file, vector_lr=VECTOR_LR)
+        draft = new_model(preset.draft)
+        super().__init__(preset, draft, sampler, budget, file, vector_lr=VECTOR_LR)
         self.target = target.to(self.device)
 
     def batch(self, length: int, rows: int) -> NDArray[np.int64]:
@@ -50,8 +56,8 @@ class Distillation(Training):
         """Mean divergence in nats, and how often both models' first choices agree."""
         tokens = tokens[:, :-1]
         with torch.no_grad():
-            target_logits = self.target(tokens).float()
-        draft_logits = self.model(tokens).float()
+            target_logits = self.target(tokens, use_cache=False).logits.float()
+        draft_logits = self.model(tokens, use_cache=False).logits.float()
         target_probs = target_logits.softmax(-1)
         cross_entropy = -(target_probs * draft_logits.log_softmax(-1)).sum(-1).mean()
         entropy = -(target_probs * target_logits.log_softmax(-1)).sum(-1).mean()

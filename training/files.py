@@ -6,7 +6,6 @@ from typing import Any
 
 CARD = "README.md"  # training.card writes it
 RECORD = "training.json"  # training.ship, from the records of both runs
-REFERENCE = "reference.json"  # training.reference
 EVALUATION = "evaluation.json"  # training.evaluate
 LICENCE = "LICENSE.python.txt"  # training.ship, from the Python that trained
 

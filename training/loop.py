@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
+from specops.system.folders import file_at_once
 from training.checkpoint import save_model
 from training.data import Sampler
-from training.model import Llama
 from training.optim import Optimizer
 from training.presets import Preset
-from training.runtime import Budget, device, load_checkpoint, machine, save_checkpoint, stop_signal
+from training.runtime import Budget, device, machine, stop_signal
 
 LONG_FROM = 0.8  # the last fifth is trained at the full context, so that all positions are valid
 CHECKPOINT_SECONDS = 180
@@ -41,7 +42,7 @@ class Training(ABC):
     def __init__(
         self,
         preset: Preset,
-        model: Llama,
+        model: LlamaForCausalLM,
         sampler: Sampler,
         budget: Budget,
         file: Path,
@@ -78,23 +79,24 @@ class Training(ABC):
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save_checkpoint(
-            self.file,
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "dealt": self.sampler.dealt,
-                "step": self.step,
-                "tokens": self.budget.tokens_done,
-                "seconds": self.budget.seconds_done,
-            },
-        )
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "dealt": self.sampler.dealt,
+            "step": self.step,
+            "tokens": self.budget.tokens_done,
+            "seconds": self.budget.seconds_done,
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with file_at_once(self.file) as partial:
+            torch.save(state, partial)
 
     def resume(self) -> None:
         """Continue from the checkpoint if there is one."""
-        state = load_checkpoint(self.file)
-        if state is None:
+        if not self.file.exists():
             return
+        # Our own file, with the sampler's counters beside the tensors.
+        state = torch.load(self.file, weights_only=False)  # nosec B614
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sampler.dealt = state["dealt"]
@@ -112,7 +114,7 @@ class Training(ABC):
             SystemExit: the process got a stop signal; the checkpoint is written.
         """
         self.resume()
-        print(f"{self.model.parameter_count():,} parameters", flush=True)
+        print(f"{self.model.num_parameters():,} parameters", flush=True)
         stop, budget = stop_signal(), self.budget
         budget.start()
         saved, smooth = time.monotonic(), Figures()

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.checkpoint import set_up
+from training.checkpoint import new_model, set_up
 from training.corpus import load_corpus
 from training.data import Sampler, rows_of_tests, token_arrays
 from training.files import RUNS, options
 from training.loop import Training
-from training.model import Llama
 from training.presets import PRESETS, Preset
 from training.runtime import Budget, device, restart_with_process_environment
 from training.tokenizer import train_tokenizer
@@ -48,7 +47,8 @@ class Target(Training):
     """The target in training."""
 
     def __init__(self, preset: Preset, sampler: Sampler, budget: Budget, file: Path) -> None:
-        super().__init__(preset, Llama(preset.target), sampler, budget, file, vector_lr=VECTOR_LR)
+        target = new_model(preset.target)
+        super().__init__(preset, target, sampler, budget, file, vector_lr=VECTOR_LR)
 
     def batch(self, length: int, rows: int) -> NDArray[np.int64]:
         """A batch with a falling share of tests; see `rows_of_tests`."""
@@ -58,7 +58,7 @@ class Target(Training):
 
     def losses(self, tokens: Tensor) -> tuple[Tensor]:
         """Cross-entropy of the next token."""
-        logits = self.model(tokens[:, :-1]).float()
+        logits = self.model(tokens[:, :-1], use_cache=False).logits.float()
         return (F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()),)
 
 

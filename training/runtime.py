@@ -1,4 +1,4 @@
-"""Shared by the training loops: the budget, checkpoints, the stop signal, malloc settings.
+"""Shared by the training loops: the budget, the stop signal, malloc settings.
 
 Measured on two Zen 4 cores with the demo target, 16 x 512 tokens per step: float32 2,050 tokens/s
 (compiled), bfloat16 autocast 2,730 (eager), the same with glibc keeping freed pages and using huge
@@ -13,7 +13,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -74,19 +73,6 @@ class Budget:
 def device() -> torch.device:
     """The accelerator if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
-    """Write `state` so that a crash leaves either the old file or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, file.with_suffix(".partial"))
-    file.with_suffix(".partial").replace(file)
-
-
-def load_checkpoint(file: Path) -> dict[str, Any] | None:
-    """What `save_checkpoint` wrote, or None."""
-    # Our own file, with the sampler's counters beside the tensors.
-    return torch.load(file, weights_only=False) if file.exists() else None  # nosec B614
 
 
 def stop_signal() -> threading.Event:

@@ -37,7 +37,6 @@ def main() -> None:
     folder = DEMO_DIR if given.preset == "cpu" else given.runs / "demo"
     where = ["--folder", str(folder)]
     run("ship", "--runs", str(given.runs), *where)
-    run("reference", "--runs", str(given.runs), *where)
     run("evaluate", *where)
     run("card", *where)
     print(f"the pair is in {folder}")
