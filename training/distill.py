@@ -2,8 +2,7 @@
 
 The loss is the Kullback-Leibler divergence of the draft's next-token distribution from the
 target's (Hinton et al., 2015). A third of the rows are the target's own continuations, because the
-draft will have to guess those (DistillSpec, Zhou et al., 2023). `--target` names the target's
-folder; by default it is RUNS/target.
+draft will have to guess those (DistillSpec, Zhou et al., 2023).
 """
 
 from pathlib import Path
@@ -20,10 +19,11 @@ from training.files import RUNS, options
 from training.loop import Training
 from training.presets import PRESETS, Preset
 from training.pretrain import prepare
-from training.runtime import Budget, device, restart_with_process_environment
+from training.runtime import Budget, device
 from training.samples import sample_target
 
 VECTOR_LR = 0.005
+SAMPLED_TOKENS = 500_000
 # Rows per 16: the target's own continuations, the library's tests, and the rest library.
 SAMPLED_ROWS, TEST_ROWS = 6, 2
 
@@ -65,26 +65,18 @@ class Distillation(Training):
         return cross_entropy - entropy, agreement
 
 
-def distill(
-    preset: Preset,
-    runs: Path,
-    *,
-    target_folder: Path,
-    minutes: float | None,
-    sample_tokens: int,
-    seed: int,
-    threads: int,
-) -> Path:
+def distill(preset: Preset, runs: Path, *, minutes: float | None, seed: int, threads: int) -> Path:
     """Distil (or finish distilling) the draft; returns the folder of the finished model."""
     set_up(seed, threads)
     _, arrays = prepare(runs)
-    tokenizer = trained_tokenizer(target_folder)
+    target = runs / "target"
+    tokenizer = trained_tokenizer(target)
     samples = sample_target(
-        target_folder, arrays["library"], sample_tokens, file=runs / "samples.npy", seed=seed
+        target, arrays["library"], SAMPLED_TOKENS, file=runs / "samples.npy", seed=seed
     )
     sampler = Sampler({**arrays, "samples": samples}, seed)
     budget = Budget(preset.draft_tokens, minutes)
-    run = Distillation(preset, load_model(target_folder), sampler, budget, runs / "draft.pt")
+    run = Distillation(preset, load_model(target), sampler, budget, runs / "draft.pt")
     run.finish(
         lambda now, smooth: (
             f"divergence {now[0]:.3f} smooth {smooth[0]:.3f} agreement {smooth[1]:.1%}"
@@ -96,22 +88,14 @@ def distill(
 
 def main() -> None:
     """Read the command line and distil."""
+    threads = torch.get_num_threads()
     given = options(
-        __doc__, preset=device().type, runs=RUNS, target=Path, minutes=float,
-        sample_tokens=500_000, seed=21, threads=torch.get_num_threads(),
-    )  # fmt: skip
-    folder = distill(
-        PRESETS[given.preset],
-        given.runs,
-        target_folder=given.target or given.runs / "target",
-        minutes=given.minutes,
-        sample_tokens=given.sample_tokens,
-        seed=given.seed,
-        threads=given.threads,
+        __doc__, preset=device().type, runs=RUNS, minutes=float, seed=21, threads=threads
     )
+    plan = {"minutes": given.minutes, "seed": given.seed, "threads": given.threads}
+    folder = distill(PRESETS[given.preset], given.runs, **plan)
     print(f"draft written to {folder}")
 
 
 if __name__ == "__main__":
-    restart_with_process_environment("training.distill")
     main()

@@ -52,16 +52,11 @@ def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
     return bits
 
 
-def end_mark(tokenizer: Tokenizer) -> int:
-    """The id of the token before and after every document."""
-    return int(tokenizer.get_vocab()[END_OF_TEXT])
-
-
 def bits_per_byte(
     forward: Forward, tokenizer: Tokenizer, documents: Sequence[Document]
 ) -> dict[str, Any]:
     """Bits per byte of the documents: in all, and of each."""
-    mark = end_mark(tokenizer)
+    mark = tokenizer.token_to_id(END_OF_TEXT)
     bits, sizes = {}, {}
     for document in documents:
         ids = tokenizer.encode(document.text).ids
@@ -118,7 +113,7 @@ def acceptance(
     target: OnnxModel, draft: OnnxModel, tokenizer: Tokenizer, prompts: Sequence[str]
 ) -> dict[str, Any]:
     """The share of draft tokens that the target accepts, for draft lengths 1 to 8."""
-    end = end_mark(tokenizer)
+    end = tokenizer.token_to_id(END_OF_TEXT)
     runs = []
     for prompt in prompts:
         tokens = tokenizer.encode(prompt).ids[-(WINDOW - ANSWER) :]

@@ -24,7 +24,7 @@ from training.data import Sampler, token_arrays
 from training.loop import MATRIX_LR
 from training.optim import Optimizer
 from training.pretrain import VECTOR_LR
-from training.runtime import Budget, device, restart_with_process_environment
+from training.runtime import Budget, device
 from training.tokenizer import save_tokenizer
 
 LAYERS, INTERVAL = 16, 4  # deep enough for the block to be a small part of a pass
@@ -161,5 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_with_process_environment("training.mtp")
     main()

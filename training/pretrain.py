@@ -20,7 +20,7 @@ from training.data import Sampler, rows_of_tests, token_arrays
 from training.files import RUNS, options
 from training.loop import Training
 from training.presets import PRESETS, Preset
-from training.runtime import Budget, device, restart_with_process_environment
+from training.runtime import Budget, device
 from training.tokenizer import train_tokenizer
 
 VECTOR_LR = 0.003
@@ -91,5 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    restart_with_process_environment("training.pretrain")
     main()

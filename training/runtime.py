@@ -1,38 +1,13 @@
-"""Shared by the training loops: the budget, the stop signal, malloc settings.
+"""Shared by the training loops: the budget, the stop signal, the machine."""
 
-Measured on two Zen 4 cores with the demo target, 16 x 512 tokens per step: float32 2,050 tokens/s
-(compiled), bfloat16 autocast 2,730 (eager), the same with glibc keeping freed pages and using huge
-ones 3,350, and compiled on top of it 3,800.
-"""
-
-import os
 import platform
 import signal
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-
-# Without these settings glibc maps and unmaps every large activation again, and the kernel zeroes
-# it again. Also, a thread that waits for a displaced thread would spin.
-PROCESS_ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    "MALLOC_MMAP_THRESHOLD_": "8000000000",
-    "MALLOC_TRIM_THRESHOLD_": "16000000000",
-    "MALLOC_TOP_PAD_": "500000000",
-}
-
-
-def restart_with_process_environment(module: str) -> None:
-    """Replace this process by the same module with the settings above (CPU only)."""
-    if torch.cuda.is_available() or "GLIBC_TUNABLES" in os.environ:
-        return
-    command = [sys.executable, "-m", module, *sys.argv[1:]]
-    os.execve(sys.executable, command, os.environ | PROCESS_ENVIRONMENT)  # noqa: S606
 
 
 @dataclass

@@ -5,11 +5,12 @@ repeated. Remove `training/runs/` to start again. `--target-minutes` and `--draf
 training by time, not by tokens.
 """
 
+import os
 import subprocess  # nosec B404: runs only this package's own modules
 import sys
 
 from training.corpus import DEMO_DIR
-from training.files import RUNS, options
+from training.files import PROCESS_ENVIRONMENT, RUNS, options
 from training.runtime import device
 
 
@@ -17,7 +18,8 @@ def run(module: str, *arguments: str) -> None:
     """Run one step; if it fails, the whole training ends."""
     command = [sys.executable, "-m", f"training.{module}", *arguments]
     print("+", " ".join(command[1:]), flush=True)
-    subprocess.run(command, check=True)  # noqa: S603 # nosec B603
+    environment = PROCESS_ENVIRONMENT | os.environ
+    subprocess.run(command, check=True, env=environment)  # noqa: S603 # nosec B603
 
 
 def main() -> None:

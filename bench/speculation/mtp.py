@@ -9,6 +9,7 @@ lookups is judged against lookups alone.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Measured, Runner, Sizes
 from bench.tools.report import Outcome, Target, progress
 from specops.config import Settings
+from training.files import PROCESS_ENVIRONMENT
 
 MINUTES = 10.0  # of training
 TRAINED, RANDOM, WHOLE = "trained", "random", "qwen3.5-0.8b"
@@ -86,7 +88,8 @@ def trained(minutes: float, cache: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         progress(f"training for {minutes:g} minutes to {folder}")
         command = [sys.executable, "-m", "training.mtp", str(part), "--minutes", str(minutes)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = PROCESS_ENVIRONMENT | os.environ
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise BuildError(f"the training failed: {done.stderr.strip()}")
         progress(done.stdout.strip().rpartition("\n")[2])
