@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.layout import parts_of
 from training.corpus import DEMO_DIR, load_corpus, write_held_out, write_prompts
 from training.evaluate import SHIPPED
 from training.files import LICENCE, RECORD, RUNS, options
@@ -20,6 +21,7 @@ def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
             folder / role,
             folder / role / "onnx" / SHIPPED,
             quantization=Quantization.parse(SHIPPED),
+            source_digest=parts_of(folder / role).digest(),
         )
     write_held_out(load_corpus().held_out, folder)
     write_prompts(folder)

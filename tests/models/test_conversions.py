@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.models import conversions
+from specops.models import conversions, layout
 from specops.models.prepare import ModelError, prepare
 from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
@@ -219,13 +219,13 @@ def test_the_same_content_under_another_path_is_converted_once(
 def test_a_checkpoint_is_read_once_and_that_is_reported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(layout, "_REPORT_SECONDS", 0.0)
     cache = tmp_path / "cache"
     first, said = convert(source, cache)
     read = [text for text in said if text.startswith(f"reading {source}: ")]
     assert read[-1] == f"reading {source}: 100 %"
     assert convert(source, cache) == (first, [])
-    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 60.0)
+    monkeypatch.setattr(layout, "_REPORT_SECONDS", 60.0)
     for damage in ("", "[]", '{"a": {"b": 1}}'):
         (cache / "converted" / "sources.json").write_text(damage)
         assert convert(source, cache) == (first, [])

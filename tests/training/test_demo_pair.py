@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specops.models.layout import parts_of
 from training.card import render
 from training.corpus import DEMO_DIR, read_held_out
 from training.evaluate import QUANTIZATIONS, SHIPPED
@@ -40,6 +41,8 @@ def test_each_model_is_a_hugging_face_folder_with_its_graph(role: str) -> None:
     assert manifest["num_parameters"] == figures(EVALUATION)["parameters"][role]
     config = json.loads((folder / "config.json").read_text())
     assert manifest["context_length"] == config["max_position_embeddings"]
+    # As of a conversion to other weights: by this `specops draft make` knows its own texts.
+    assert manifest["source_digest"] == parts_of(folder).digest()
 
 
 def test_target_and_draft_share_one_tokenizer() -> None:

@@ -221,6 +221,7 @@ def _load(settings: Settings) -> Engine:
 
 def _export(options: argparse.Namespace) -> int:
     from specops.models.convert import ExportError, export_checkpoint, quantization_for  # noqa: PLC0415
+    from specops.models.layout import LayoutError, parts_of  # noqa: PLC0415
 
     try:
         model = export_checkpoint(
@@ -228,8 +229,9 @@ def _export(options: argparse.Namespace) -> int:
             options.destination,
             quantization=quantization_for(options.source, options.quant),
             progress=_progress if sys.stderr.isatty() else None,
+            source_digest=parts_of(options.source, tokenizer=False).digest(),
         )
-    except (ExportError, ValueError) as error:
+    except (ExportError, LayoutError, ValueError) as error:
         return _fail(error)
     print(f"{model.path}: {model.quantization.name}, {_megabytes(_size(model.path))}")
     return 0
@@ -352,8 +354,7 @@ def _make_head(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         report("interrupted: the same command continues from here")
         raise
-    verdicts = "; ".join(result.verdict for result in results)
-    print(f"{options.out}: {verdicts} (held-out conversations: {results[0].prompts})")
+    print(f"{options.out}: {'; '.join(result.verdict for result in results)}")
     return 0
 
 

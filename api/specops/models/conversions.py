@@ -27,7 +27,6 @@ from pathlib import Path
 
 from specops.models.contract import FORMAT_VERSION
 from specops.models.layout import Parts
-from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
 from specops.system.folders import clear_leftovers, file_at_once, locked
@@ -39,8 +38,6 @@ _SOURCES = "sources.json"  # path of a checkpoint → its marks, and its digest 
 _VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"(?P<name>.+)-(?P<key>[0-9a-f]{16})-(?P<quant>fp32|int[48]-.+|gguf)")
-_PIECE = 4 << 20
-_REPORT_SECONDS = 5.0
 
 Report = Callable[[str], None]
 Convert = Callable[[Path, str, int], None]
@@ -94,7 +91,7 @@ def converted(
         seen, digest = sources.get(source, ("", ""))
         if seen != now:
             check()
-            digest = _digest(path, parts, report)
+            digest = parts.digest(lambda done: report(f"reading {path}: {done} %"))
             sources[source] = now, digest
             _write(root, sources)
         folder = _folder(root, _key(digest), quant, name)
@@ -164,24 +161,6 @@ def _marks(files: Iterable[Path]) -> str:
         marks = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{file}\0{marks}\0".encode())
     return digest.hexdigest()
-
-
-def _digest(path: Path, parts: Parts, report: Report) -> str:
-    """Return `sha256:` and a digest of all files' content; this reads every byte."""
-    total = sum(file.stat().st_size for file in parts.files)
-    done, due = 0, every(_REPORT_SECONDS)
-    whole = hashlib.sha256()
-    for file in parts.files:
-        digest = hashlib.sha256()
-        with file.open("rb", buffering=0) as stream:
-            while piece := stream.read(_PIECE):
-                digest.update(piece)
-                done += len(piece)
-                if due():
-                    report(f"reading {path}: {100 * done // total} %")
-        name = "" if file in parts.freely_named else file.name
-        whole.update(f"{name}\0".encode() + digest.digest())
-    return f"sha256:{whole.hexdigest()}"
 
 
 # -- whether a conversion is intact ----------------------------------------------------------------

@@ -7,6 +7,7 @@ its own, whose memory goes back when it ends: `python -m specops.models.layout S
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from specops.models.contract import MANIFEST
 from specops.models.folder import ADAPTER, ADAPTER_ADVICE, GENAI_CONFIG, TOKENIZER_ADVICE
 from specops.models.gguf_files import SUFFIX, files_of, is_gguf
 from specops.models.paths import indexed
+from specops.models.progress import every
 from specops.models.sentencepiece import make_tokenizer
 from specops.text.files import BYTE_PAIRS, SENTENCEPIECE, TOKENIZER, TOOLS_TEMPLATE
 
@@ -29,6 +31,8 @@ _WEIGHT_SUFFIXES = (*_SUFFIXES, ".safetensors", ".safetensors.index.json", SUFFI
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _WEIGHTS = (_SAFETENSORS, "pytorch_model*")  # as transformers names them
+_PIECE = 4 << 20
+_REPORT_SECONDS = 5.0
 _COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need beside the weights
 
 
@@ -76,6 +80,27 @@ class Parts:
         candidates = {self.config, *named, *weights, *texts, *self.beside}
         candidates.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in candidates if file.is_file()))
+
+    def digest(self, report: Callable[[int], None] = lambda percent: None) -> str:
+        """`sha256:` and a digest of all files' content: equal digests, equal models.
+
+        Reads every byte: a fine-tune has the names, shapes and sizes of its base model. `report` is
+        called now and then with how many percent are read.
+        """
+        total = sum(file.stat().st_size for file in self.files)
+        done, due = 0, every(_REPORT_SECONDS)
+        whole = hashlib.sha256()
+        for file in self.files:
+            digest = hashlib.sha256()
+            with file.open("rb", buffering=0) as stream:
+                while piece := stream.read(_PIECE):
+                    digest.update(piece)
+                    done += len(piece)
+                    if due():
+                        report(100 * done // total)
+            name = "" if file in self.freely_named else file.name
+            whole.update(f"{name}\0".encode() + digest.digest())
+        return f"sha256:{whole.hexdigest()}"
 
 
 def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:

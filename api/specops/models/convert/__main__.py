@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         help="folder of the safetensors if it is another one, or a state dict, once per shard",
     )
-    parser.add_argument("--source-digest", help="digest of the checkpoint, if already known")
+    parser.add_argument("--source-digest", default="", help="digest of the checkpoint")
     options = parser.parse_args(arguments)
     try:
         quantization = quantization_for(options.source, options.quant)

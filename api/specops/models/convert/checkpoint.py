@@ -6,7 +6,6 @@ library would copy whole tensors. The layout: 8 bytes of header length, a JSON h
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -302,17 +301,6 @@ class Checkpoint:
                 named.append(files.named_template(files.DEFAULT, default))
             settings["chat_template"] = named
             config.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
-
-    def digest(self) -> str:
-        """`sha256:` over configuration and weight files: equal digests, equal models.
-
-        Reads every byte: a fine-tune has the names, shapes and sizes of its base model.
-        """
-        total = hashlib.sha256()
-        for file in dict.fromkeys((self.config_file, *self.files)):
-            with file.open("rb") as stream:
-                total.update(hashlib.file_digest(stream, "sha256").digest())
-        return f"sha256:{total.hexdigest()}"
 
     def _compare(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         for name, shape in shapes.items():

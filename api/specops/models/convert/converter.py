@@ -90,7 +90,7 @@ def export_checkpoint(
     quantization: Quantization | None,
     weights: Sequence[Path] = (),
     progress: Progress | None = None,
-    source_digest: str | None = None,
+    source_digest: str = "",
 ) -> ExportedModel:
     """Exports a Hugging Face folder or a GGUF to an ONNX folder.
 
@@ -100,7 +100,7 @@ def export_checkpoint(
         quantization: None for a GGUF, which has its own quantization; never None for a folder.
         weights: the folder of the safetensors if it is not `source`, or torch state dicts.
         progress: called with the finished and the total bytes of the checkpoint.
-        source_digest: for the manifest; by default computed from every byte of the checkpoint.
+        source_digest: for the manifest, `Parts.digest` of the checkpoint; empty: it is not known.
 
     Raises:
         ExportError: the checkpoint cannot be exported faithfully, or `destination` is in use. After
@@ -121,7 +121,7 @@ def export_checkpoint(
         path=destination,
         family=family.name,
         quantization=quantization,
-        source_digest=source_digest or checkpoint.digest(),
+        source_digest=source_digest,
         shape=family.shape,
         num_parameters=sum(tensor.num_elements for tensor in stored),
         bos_token_id=bos_token_id,

@@ -248,7 +248,7 @@ def test_rows_of_the_head_are_those_of_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dequantize(blocks[1:].blocks(), Kind.Q6_K), expected[1:])
     with WeightStore(tmp_path / "rows", lambda nbytes: None) as store:  # as a draft head takes them
         store.file_rows("head", Matrix("the target's rows", (blocks,)))
-    assert (tmp_path / "rows").read_bytes().startswith(blocks.stored.tobytes())
+    assert (tmp_path / "rows").read_bytes().startswith(blocks.blocks().tobytes())
 
 
 LLAMA3 = {
@@ -381,7 +381,6 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     ]
     weights = [model.path / "model.onnx.data" for model in exports]
     assert weights[0].read_bytes() == weights[1].read_bytes() == weights[2].read_bytes()
-    assert exports[1].source_digest == exports[2].source_digest
 
 
 @pytest.mark.parametrize(
