@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
+from specops.heads import conversations
 from specops.heads.conversations import Writer
 from specops.heads.storage import Conversation, ConversationStore
 from specops.text.chat_template import ChatTemplate
@@ -40,11 +40,16 @@ def engine(settings: Settings) -> Engine:
 
 
 def written(engine: Engine, first: int, count: int) -> list[Conversation]:
-    found = Writer(engine).conversations(first)
-    try:
-        return list(islice(chain.from_iterable(found), count))
-    finally:
-        found.close()
+    writer, found = Writer(engine, first), list[Conversation]()
+    while len(found) < count:
+        found += writer.write()
+    stop(engine)
+    return found[:count]
+
+
+def stop(engine: Engine) -> None:
+    engine.scheduler.cancel_all()
+    engine.scheduler.step()
 
 
 def test_conversations_are_numbered_and_whole(engine: Engine) -> None:
@@ -74,6 +79,46 @@ def test_a_chat_model_asks_itself(engine: Engine, monkeypatch: pytest.MonkeyPatc
     for prompt in prompts:
         assert "user" in prompt
         assert prompt.endswith("assistant]")
+
+
+def test_what_is_unfinished_is_kept_as_it_is(engine: Engine) -> None:
+    """So that an interruption loses none of the time in which it was written."""
+    whole = {item.number: item.tokens for item in written(engine, 0, 6)}
+    writer = Writer(engine, 0)
+    while sum(len(text.tokens) >= 8 for text in writer._texts.values()) < 2:
+        assert not writer.write()
+    kept = writer.unfinished()
+    stop(engine)
+    assert len(kept) >= 2
+    assert len(whole.keys() & {item.number for item in kept}) >= 2
+    for item in kept:
+        if item.number in whole:
+            np.testing.assert_array_equal(item.tokens, whole[item.number][: len(item.tokens)])
+
+
+def test_a_model_that_writes_nothing_of_use_is_noticed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "_ANSWER_TOKENS", 7)  # one too few
+    writer = Writer(engine, 0)
+    while not writer.writes_nothing:
+        assert writer.write() == []
+        assert writer.ended.total() < 100
+    assert min(writer.ended.values()) == 12  # of each temperature
+    stop(engine)
+
+
+def test_messages_that_lead_to_no_answer_count_as_nothing_of_use(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "chat_template", ChatTemplate(TEMPLATE, {}))
+    monkeypatch.setattr(engine, "info", replace(engine.info, chat=True, context=20))
+    monkeypatch.setattr(conversations, "_MESSAGE_TOKENS", 2)
+    writer = Writer(engine, 0)
+    while not writer.writes_nothing:
+        assert writer.write() == []
+        assert writer.ended.total() < 100
+    stop(engine)
 
 
 def test_stored_conversations_come_back(tmp_path: Path) -> None:

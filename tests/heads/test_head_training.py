@@ -15,9 +15,8 @@ from safetensors.numpy import save_file
 torch = pytest.importorskip("torch", reason="needs the extra `train`")
 
 from specops.heads import training  # noqa: E402
-from specops.heads.checkpoint import HeadCheckpoint  # noqa: E402
+from specops.heads.checkpoint import HeadCheckpoint, write_head  # noqa: E402
 from specops.heads.layer import Target  # noqa: E402
-from specops.heads.making import write_head  # noqa: E402
 from specops.heads.network import DistillationLoss, HeadNetwork, new_config  # noqa: E402
 from specops.heads.storage import Conversation  # noqa: E402
 from specops.heads.teacher import Teacher, repeated  # noqa: E402
@@ -65,8 +64,8 @@ def conversations(texts: int, seed: int = 0) -> list[Conversation]:
     return found
 
 
-def new_network(seed: int = 0) -> HeadNetwork:
-    return HeadNetwork(CONFIG, ROWS[TOKENS], seed)
+def new_network() -> HeadNetwork:
+    return HeadNetwork(CONFIG, ROWS[TOKENS])
 
 
 def test_a_lesson_has_what_the_target_makes_of_texts() -> None:
@@ -173,7 +172,7 @@ def test_it_learns_and_goes_on_where_it_stopped(
     assert reached[0] > 0.45
     assert min(reached[1:]) > 0.4  # behind right ones
     assert "guesses right" in reported[-1]
-    (factor, summand), *more = calibrate([found])
+    (factor, summand), *more = calibrate(found)
     assert len(more) == GUESSES - 1
     sure, right, _ = found[0]
     promised = torch.sigmoid(factor * torch.logit(sure, 1e-4) + summand)
@@ -215,7 +214,8 @@ def test_a_damaged_training_and_a_full_disk_are_named(tmp_path: Path) -> None:
 
 def test_what_is_written_is_a_checkpoint_in_8_bits(tmp_path: Path) -> None:
     network = new_network()
-    write_head(tmp_path, CONFIG | {"calibration": [[1.0, 0.0]]}, network, TOKENS)
+    weights = {name: values.detach().numpy() for name, values in network.weights.items()}
+    write_head(tmp_path, CONFIG | {"calibration": [[1.0, 0.0]]}, weights, TOKENS)
     checkpoint = HeadCheckpoint(tmp_path)
     assert checkpoint.tensors["fc.weight"].dtype == "I8"
     shapes = {name: tuple(values.shape) for name, values in network.weights.items()}

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specops.heads.ngrams import main, make_table
-from specops.heads.storage import Conversation, ConversationStore
+from specops.heads.ngrams import make_table
+from specops.heads.storage import Conversation
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.session import ModelLoadError
 from specops.runtime.suffixes import NgramTable
@@ -87,21 +87,3 @@ def test_a_damaged_table_or_one_of_another_model_is_refused(damage, tmp_path: Pa
         with pytest.raises(ModelLoadError, match=r"whole table .*\): download it again") as caught:
             NgramTable(file, VOCAB)
         assert "pickle" not in str(caught.value)
-
-
-def test_the_command_reads_what_draft_make_keeps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = ConversationStore(tmp_path / "conversations.i32")
-    for item in conversations():
-        store.add(item)
-    assert not main([str(tmp_path / name) for name in ("conversations.i32", "table.npy")])
-    for name in ("missing", ".", "text"):
-        (tmp_path / "text").write_text("what somebody wrote")
-        assert main([str(tmp_path / name), str(tmp_path / "table.npy")]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("specops.heads.ngrams: ")
-        assert said.count("\n") == 1
-    assert (tmp_path / "text").read_text() == "what somebody wrote"  # it is only read
-    assert main([str(tmp_path / "conversations.i32"), str(tmp_path / "no" / "table.npy")]) == 1
-    np.testing.assert_array_equal(np.load(tmp_path / "table.npy"), make_table(conversations()))

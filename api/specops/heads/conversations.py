@@ -8,7 +8,8 @@ from its number, so that an interrupted run can continue.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ _MESSAGE = SamplingParams(temperature=1.0, top_p=0.95)
 _TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
 _GRAM = 4  # tokens of a gram
 _LEAST_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
+_ATTEMPTS = 12  # conversations of each temperature, before a model is said to write nothing
 
 
 @dataclass(slots=True)
@@ -59,44 +61,45 @@ class Text:
 
 
 class Writer:
-    """Lets an engine write conversations.
+    """Lets an engine write conversations, as many at the same time as it has slots.
 
     Args:
         engine: an engine without other requests.
+        first: number of the first conversation.
+
+    Attributes:
+        ended: by temperature, number of conversations that have ended.
+        kept: number of those that were worth keeping.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.room = engine.info.slots  # for texts at the same time
+    def __init__(self, engine: Engine, first: int) -> None:
+        self.room = engine.info.slots
+        self.ended, self.kept = Counter[float](), 0
         self._engine = engine
+        self._next = first
         self._texts: dict[str, Text] = {}
         self._asked: set[str] = set()
 
-    def conversations(self, first: int) -> Generator[list[Conversation]]:
-        """Write conversations without end; yield those that each step finishes and that are kept.
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether many conversations of each temperature have ended, and none was worth keeping."""
+        return not self.kept and min(self.ended[at] for at in _TEMPERATURES) >= _ATTEMPTS
 
-        Args:
-            first: number of the first conversation.
-        """
-        scheduler, number = self._engine.scheduler, first
-        try:
-            while True:
-                while len(self._texts) < self.room:
-                    self._begin(number)
-                    number += 1
-                finished = self.step()
-                for text in finished:
-                    del self._texts[text.name]
-                    if text.starter is not None:
-                        self._ask(text)
-                yield [
-                    _conversation(text)
-                    for text in finished
-                    if text.starter is None and _worth_keeping(text.tokens)
-                ]
-        finally:
-            scheduler.cancel_all()
-            scheduler.step()
-            self._texts.clear()
+    def write(self) -> list[Conversation]:
+        """Write a little more; return the conversations that have ended, if worth keeping."""
+        while len(self._texts) < self.room:
+            self._begin(self._next)
+            self._next += 1
+        finished = self.step()
+        for text in finished:
+            del self._texts[text.name]
+            if text.starter is not None and not self._ask(text):
+                self.ended[temperature(text.number)] += 1
+        return self._worth_keeping(finished)
+
+    def unfinished(self) -> list[Conversation]:
+        """The conversations that have not ended, if worth keeping as they are."""
+        return self._worth_keeping(self._texts.values())
 
     def add(self, text: Text) -> None:
         """Begin to write a text."""
@@ -133,19 +136,28 @@ class Writer:
         prompt = self._engine.tokenizer.encode(template.opening + starter, special_tokens=False)
         self._add(Text(number, sampling, prompt, starter))
 
-    def _ask(self, message: Text) -> None:
+    def _ask(self, message: Text) -> bool:
         """Start the answer to a message, if the message is new and leaves room for an answer."""
         said = self._engine.tokenizer.decode(message.tokens)
         asked = f"{message.starter}{said}".strip()
         if asked in self._asked:
-            return
+            return False
         self._asked.add(asked)
         sampling = SamplingParams(temperature(message.number), seed=message.number)
         messages = with_system(question(asked), self._engine.info.system)
         prompt = self._engine.encode_chat(self._engine.render_chat(messages))
         if len(prompt) + _SHORTEST > self._engine.info.context:
-            return
+            return False
         self._add(Text(message.number, sampling, prompt))
+        return True
+
+    def _worth_keeping(self, texts: Iterable[Text]) -> list[Conversation]:
+        """The answers among texts that are long enough and do not repeat themselves."""
+        answers = [text for text in texts if text.starter is None]
+        self.ended.update(temperature(text.number) for text in answers)
+        found = [_conversation(text) for text in answers if _is_varied(text.tokens)]
+        self.kept += len(found)
+        return found
 
     def _add(self, text: Text) -> None:
         self._texts[text.name] = text
@@ -157,7 +169,7 @@ def temperature(number: int) -> float:
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 
-def _worth_keeping(tokens: list[int]) -> bool:
+def _is_varied(tokens: list[int]) -> bool:
     """Whether an answer is long enough and does not repeat itself."""
     grams = {tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)}
     return len(tokens) >= _SHORTEST and len(grams) >= _LEAST_DISTINCT * (len(tokens) - _GRAM + 1)

@@ -5,9 +5,6 @@ Test" (2025). At each position the layer reads the embedding of the token there 
 states of several of the target's layers at the token before, joined by `fc`, or else the state that
 its own guess came from. EAGLE-3.1 has more norms: over each layer's part, and of the state that is
 passed on.
-
-Checkpoints come in two layouts. In one all settings lie side by side; in the other, of the library
-speculators, those of the layer are in `transformer_layer_config`.
 """
 
 from __future__ import annotations

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.card import Making, card
-from specops.heads.conversations import Writer, temperature
+from specops.heads.card import card
+from specops.heads.checkpoint import CONFIG, write_head
+from specops.heads.conversations import Writer
 from specops.heads.convert import target_of
 from specops.heads.evaluation import Evaluation, evaluate
 from specops.heads.network import HeadNetwork, layers_read, new_config
@@ -49,9 +46,11 @@ _WRITING, _TRAINING = 0.35, 0.6  # shares of the time; the rest is for measureme
 _SLOTS = 24  # while conversations are written
 _HELD_OUT = 19  # one conversation of so many is used for measuring only; of all temperatures
 _UNSEEN = 400  # of which so many: with 80,000 tokens a share of 0.4 is known within 0.004
-_GROUP = 64  # most weights that share a scale
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_NOTHING = (  # with their number
+    "the model's first {} texts repeat themselves or end at once, so no head can learn from them: "
+    "look at its answers (`specops generate`), and take other weights or another model"
+)
 
 Tell = Callable[[str], None]
 
@@ -132,9 +131,11 @@ def _make(
     source = located(choice.target, alone.cache_dir)
     model = None if device == "cpu" else load_target(source, torch.device(device))
 
-    def open_writer() -> Writer:
+    def open_writer(first: int) -> Writer:
         engine = Engine.load(alone)
-        return Writer(engine) if model is None else TorchWriter(engine, model, folder.end_tokens)
+        if model is None:
+            return Writer(engine, first)
+        return TorchWriter(engine, first, model, folder.end_tokens)
 
     layers = layers_read(target)
     if model is None:  # made before an hour of writing: not every graph can give states
@@ -170,12 +171,10 @@ def _make(
         clock=progress.clock,
     )
     training.run()
-    parts: dict[str, list[Conversation]] = {"greedy": [], "sampled": []}
-    for item in unseen[:_UNSEEN]:
-        parts["sampled" if temperature(item.number) else "greedy"].append(item)
-    found = {kind: rounds(network, teacher, part) for kind, part in parts.items()}
-    config["calibration"] = calibrate(found.values())
-    write_head(path, config, network, tokens)
+    found = rounds(network, teacher, unseen[:_UNSEEN])
+    config["calibration"] = calibrate(found)
+    weights = {name: values.detach().cpu().numpy() for name, values in network.weights.items()}
+    write_head(path, config, weights, tokens)
     own_table = _write_table(path / NGRAMS, texts, choose(replace(settings, draft="")).draft)
     left = 60 * (1 - _WRITING - _TRAINING) * minutes
     tell(
@@ -185,21 +184,20 @@ def _make(
     # In the context that they were written in: in a shorter one they might not fit.
     served = replace(settings, draft=str(path), drafter="", context=LENGTH)
     evaluations = evaluate(served, unseen, left, progress.clock)
-    made = Making(
+    text = card(
         choice.name,
-        chat=len({item.prompt.tobytes() for item in conversations}) > 1,
-        written=sum(len(item.tokens) for item in conversations),
+        evaluations,
+        conversations=conversations,
         seen=training.seen,
         minutes=(progress.known["written"] + training.spent) / 60,
-        ngrams=own_table,
+        own_table=own_table,
         rows=len(tokens),
-        reached={kind: acceptance(item) for kind, item in found.items()}
-        | {
-            f"{kind}, found by no lookup": acceptance(item, repeated=False)
-            for kind, item in found.items()
+        reached={
+            "all": acceptance(found),
+            "that no lookup finds": acceptance(found, repeated=False),
         },
     )
-    (path / "README.md").write_text(card(made, evaluations), encoding="utf-8")
+    (path / "README.md").write_text(text, encoding="utf-8")
     return evaluations
 
 
@@ -271,38 +269,48 @@ class Progress:
 
 
 def _written(
-    open_writer: Callable[[], Writer], progress: Progress, seconds: float, tell: Tell
+    open_writer: Callable[[int], Writer], progress: Progress, seconds: float, tell: Tell
 ) -> list[Conversation]:
-    """All conversations; writes more of them until they have taken `seconds`, over all calls."""
+    """All conversations; writes more of them until they have taken `seconds`, over all calls.
+
+    Raises:
+        ModelError: nothing that the model writes is of use.
+    """
     store = ConversationStore(progress.conversations)
     found = store.read()
-    spent = progress.known["written"]
+    before = spent = progress.known["written"]
     if spent >= seconds:
         return found
-    first = 1 + max((item.number for item in found), default=-1)
+    writer = open_writer(1 + max((item.number for item in found), default=-1))
     tokens, begun = 0, progress.clock()
     tell_due, save_due = every(_REPORT_SECONDS), every(_SAVE_SECONDS)
-    with closing(open_writer().conversations(first)) as written:
-        try:
-            for finished in written:
-                took = progress.clock() - begun
-                progress.known["written"] = spent + took
-                for conversation in finished:
-                    store.add(conversation)
-                    tokens += len(conversation.tokens)
-                found += finished
-                if tell_due():
-                    left = max(0.0, seconds - spent - took) / 60
-                    tell(
-                        f"writing: {tokens:,} tokens, {tokens / took:,.0f} tokens/s, "
-                        f"about {left:.0f} min of writing left"
-                    )
-                if save_due():
-                    progress.save()
-                if spent + took >= seconds:
-                    break
-        finally:
-            progress.save()
+
+    def keep(conversations: list[Conversation]) -> None:
+        for conversation in conversations:
+            store.add(conversation)
+            found.append(conversation)
+
+    try:
+        while spent < seconds:
+            new = writer.write()
+            spent = before + progress.clock() - begun
+            keep(new)
+            tokens += sum(len(item.tokens) for item in new)
+            if writer.writes_nothing and not found:
+                raise ModelError(_NOTHING.format(writer.ended.total()))
+            if tell_due():
+                tell(
+                    f"writing: {tokens:,} tokens, {tokens / (spent - before):,.0f} tokens/s, "
+                    f"{writer.kept:,} of {writer.ended.total():,} texts of use, "
+                    f"about {max(0.0, seconds - spent) / 60:.0f} min of writing left"
+                )
+            if save_due():
+                progress.known["written"] = spent
+                progress.save()
+    finally:
+        keep(writer.unfinished())
+        progress.known["written"] = spent
+        progress.save()
     return found
 
 
@@ -326,41 +334,3 @@ def _frequent(conversations: Iterable[Conversation]) -> list[int]:
     for conversation in conversations:
         counts.update(conversation.tokens.tolist())
     return sorted(token for token, _ in counts.most_common(_TOKENS))
-
-
-def write_head(
-    path: Path, config: dict[str, Any], network: HeadNetwork, tokens: Sequence[int]
-) -> None:
-    """Write a checkpoint into a folder. Matrices are in 8 bits, in compressed-tensors' format.
-
-    Args:
-        path: the folder.
-        config: its settings.
-        network: the head.
-        tokens: the target's tokens that it can guess, in the order of its output rows.
-    """
-    tensors = dict[str, NDArray[Any]]()
-    read = {name: weights.detach().cpu().numpy() for name, weights in network.weights.items()}
-    group = math.gcd(_GROUP, *(values.shape[1] for values in read.values() if values.ndim == 2))
-    for name, values in read.items():
-        if values.ndim == 1:
-            tensors[name] = values.astype(np.float16)
-            continue
-        groups = values.reshape(len(values), -1, group)
-        scales = (np.abs(groups).max(-1).clip(1e-5) / 127).astype(np.float16)
-        codes = np.rint(groups / scales[..., None].astype(np.float32)).clip(-127, 127)
-        tensors[name] = codes.astype(np.int8).reshape(values.shape)
-        tensors[f"{name}_scale"] = scales
-    tensors["d2t"] = np.array(tokens) - np.arange(len(tokens))
-    tensors["t2d"] = np.isin(np.arange(config["vocab_size"]), tokens)
-    (path / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
-    weights = {"num_bits": 8, "type": "int", "symmetric": True}
-    weights |= {"strategy": "group", "group_size": group}
-    own = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head"],
-    }
-    text = json.dumps(config | {"quantization_config": own}, indent=1) + "\n"
-    (path / CONFIG).write_text(text, encoding="utf-8")

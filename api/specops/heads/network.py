@@ -67,14 +67,13 @@ class HeadNetwork:
     Args:
         config: as `new_config` makes it.
         rows: [V, hidden], the target's output rows of the tokens that can be guessed.
-        seed: of the first weights.
 
     Attributes:
         weights: by their names in a checkpoint.
         precision: of the products of a training: bfloat16 where those are faster.
     """
 
-    def __init__(self, config: dict[str, Any], rows: Tensor, seed: int = 0) -> None:
+    def __init__(self, config: dict[str, Any], rows: Tensor) -> None:
         self.rows = rows
         self.precision = torch.bfloat16 if rows.is_cuda or _halves_are_faster() else torch.float32
         self._eps, self._theta = config["rms_norm_eps"], config["rope_theta"]
@@ -92,7 +91,7 @@ class HeadNetwork:
             "midlayer.mlp.up_proj": (wide, size),
             "midlayer.mlp.down_proj": (size, wide),
         }
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(0)
         weights = {
             name: (2 * torch.rand(shape, generator=random) - 1) * shape[1] ** -0.5
             for name, shape in shapes.items()

@@ -1,23 +1,18 @@
 """Makes tables of n-grams: the most frequent successor of one to three tokens in a model's texts.
 
 A lookup in such a table takes microseconds and finds what neither the request nor earlier ones
-contain. `specops draft make` writes one beside each head, and `python -m specops.heads.ngrams
-CONVERSATIONS TABLE` makes one from the texts that it keeps; `runtime/suffixes.py` has the format.
+contain. `specops draft make` writes one beside each head; `runtime/suffixes.py` has the format.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specops.heads.storage import Conversation, ConversationStore
-from specops.system.folders import file_at_once
+from specops.heads.storage import Conversation
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
@@ -107,25 +102,3 @@ def _hash(grams: Words) -> Words:
     for column in grams.T:
         word = (word ^ column) * _GOLDEN
     return (word ^ word >> np.uint64(29)) * _MIX
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Make a table; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m specops.heads.ngrams", description=__doc__)
-    parser.add_argument("conversations", type=Path, help="OUT.making/conversations.i32")
-    parser.add_argument("table", type=Path, help="file to write; SPECOPS_DRAFT reads ngrams.npy")
-    given = parser.parse_args(arguments)
-    try:
-        conversations = ConversationStore(given.conversations).read()
-        if not conversations:
-            raise ValueError(f"{given.conversations} is missing or holds no conversations")
-        with file_at_once(given.table) as partial, partial.open("wb") as file:
-            np.save(file, make_table(conversations))
-    except (OSError, ValueError) as error:
-        print(f"specops.heads.ngrams: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

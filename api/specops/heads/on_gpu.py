@@ -54,12 +54,13 @@ class TorchWriter(Writer):
 
     Args:
         engine: encodes and decodes.
+        first: number of the first conversation.
         model: of transformers.
         end_tokens: the target's.
     """
 
-    def __init__(self, engine: Engine, model: Any, end_tokens: Iterable[int]) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, first: int, model: Any, end_tokens: Iterable[int]) -> None:
+        super().__init__(engine, first)
         self.room, self._model, self._ends = _WAITING, model, sorted(end_tokens)
         self._waiting: dict[tuple[float, float, int], list[Text]] = defaultdict(list)
 

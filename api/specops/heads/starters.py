@@ -17,14 +17,10 @@ STARTERS: tuple[str, ...] = (
     *("What are the main causes of", "In simple words,", "Teach me", "Help me understand"),
     # writing
     *("Write a short story about", "Write a poem about", "Write an email to", "Write a letter"),
-    *(
-        "Write a blog post",
-        "Write a product description for",
-        "Create a slogan",
-        "Write a dialogue",
-    ),
-    *("Write a speech", "Write a review of", "Draft a message", "Compose a", "Write a summary of"),
-    *("Write instructions for", "Write the opening paragraph of", "Write a job advertisement for"),
+    *("Write a blog post", "Write a product description for", "Create a slogan"),
+    *("Write a dialogue", "Write a speech", "Write a review of", "Draft a message", "Compose a"),
+    *("Write a summary of", "Write instructions for", "Write the opening paragraph of"),
+    *("Write a job advertisement for",),
     # lists and plans
     *("List five", "List ten", "Give me three", "Suggest some", "Name a few", "Create a plan for"),
     *("Make a checklist", "Give me a recipe for", "Plan a trip to", "Recommend", "Brainstorm"),

@@ -8,15 +8,17 @@ its results are the columns of the output matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
 from specops.models.contract import GGUF_GATHER, GGUF_MATMUL
+from specops.models.convert.gguf.block_types import TYPES
+from specops.models.convert.gguf.header import GgufTensor
+from specops.models.convert.gguf.rows import GgufRows
 from specops.models.convert.opset import model_of
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import attributes_of
@@ -54,7 +56,13 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
         )
     weights = [tensor for tensor in graph.initializer if tensor.name in product.input]
     if product.op_type == GGUF_MATMUL:
-        return _looked_up(product, weights, path, tokens)
+        given = attributes_of(product)
+        place = [product.input[1], _IDS]
+        (kind,) = given["types"]
+        node = helper.make_node(
+            GGUF_GATHER, place, ["rows"], domain=DOMAIN, type=kind, K=given["K"]
+        )
+        return _row_reader(node, weights, path)(tokens)
     state, logits = product.input[0], product.output[0]
     alone = helper.make_graph(
         [product],
@@ -74,43 +82,7 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
     return rows
 
 
-@dataclass(frozen=True)
-class BlockRows:
-    """Rows of a GGUF's matrix, as a part of a `Matrix`.
-
-    Attributes:
-        kind: number of the type of their blocks.
-        width: numbers in a row.
-        stored: [N, bytes of a row].
-    """
-
-    kind: int
-    width: int
-    stored: npt.NDArray[np.uint8]
-    has_blocks = True
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, numbers in a row)."""
-        return len(self), self.width
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-        return self.stored.nbytes
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def __getitem__(self, rows: slice) -> BlockRows:
-        return replace(self, stored=self.stored[rows])
-
-    def blocks(self) -> npt.NDArray[np.uint8]:
-        """[N, bytes of a row]."""
-        return self.stored
-
-
-def output_blocks(path: Path, tokens: Sequence[int]) -> BlockRows | None:
+def output_blocks(path: Path, tokens: Sequence[int]) -> GgufRows | None:
     """Rows of the matrix that turns hidden states into logits, as a GGUF has them.
 
     Args:
@@ -127,7 +99,9 @@ def output_blocks(path: Path, tokens: Sequence[int]) -> BlockRows | None:
     given = attributes_of(product)
     (kind,) = given["types"]
     stored = next(item for item in graph.initializer if item.name == product.input[1])
-    return BlockRows(kind, given["K"], values_of(stored, path.parent)[list(tokens)])
+    rows: Any = values_of(stored, path.parent)  # a `memmap`
+    place = Path(rows.filename), "", (len(rows), given["K"]), rows.offset, rows.nbytes
+    return GgufRows(GgufTensor(stored.name, *place, type=TYPES[kind]))[np.array(tokens)]
 
 
 class Embedding:
@@ -165,21 +139,6 @@ class Embedding:
     def look_up(self, tokens: Sequence[int]) -> Floats:
         """The rows [n, size] of tokens [n]."""
         return self._rows(tokens)
-
-
-def _looked_up(
-    product: onnx.NodeProto,
-    weights: Sequence[TensorProto],
-    path: Path,
-    tokens: Sequence[int],
-) -> Floats:
-    """Return rows of a GGUF's only matrix in a product."""
-    given = attributes_of(product)
-    (kind,) = given["types"]
-    gather = helper.make_node(
-        GGUF_GATHER, [product.input[1], _IDS], ["rows"], domain=DOMAIN, type=kind, K=given["K"]
-    )
-    return _row_reader(gather, weights, path)(tokens)
 
 
 def _row_reader(

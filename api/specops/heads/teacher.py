@@ -132,14 +132,10 @@ class Teacher(ABC):
             taught[slot, end - count : end] = True
         chances = torch.cat([self._chances(piece) for piece in logits.split(_ROWS)])
         mass = chances.sum(-1)
-        came = [
-            token for count, whole in zip(counts, wholes, strict=True) for token in whole[-count:]
-        ]
-        again = [
-            one
-            for count, whole in zip(counts, wholes, strict=True)
-            for one in repeated(whole)[-count:]
-        ]
+        came, again = list[int](), list[bool]()
+        for count, whole in zip(counts, wholes, strict=True):
+            came += whole[-count:]
+            again += repeated(whole)[-count:]
         return Lesson(
             pad_sequence([self.embed(whole[1:-1]) for whole in wholes], batch_first=True),
             pad_sequence(

@@ -13,7 +13,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from pickle import PickleError  # nosec B403: nothing is unpickled by it
@@ -241,16 +241,15 @@ def acceptance(found: Found, *, repeated: bool = True) -> list[float]:
     return [float(right.mean()) if len(right) else 0.0 for right in kept]
 
 
-def calibrate(found: Iterable[Found]) -> list[tuple[float, float]]:
+def calibrate(found: Found) -> list[tuple[float, float]]:
     """Fit factor and summand of the logits of each guess, so that its probabilities are true.
 
     (Platt 1999, Probabilistic outputs for support vector machines.)
 
     Args:
-        found: what `rounds` found in texts that the head was not trained on, several times.
+        found: what `rounds` found in texts that the head was not trained on.
     """
-    guesses = zip(*found, strict=True)
-    return [_fit(*map(torch.cat, list(zip(*each, strict=True))[:2])) for each in guesses]
+    return [_fit(sure, right) for sure, right, _ in found]
 
 
 def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
