@@ -101,7 +101,8 @@ async def test_results_follow_their_calls() -> None:
         here.say("ok")
         here.service.info = replace(INFO, context=4096)
         await here.ollama.chat("fake", turns)
-        assert here.prompt.endswith(";;000000002;000000001;000000003;")
+        assert here.prompt.endswith(";;000000001;000000002;000000003;")
+        assert re.search(r"tool\nrain.*tool\nlake.*tool\nsun", here.prompt, re.DOTALL)
         # One result more than there were calls, and those whose calls were left out.
         await here.ollama.chat("fake", [*turns, results[0]])
         assert here.prompt.endswith(";000000003;000000004;")

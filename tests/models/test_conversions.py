@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from specops.models import conversions, layout
+from specops.models.layout import parts_of
 from specops.models.prepare import ModelError, prepare
 from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
@@ -214,6 +215,16 @@ def test_the_same_content_under_another_path_is_converted_once(
         assert convert(tmp_path / again, cache) == (first, [])
         # Linking has changed the first one's times, but not its content.
         assert convert(source, cache) == (first, [])
+
+
+def test_the_digest_follows_every_byte_of_weights_and_configuration(source: Path) -> None:
+    found = [parts_of(source).digest(), parts_of(source).digest()]
+    for name in ("model.safetensors", "config.json"):
+        content = bytearray((source / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (source / name).write_bytes(content)
+        found.append(parts_of(source).digest())
+    assert len(set(found)) == len(found) - 1
 
 
 def test_a_checkpoint_is_read_once_and_that_is_reported(
