@@ -146,10 +146,9 @@ def fetch(
             f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
             "unset it for one start, or give SPECOPS_TARGET a folder"
         )
-    if not os.environ.get(
-        "HF_ENDPOINT", ""
-    ).strip():  # Compose passes unset variables on as empty ones,
-        os.environ.pop("HF_ENDPOINT", None)  # and huggingface_hub takes an empty one for an address
+    # Compose passes unset variables on as empty ones, which huggingface_hub takes for an address.
+    if not os.environ.get("HF_ENDPOINT", "").strip():
+        os.environ.pop("HF_ENDPOINT", None)
     from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
 
     try:
