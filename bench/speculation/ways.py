@@ -19,6 +19,7 @@ from bench.tools.report import Summary, Table, Target, progress, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import Chain
 from specops.text.chat_template import question
 
 FIXED = 3  # draft tokens a step of ways that are not adaptive
@@ -98,12 +99,17 @@ class Runner:
         return Config(self.engine.info.default_drafter, self._max_k, adaptive=True)
 
     def ways(self, *lengths: int) -> list[Config]:
-        """All drafters, each with fixed lengths and adaptively."""
+        """All drafters, each with fixed lengths and adaptively; where two are the same, the first.
+
+        Without a draft model or head a cascade is its lookup.
+        """
+        names = dict[Chain, str]()
+        for name, chain in self.engine.scheduler.drafters.items():
+            names.setdefault(chain, name)
         found = []
-        for name in self.engine.info.drafters:
-            if name != NO_DRAFTER:
-                found += [Config(name, k) for k in lengths]
-                found.append(Config(name, self._max_k, adaptive=True))
+        for name in names.values():
+            found += [Config(name, k) for k in lengths]
+            found.append(Config(name, self._max_k, adaptive=True))
         return found
 
     def request(self, prompt: Prompt, config: Config, new_tokens: int) -> GenerationRequest:

@@ -173,7 +173,7 @@ class DraftModel(Protocol):
 
 
 class Chain(NamedTuple):
-    """The drafters behind one name: lookups, the cheapest first, then a model if they fail."""
+    """The drafters behind one name: lookups, the cheapest first, then a model if it gains more."""
 
     lookups: tuple[LookupDrafter, ...] = ()
     model: DraftModel | None = None
