@@ -15,12 +15,13 @@ CODE = Part("code", "code", 6, 1, tokens_per_jump=1.0, speed=0.97)
 class Machine:
     """Measures these ratios one after the other, and the last one from then on."""
 
-    def __init__(self, *ratios: float, steps: int = 4) -> None:
+    def __init__(self, *ratios: float | list[float], steps: int = 4) -> None:
         self.ratios, self.steps = list(ratios), steps
 
     def __call__(self) -> Measured:
         ratio = self.ratios.pop(0) if len(self.ratios) > 1 else self.ratios[0]
-        return measured({"code": [ratio]}, steps=self.steps)
+        ratios = ratio if isinstance(ratio, list) else [ratio]
+        return measured({"code": ratios}, steps=self.steps)
 
 
 def verdict(machine: Machine, rounds: int = 100, part: Part = CODE) -> Verdict:
@@ -31,6 +32,15 @@ def test_a_gain_and_a_loss_within_the_limit_are_fine_at_once() -> None:
     for ratio in (1.5, 0.98, 0.97):
         found = verdict(Machine(ratio))
         assert (found.complaints, found.rounds) == ([], ROUNDS)
+
+
+@pytest.mark.parametrize(("gain", "fine"), [(1.4, True), (0.97, False)])
+def test_a_small_loss_of_most_prompts_is_fine_where_others_make_up_for_it(
+    gain: float, fine: bool
+) -> None:
+    found = verdict(Machine([0.95, 0.95, 0.95, gain, gain]), rounds=ROUNDS)
+    assert found.row.speedup.median == pytest.approx(0.95)
+    assert (not found.complaints) is fine
 
 
 def test_a_loss_that_stays_is_believed_in_the_end() -> None:
