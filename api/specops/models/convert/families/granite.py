@@ -123,11 +123,9 @@ class GraniteHybrid(
 
     @classmethod
     def gguf_settings(cls, metadata: Metadata, tensors: GgufTensors, config: Config) -> Config:
-        """Which layers have attention, and the form of the others."""
-        heads = metadata.per_layer("{arch}.attention.head_count_kv")
+        """The form of the layers without attention, too."""
         inner = metadata.integer("{arch}.ssm.inner_size")
         return super().gguf_settings(metadata, tensors, config) | {
-            "layer_types": ["attention" if count else "mamba" for count in heads],
             "mamba_expand": inner // max(1, config["hidden_size"]),
             "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
             "num_local_experts": 0,

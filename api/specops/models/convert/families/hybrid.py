@@ -6,8 +6,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from specops.models.convert.families.family import Shapes
+from specops.models.convert.families.family import Config, Shapes
 from specops.models.convert.families.gated_decoder import FULL, Float, GatedDecoder, layer_kinds
+from specops.models.convert.gguf.header import GgufTensors, Metadata
 from specops.models.convert.model_config import ModelConfig
 
 LINEAR = "linear_attention"
@@ -34,6 +35,13 @@ class Hybrid(GatedDecoder):
         if FULL not in self._kinds:
             problem = "has no layer with attention, and the engine needs one"
             raise self.config.error("layer_types", problem)
+
+    @classmethod
+    def gguf_settings(cls, metadata: Metadata, tensors: GgufTensors, config: Config) -> Config:
+        """The kinds of layers: those without heads of keys have no attention."""
+        heads = metadata.per_layer("{arch}.attention.head_count_kv")
+        kinds = [FULL if count else cls.other for count in heads]
+        return super().gguf_settings(metadata, tensors, config) | {"layer_types": kinds}
 
     @abstractmethod
     def usual_kinds(self) -> list[str]:

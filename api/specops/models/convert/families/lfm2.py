@@ -56,10 +56,9 @@ class LFM2(Hybrid, architectures="Lfm2ForCausalLM", gguf="lfm2"):
 
     @classmethod
     def gguf_settings(cls, metadata: Metadata, tensors: GgufTensors, config: Config) -> Config:
-        """Layers without heads of keys have a convolution; a file says the width as it is."""
-        heads = metadata.per_layer("{arch}.attention.head_count_kv")
-        kinds = [FULL if count else _CONV for count in heads]
-        return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
+        """A file says the width as it is, too."""
+        settings = super().gguf_settings(metadata, tensors, config)
+        return settings | {"block_auto_adjust_ff_dim": False}
 
     def other_tensors(self) -> Shapes:
         """A gated short convolution."""
