@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -222,12 +223,20 @@ class _Download:
         if all(self._is_here(file) for file in files):
             return  # they are checked when they are converted
         here = [self.folder / (file.name if self._is_here(file) else file.part) for file in files]
+        for file in files:
+            self._begin(file, _BEGINNINGS[0])
+        told = check(*here)  # a process of its own: not once for each shard
         for number, file in enumerate(files):
-            for size in _BEGINNINGS:
-                if not self._is_here(file):
-                    self._fetch(file, min(size, file.size))
-                if check(*here) > number or size >= file.size:
+            for shorter, size in pairwise(_BEGINNINGS):
+                if told > number or shorter >= file.size:
                     break
+                self._begin(file, size)
+                told = check(*here)
+
+    def _begin(self, file: HubFile, size: int) -> None:
+        """Download a file's first bytes, as many as `size` if it has them."""
+        if not self._is_here(file):
+            self._fetch(file, min(size, file.size))
 
     def obtain(self, file: HubFile) -> None:
         """Download a file whole and checked, unless it is there."""
