@@ -1,6 +1,6 @@
 """The dashboards against Grafana's published types: what Grafana would quietly ignore fails here.
 
-`grafana_types.json` is made from the types of `@grafana/schema` by grafana/draw/schema.mjs.
+`grafana_types/schema.json` holds the types of `@grafana/schema`; schema.mjs beside it wrote it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from jsonschema import Draft7Validator
 from jsonschema.exceptions import best_match
 
 from tests.stack import queries
+from tests.stack.support import read_yaml
 
-SCHEMA = json.loads(Path(__file__).with_name("grafana_types.json").read_text())
+TYPES = Path(__file__).with_name("grafana_types")
+SCHEMA = json.loads((TYPES / "schema.json").read_text())
 Panel = dict[str, Any]
 
 
 def fault(kind: str, value: Any) -> str | None:
     """The first difference between a part of a dashboard and its type; None if there is none."""
     if kind not in SCHEMA["definitions"]:
-        return f"{kind} is no type of panel that grafana/draw/types.ts names"
+        return f"{kind} is no type of panel that grafana_types/types.ts names"
     validator = Draft7Validator({**SCHEMA, "$ref": f"#/definitions/{kind}"})
     found = best_match(validator.iter_errors(value))
     return f"{found.json_path}: {found.message}" if found else None
@@ -48,6 +50,13 @@ def faults(panel: Panel) -> list[str]:
     """What differs from Grafana's types in a panel and in each of its overrides."""
     found = [fault(panel["type"], each) for each in [panel, *overridden(panel)]]
     return list(dict.fromkeys(each for each in found if each))
+
+
+def test_the_types_are_of_the_grafana_that_the_stack_runs() -> None:
+    image = read_yaml("compose.yaml")["services"]["grafana"]["image"]
+    package = json.loads((TYPES / "package.json").read_text())
+    types = package["dependencies"]["@grafana/schema"]
+    assert types.split(".")[:2] == image.rpartition(":")[2].split(".")[:2]
 
 
 @pytest.mark.parametrize("name", queries.boards())
