@@ -8,16 +8,14 @@ by which Ollama's clients know a server.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel
 
 from specops.engine.model_info import ModelState
 from specops.http.documentation import policy_source
@@ -64,6 +62,34 @@ def _page() -> tuple[str, str]:
 _HTML, _POLICY = _page()
 
 
+class ConsoleModel(BaseModel):
+    """What the page says of the model; `ModelInfo` has more, which is nobody else's business."""
+
+    name: str
+    quant: str
+    parameters: int
+    drafters: tuple[str, ...]
+    default_drafter: str
+    context: int
+    slots: int
+    kv_tokens: int
+    kv_dtype: str
+    threads: int
+    chat: bool
+    batch_invariant: bool
+
+
+class Now(BaseModel):
+    """One event of the page's stream."""
+
+    seconds: float  # of a monotonic clock
+    state: ModelState
+    detail: str
+    error: str | None
+    model: ConsoleModel | None  # None: not loaded yet
+    figures: dict[str, float]  # of `FIGURES`; NaN, which becomes null: nothing was measured
+
+
 @router.head("/")  # Ollama's command asks so whether a server is there
 @router.get("/")
 async def index(request: Request) -> Response:
@@ -85,7 +111,7 @@ async def figures(ctx: Ctx) -> Response:
 
 async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:
     while not left.is_set():
-        yield event(_now(state))
+        yield event(_now(state).model_dump())
         if state.service.state is ModelState.DRAINING:
             return
         try:
@@ -94,16 +120,13 @@ async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes
             continue
 
 
-def _now(state: AppState) -> dict[str, Any]:
-    service = state.service
-    return {
-        "seconds": time.monotonic(),
-        "state": service.state,
-        "detail": service.detail,
-        "error": service.error,
-        "model": asdict(service.info) if service.info else None,
-        "figures": {
-            name: None if math.isnan(value) else value  # JSON has no NaN
-            for name, value in state.metrics.read(FIGURES).items()
-        },
-    }
+def _now(state: AppState) -> Now:
+    service, info = state.service, state.service.info
+    return Now(
+        seconds=time.monotonic(),
+        state=service.state,
+        detail=service.detail,
+        error=service.error,
+        model=ConsoleModel.model_validate(info, from_attributes=True) if info else None,
+        figures=state.metrics.read(FIGURES),
+    )

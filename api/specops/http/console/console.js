@@ -281,7 +281,7 @@ function showModel(event) {
     ["Context", `${model.context} tokens`],
     ["Slots", model.slots],
     ["KV cache", `${model.kv_tokens} tokens, ${model.kv_dtype}`],
-    ["Batch invariant", model.ort_matmuls.length ? "no" : "yes"],
+    ["Batch invariant", model.batch_invariant ? "yes" : "no"],
     ["Threads", model.threads],
     ["Drafters", model.drafters.join(", ")],
     ["Default", model.default_drafter],
