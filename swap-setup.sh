@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Makes, activates and removes a swap file for the stack, which has limits of 4 GB of memory and 12 GB
-# of swap. The script needs only coreutils and util-linux.
+# of swap. The script needs only coreutils, util-linux, grep and awk.
 set -euo pipefail
+export LC_ALL=C # numbers have a point
 
 usage() {
     cat <<'EOF'
 Usage: sudo ./swap-setup.sh [OPTION…]
 
   --size SIZE        size of the swap file, as 12G or 512M (default: 12G; env SWAP_SIZE)
-  --path FILE        where it is (default: swapfile-specops in the root folder, or on the disk
-                     with the most room where the root cannot hold swap; env SWAP_PATH)
+  --path FILE        where it is (default: the file that this script has made; the first time
+                     swapfile-specops in the root folder, or on the disk with the most room
+                     where the root cannot hold swap; env SWAP_PATH)
   --swappiness N     also set vm.swappiness, 0 to 200 (default: leave it; env SWAP_SWAPPINESS)
   --persist          also after a reboot: an entry in /etc/fstab (and in /etc/sysctl.d)
   --status           show what there is, change nothing
-  --remove           switch the file off, delete it and what --persist wrote
+  --remove           switch the file off, delete it and what --persist wrote; without --path
+                     every file that this script has made
   --dry-run          show what would be done, change nothing
   --help             this text
 
@@ -27,15 +30,18 @@ readonly REFUSED=3 NO_ROOM=4
 readonly KEEP_FREE=$((1 << 30)) # bytes that stay free on the file's disk
 readonly FILE_NAME=swapfile-specops
 readonly HOLD_SWAP=(ext2 ext3 ext4 xfs btrfs f2fs) # file systems that can hold swap files
-readonly MARK="# specops swap"
-readonly SYSCTL_FILE=/etc/sysctl.d/60-specops-swap.conf
+readonly MARK="# specops swap" # ends a line of fstab
+readonly LABEL=specops        # stands in the header of a swap file
+readonly PROBE=$((1 << 20))   # bytes of the file that finds out whether swap is allowed
 
 fstab=${SWAP_FSTAB:-/etc/fstab} # another one for tests
+sysctl_file=$(dirname -- "$fstab")/sysctl.d/60-specops-swap.conf
 size_text=${SWAP_SIZE:-12G}
 path=${SWAP_PATH:-} # empty: found or chosen, see choose_path
 swappiness=${SWAP_SWAPPINESS:-}
-action=add
-named=0 # whether the user gave the path
+action=
+named=0  # whether the user gave the path
+found=() # the swap files of this script; with a path the one there
 persist=0
 dry_run=0
 
@@ -54,12 +60,16 @@ human() { numfmt --to=iec --format=%.1f "$1"; }
 refuse() { # WHY
     fail "$REFUSED" "$1. No swap here, then; the stack is made to fit into 4 GB without it."
 }
+act() { # ACTION: the one that is asked for
+    [[ -z $action || $action == "$1" ]] || fail 2 "--$action and --$1 exclude each other"
+    action=$1
+}
 
 parse_arguments() {
     while (($#)); do
         case $1 in
             --size | --path | --swappiness)
-                (($# > 1)) || fail 2 "$1 takes a value"
+                [[ -n ${2:-} ]] || fail 2 "$1 takes a value"
                 case $1 in
                     --size) size_text=$2 ;;
                     --path) path=$2 ;;
@@ -68,8 +78,8 @@ parse_arguments() {
                 shift
                 ;;
             --persist) persist=1 ;;
-            --status) action=status ;;
-            --remove) action=remove ;;
+            --status) act status ;;
+            --remove) act remove ;;
             --dry-run) dry_run=1 ;;
             --help | -h)
                 usage
@@ -79,15 +89,23 @@ parse_arguments() {
         esac
         shift
     done
-    if ! size=$(numfmt --from=iec "$size_text" 2>/dev/null) || ((size < 1 << 20)); then
-        fail 2 "--size takes 12G or 512M, at least 1M, not $size_text"
+    if [[ ! $size_text =~ ^[0-9]{1,7}(\.[0-9]{1,3})?[KMGT]$ ]] ||
+        ! size=$(numfmt --from=iec "$size_text") || ((size < 1 << 20)); then
+        fail 2 "--size takes 12G or 512M, at least 1M, not '$size_text'"
     fi
     size=$((size >> 20 << 20)) # whole MiB
-    if [[ -n $path && ($path != /* || $path == *[[:space:]]*) ]]; then
-        fail 2 "--path takes a full path without blanks, not $path"
+    if [[ ! $swappiness =~ ^(|0|[1-9][0-9]{0,2})$ ]] || ((swappiness > 200)); then
+        fail 2 "--swappiness takes 0 to 200, not '$swappiness'"
     fi
-    if [[ ! $swappiness =~ ^(|[0-9]{1,3})$ ]] || ((swappiness > 200)); then
-        fail 2 "--swappiness takes 0 to 200, not $swappiness"
+    if [[ -n $path ]]; then
+        if [[ $path != /* || $path == */ || $path == *[[:space:]\\]* ]]; then
+            fail 2 "--path takes the full path of a file, without blanks, not '$path'"
+        fi
+        path=$(realpath --canonicalize-missing -- "$path") # as /proc/swaps has it
+        named=1
+    fi
+    if [[ $action == remove ]] && ((persist)); then
+        fail 2 "--remove and --persist exclude each other"
     fi
 }
 
@@ -105,23 +123,31 @@ disks() { # lines "BYTES FOLDER": writable disks that can hold swap, the most ro
     done
 }
 
-choose_path() { # sets: path, to an existing swap file of ours or to the place for a new one
-    if [[ -n $path ]]; then
-        named=1
+ours() { # the files that this script has made: in fstab, active, or on a disk under its name
+    awk -v mark="$MARK" -v name="/$FILE_NAME\$" 'index($0, mark) || $1 ~ name { print $1 }' \
+        "$fstab" 2>/dev/null || true
+    local file folder
+    while read -r file _; do
+        if [[ ${file##*/} == "$FILE_NAME" || $(header "$file" 1052 16) == "$LABEL" ]]; then
+            printf '%s\n' "$file"
+        fi
+    done < <(tail -n +2 /proc/swaps)
+    while read -r _ folder; do
+        if [[ -e $folder$FILE_NAME ]]; then printf '%s\n' "$folder$FILE_NAME"; fi
+    done < <(disks)
+}
+
+choose_path() { # sets: found, and path to the first of them or to the place for a new one
+    if ((named)); then
+        found=("$path")
         return
     fi
-    local found folder
-    found=$(awk -v name="/$FILE_NAME" \
-        'substr($1, length($1) - length(name) + 1) == name { print $1; exit }' \
-        /proc/swaps "$fstab" 2>/dev/null || true)
-    while [[ -z $found ]] && read -r _ folder; do
-        if [[ -e $folder$FILE_NAME ]]; then found=$folder$FILE_NAME; fi
-    done < <(disks)
-    if [[ -z $found ]] && ! disks | grep ' /$' >/dev/null; then # no disk at /: in a container, for example
-        folder=$(disks | awk 'NR == 1 { print $2 }')
-        if [[ -n $folder ]]; then found=$folder$FILE_NAME; fi
+    mapfile -t found < <(ours | awk '!seen[$0]++')
+    path=${found[0]:-}
+    if [[ -z $path ]] && ! disks | grep ' /$' >/dev/null; then # no disk at /: in a container, for example
+        path=$(disks | awk -v name="$FILE_NAME" 'NR == 1 { print $2 name }')
     fi
-    path=${found:-/$FILE_NAME}
+    path=${path:-/$FILE_NAME}
 }
 
 active() { awk -v path="$path" '$1 == path { found = 1 } END { exit !found }' /proc/swaps; }
@@ -131,10 +157,17 @@ other_swap() { # bytes of the machine's other swap
         'NR > 1 && $1 != path { kib += $3 } END { printf "%.0f", kib * 1024 }' /proc/swaps
 }
 
-is_swap_file() { # the signature stands at the end of the first page
-    local page
-    page=$(getconf PAGE_SIZE)
-    [[ $(head -c "$page" -- "$path" | tail -c 10 | tr -d '\0') == SWAPSPACE2 ]]
+header() { # FILE FIRST COUNT: so many bytes of it, without zeros
+    { head -c $(($2 + $3)) -- "$1" | tail -c "$3" | tr -d '\0'; } 2>/dev/null || true
+}
+
+require_swap_file() { # ends the script if something else is at $path
+    [[ -e $path ]] || return 0
+    if [[ -f $path && ! -r $path ]]; then fail 1 "reading $path takes root: sudo $0 …"; fi
+    # The signature stands at the end of the first page.
+    if [[ ! -f $path || $(header "$path" $(($(getconf PAGE_SIZE) - 10)) 10) != SWAPSPACE2 ]]; then
+        fail 1 "$path is there and is not a swap file: not touched. --path names another."
+    fi
 }
 
 meminfo() { # FIELD: bytes
@@ -145,18 +178,20 @@ show_status() {
     say "Memory:      $(human "$(meminfo MemTotal)")"
     say "Swap:        $(human "$(meminfo SwapTotal)"), of it free $(human "$(meminfo SwapFree)")"
     say "Swappiness:  $(cat /proc/sys/vm/swappiness)"
-    if active; then
-        say "$path: active, $(human "$(stat -c %s -- "$path")")"
-    elif [[ -e $path ]]; then
-        say "$path: there, not active"
-    else
-        say "$path: not there"
-    fi
-    if grep -qsF "$MARK" "$fstab"; then
-        say "After a reboot: yes, $fstab has it"
-    else
-        say "After a reboot: no"
-    fi
+    for path in "${found[@]:-$path}"; do
+        if active; then
+            say "$path: active, $(human "$(stat -c %s -- "$path")")"
+        elif [[ -e $path ]]; then
+            say "$path: there, not active"
+        else
+            say "$path: not there"
+        fi
+        if in_fstab; then
+            say "After a reboot: yes, $fstab has it"
+        else
+            say "After a reboot: no"
+        fi
+    done
 }
 
 check_file_system() { # sets: file_system
@@ -182,32 +217,45 @@ check_room() {
     fi
 }
 
-make_file() {
-    run rm -f -- "$path"
-    if ((dry_run)); then
-        say "would make: $path, $(human "$size"), for root alone"
-        return
-    fi
-    (umask 077 && : >"$path")
+make_file() { # BYTES: makes a swap file beside the path, in its place or not at all
+    (umask 077 && : >"$path.partial")
     if [[ $file_system == btrfs ]]; then # no copy-on-write and no compression below swap
-        chattr +C -- "$path" || refuse "$path cannot be taken out of btrfs' copy-on-write"
+        chattr +C -- "$path.partial" || refuse "$path cannot be taken out of btrfs' copy-on-write"
     fi
     # fallocate takes no time. If it is not supported, or leaves holes that swapon refuses (old
     # kernels on xfs), dd writes the blocks.
-    if [[ $file_system == xfs ]] || ! fallocate -l "$size" -- "$path" 2>/dev/null; then
-        dd if=/dev/zero of="$path" bs=1M count=$((size / (1 << 20))) conv=fsync status=none
+    if [[ $file_system == xfs ]] || ! fallocate -l "$1" -- "$path.partial" 2>/dev/null; then
+        dd if=/dev/zero of="$path.partial" bs=1M count=$(($1 >> 20)) conv=fsync status=none
     fi
-    mkswap -- "$path" >/dev/null
+    mkswap --label "$LABEL" -- "$path.partial" >/dev/null
+}
+
+swap_on() { # FILE: ends the script if the machine refuses, and leaves no file then
+    local words
+    if ! words=$(swapon -- "$1" 2>&1); then
+        rm -f -- "$1"
+        refuse "swapon was refused (${words##*: })"
+    fi
 }
 
 activate() {
-    local words
     if ((dry_run)); then
-        run swapon -- "$path"
-    elif ! words=$(swapon -- "$path" 2>&1); then
-        rm -f -- "$path"
-        refuse "swapon was refused (${words##*: })"
+        switch_off
+        say "would make: $path, $(human "$size"), for root alone"
+        say "would run: swapon -- $path"
+        return
     fi
+    trap 'rm -f -- "$path.partial"' EXIT
+    # A small file shows whether swap is allowed, before the room is taken and the old file is off.
+    make_file "$PROBE"
+    swap_on "$path.partial"
+    swapoff -- "$path.partial"
+    switch_off
+    rm -f -- "$path"
+    make_file "$size"
+    mv -- "$path.partial" "$path"
+    swap_on "$path"
+    say "$path is active, $(human "$size")."
 }
 
 switch_off() {
@@ -218,22 +266,51 @@ switch_off() {
 
 set_swappiness() {
     if [[ -z $swappiness || $(cat /proc/sys/vm/swappiness) == "$swappiness" ]]; then return; fi
-    run sysctl -q -w "vm.swappiness=$swappiness" || fail 1 "vm.swappiness cannot be set here"
+    if ((dry_run)); then
+        say "would set vm.swappiness=$swappiness"
+    elif ! echo "$swappiness" 2>/dev/null >/proc/sys/vm/swappiness; then
+        fail 1 "vm.swappiness cannot be set here"
+    fi
+}
+
+in_fstab() {
+    awk -v path="$path" '$1 == path && $3 == "swap" { found = 1 } END { exit !found }' \
+        "$fstab" 2>/dev/null
 }
 
 persist_it() {
-    if ((dry_run)); then
-        say "would add to $fstab: $path none swap sw 0 0 $MARK"
-        return
+    local line="$path none swap sw 0 0 $MARK"
+    if in_fstab; then
+        : # it stays as it is
+    elif ((dry_run)); then
+        say "would add to $fstab: $line"
+    else
+        if [[ -s $fstab && -n $(tail -c 1 -- "$fstab") ]]; then echo >>"$fstab"; fi
+        printf '%s\n' "$line" >>"$fstab"
     fi
-    forget_it
-    printf '%s none swap sw 0 0 %s\n' "$path" "$MARK" >>"$fstab"
-    if [[ -n $swappiness ]]; then printf 'vm.swappiness = %s\n' "$swappiness" >"$SYSCTL_FILE"; fi
+    if [[ -z $swappiness ]]; then return; fi
+    if ((dry_run)); then
+        say "would write vm.swappiness=$swappiness to $sysctl_file"
+    else
+        mkdir -p -- "$(dirname -- "$sysctl_file")"
+        printf 'vm.swappiness = %s\n' "$swappiness" >"$sysctl_file"
+    fi
 }
 
-forget_it() {
-    if grep -qsF "$MARK" "$fstab"; then run sed -i "/$MARK\$/d" "$fstab"; fi
-    if [[ -e $SYSCTL_FILE ]]; then run rm -f -- "$SYSCTL_FILE"; fi
+forget_it() { # takes the file's line out of fstab; with the last line goes what sets the swappiness
+    local rest
+    if grep -qsF "$MARK" "$fstab"; then
+        rest=$(awk -v path="$path" -v mark="$MARK" '$1 != path || !index($0, mark)' "$fstab")
+        if [[ $rest != "$(<"$fstab")" ]]; then
+            if ((dry_run)); then
+                say "would take $path out of $fstab"
+            else
+                printf '%s' "${rest:+$rest$'\n'}" >"$fstab"
+            fi
+        fi
+        if grep -qF "$MARK" <<<"$rest"; then return; fi
+    fi
+    if [[ -e $sysctl_file ]]; then run rm -f -- "$sysctl_file"; fi
 }
 
 add_swap() {
@@ -245,15 +322,10 @@ add_swap() {
         set_swappiness
         return
     else
-        if [[ -e $path ]] && ! is_swap_file; then
-            fail 1 "$path exists and is not a swap file: not touched. --path names another."
-        fi
+        require_swap_file
         check_file_system
         check_room
-        switch_off
-        make_file
         activate
-        ((dry_run)) || say "$path is active, $(human "$size")."
     fi
     set_swappiness
     if ((persist)); then persist_it; fi
@@ -261,13 +333,18 @@ add_swap() {
 
 remove_swap() {
     need_root
-    switch_off
-    if [[ -e $path ]]; then
-        is_swap_file || fail 1 "$path is not a swap file: not touched"
-        run rm -f -- "$path"
-    fi
-    forget_it
-    ((dry_run)) || say "$path is gone."
+    if ! ((${#found[@]})); then say "There is no swap file of this script: nothing to remove."; fi
+    for path in "${found[@]}"; do
+        require_swap_file
+        if [[ -e $path ]]; then
+            switch_off
+            run rm -f -- "$path"
+            ((dry_run)) || say "$path is gone."
+        else
+            say "$path is not there: nothing to remove."
+        fi
+        forget_it
+    done
 }
 
 parse_arguments "$@"
@@ -275,5 +352,5 @@ choose_path
 case $action in
     status) show_status ;;
     remove) remove_swap ;;
-    add) add_swap ;;
+    *) add_swap ;;
 esac

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.stack.support import ROOT, Finished, run
+from tests.stack.support import ROOT, Finished, run, write_programs
 
 SCRIPT = ROOT / "swap-setup.sh"
 WRONG_USE, REFUSED, NO_ROOM = 2, 3, 4
 DISK_BYTES = 1500 << 20  # sparse; the script leaves 1 GiB of a disk free
 FORMAT = {"ext4": "mkfs.ext4 -q", "xfs": "mkfs.xfs -q", "btrfs": "mkfs.btrfs -q"}
 NAME = "swapfile-specops"  # the default name
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script is for Linux")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="swap and mounts take root")
-own_swap_is_off = pytest.mark.skipif(
-    f"/{NAME}" in Path("/proc/swaps").read_text(),
-    reason="the script finds this machine's own swap file if it gets no --path",
-)
+OTHER_LINE = "/dev/vda / ext4 defaults 0 1\n"  # of an fstab
 
 
 def swap_setup(*options: object, path: Path, through: tuple[str, ...] = ()) -> Finished:
@@ -30,6 +31,13 @@ def swap_setup(*options: object, path: Path, through: tuple[str, ...] = ()) -> F
     if result.returncode == REFUSED and "swapon was refused" in result.stderr and not through:
         pytest.skip(f"no swap here: {result.stderr}")
     return result
+
+
+@pytest.fixture(scope="module")
+def own_swap_is_off() -> None:
+    """Without --path the script finds the files that it has made on this machine."""
+    if "not there" not in (shown := run(SCRIPT, "--status", env={"SWAP_FSTAB": "/nowhere"}).stdout):
+        pytest.skip(f"this machine has a swap file of the script: {shown}")
 
 
 def active(path: Path) -> bool:
@@ -61,28 +69,124 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--size", "much"], ["--size", "10"], ["--size"], ["--swappiness", "201"], ["--fast"]],
-)
-def test_wrong_use_is_named(options: list[str], tmp_path: Path) -> None:
-    result = swap_setup(*options, path=tmp_path / "swap")
-    assert result.returncode == WRONG_USE
-    assert options[0] in result.stderr
+@dataclass(frozen=True)
+class Call:
+    """A call of the script in a folder, and what follows from it.
+
+    Attributes:
+        options: the command line; `DISK` stands for the folder.
+        status: the exit status.
+        says: a part of the output.
+        left: the names of the active swap files after it.
+        before: earlier calls, or commands of a shell.
+    """
+
+    options: str
+    status: int
+    says: str
+    left: str = ""
+    before: tuple[str, ...] = ()
 
 
-def test_help_status_and_dry_run_change_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "swap"
-    assert "Swappiness" in swap_setup("--status", path=path).stdout
-    dry = swap_setup("--size", "4M", "--persist", "--dry-run", path=path)
-    assert dry.returncode in {0, REFUSED}, dry.stderr
-    too_large = swap_setup("--size", "900T", "--dry-run", path=path)
-    assert too_large.returncode in {NO_ROOM, REFUSED}  # refused: a small one could not be here
-    assert not active(path)
-    assert list(tmp_path.iterdir()) == []
+MAKE_A = "setup --path DISK/a --size 4M"
+KEEP_A = f"{MAKE_A} --persist"
+OTHER_SWAP = "dd if=/dev/zero of=DISK/o bs=1K count=4100 && mkswap DISK/o && swapon DISK/o"
+CALLS = [
+    Call("--size much", WRONG_USE, "--size takes 12G or 512M, at least 1M, not 'much'"),
+    Call("--size '1 G'", WRONG_USE, "--size takes 12G or 512M, at least 1M, not '1 G'"),
+    Call("--size 10", WRONG_USE, "--size takes 12G or 512M, at least 1M, not '10'"),
+    Call("--size 9999999999999G", WRONG_USE, "--size takes 12G or 512M"),
+    Call("--size", WRONG_USE, "--size takes a value"),
+    Call("--swappiness 201", WRONG_USE, "--swappiness takes 0 to 200, not '201'"),
+    Call("--swappiness 008", WRONG_USE, "--swappiness takes 0 to 200, not '008'"),
+    Call("--path ''", WRONG_USE, "--path takes a value"),
+    Call("--path swap", WRONG_USE, "--path takes the full path of a file"),
+    Call("--status --remove", WRONG_USE, "--status and --remove exclude each other"),
+    Call("--remove --persist", WRONG_USE, "--remove and --persist exclude each other"),
+    Call("--fast", WRONG_USE, "unknown option --fast; --help lists them"),
+    Call("--path DISK/a --size 900T", NO_ROOM, "900.0T of swap"),
+    Call("--path DISK/no/a --size 4M", 1, "there is no folder DISK/no"),
+    Call("--path DISK", 1, "DISK is there and is not a swap file: not touched"),
+    Call("--remove --path /dev/null", 1, "/dev/null is there and is not a swap file"),
+    Call("--remove", 0, "There is no swap file of this script: nothing to remove."),
+    Call("--remove --dry-run", 0, "nothing to remove"),
+    Call("--status", 0, f"{NAME}: not there"),
+    Call("--path DISK/a --size 4M", 0, "DISK/a is active, 4.0M.", "a"),
+    Call("--path DISK/a --size 4M", 0, "DISK/a is active already", "a", (MAKE_A,)),
+    # Without a path each means the files that were made, wherever they lie.
+    Call("--status", 0, "DISK/a: active, 4.0M", "a", (MAKE_A,)),
+    Call("--status", 0, "After a reboot: yes", "a", (KEEP_A,)),
+    Call("--status", 0, "DISK/a: there, not active", "", (KEEP_A, "swapoff DISK/a")),
+    Call("--size 8M", 0, "DISK/a is active, 8.0M.", "a", (KEEP_A,)),
+    Call("--remove", 0, "DISK/a is gone.", "", (MAKE_A,)),
+    Call("--remove", 0, "DISK/a is gone.", "", (KEEP_A, "swapoff DISK/a")),
+    Call("--remove", 0, "DISK/b is gone.", "", (KEEP_A, KEEP_A.replace("/a", "/b"))),
+    Call("--remove --dry-run", 0, "would run: swapoff -- DISK/a", "a", (KEEP_A,)),
+    Call("--remove --path DISK/b", 0, "DISK/b is not there", "a", (KEEP_A,)),
+    Call(
+        "--status",
+        0,
+        f"DISK/{NAME}: not there",
+        "",
+        (f"printf '\n%s none\n' DISK/{NAME} >>DISK/fstab",),
+    ),
+    # Swap that others made.
+    Call("--size 4M --dry-run", 0, "4.0M of swap already: nothing to add", "o", (OTHER_SWAP,)),
+    Call("--size 4M --path DISK/a", 0, "DISK/a is active, 4.0M", "a o", (OTHER_SWAP,)),
+    Call("--remove", 0, "There is no swap file of this script", "o", (OTHER_SWAP,)),
+    # A name is not the file.
+    Call("--remove --path DISK/./x/../a", 0, "DISK/a is gone.", "", (KEEP_A,)),
+    Call("--remove --path DISK/l/a", 0, "DISK/a is gone.", "", (KEEP_A, "ln -s DISK DISK/l")),
+    Call("--remove --path DISK/t", 1, "DISK/t is there and", "", ("echo not swap >DISK/t",)),
+    Call("--size 4M --path DISK/t", 1, "DISK/t is there and", "", ("echo not swap >DISK/t",)),
+]
+
+
+@pytest.mark.usefixtures("own_swap_is_off")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: " ; ".join((*call.before, call.options)))
+def test_a_call_answers_in_words_that_are_true(
+    call: Call, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    disk = tmp_path
+    if call.status != WRONG_USE:
+        if os.geteuid():
+            pytest.skip("swap and mounts take root")
+        disk = request.getfixturevalue("disk")
+    fstab = disk / "fstab"
+    fstab.write_text(OTHER_LINE.rstrip("\n"))  # some files lack the end of their last line
+    env = {"SWAP_FSTAB": str(fstab)}
+
+    def shell(line: str) -> Finished:
+        line = line.replace("DISK", str(disk)).replace("setup ", f"{SCRIPT} ")
+        return run("bash", "-c", line, env=env)
+
+    for earlier in call.before:
+        if "swapon was refused" in (done := shell(earlier)).stderr:
+            pytest.skip(f"no swap here: {done.stderr}")
+        assert done.returncode == 0, done.stderr
+    files, kept = sorted(disk.iterdir()), fstab.read_text()
+    done = shell(f"setup {call.options}")
+    if "swapon was refused" in done.stderr:
+        pytest.skip(f"no swap here: {done.stderr}")
+    assert done.returncode == call.status, done.stderr
+    assert call.says.replace("DISK", str(disk)) in done.stdout + done.stderr
+    for line in done.stderr.splitlines():  # and not those of a tool
+        assert line.startswith("swap-setup: ")
+    left = {path.name for path in disk.iterdir() if active(path)}
+    assert left == set(call.left.split())
+    for name in re.findall(rf"{disk}/(\w+) is gone", done.stdout):
+        assert not (disk / name).exists()
+        assert f"{disk}/{name}" not in fstab.read_text()
+    assert fstab.read_text().startswith(OTHER_LINE.rstrip("\n"))
+    if done.returncode or "--status" in call.options or "--dry-run" in call.options:
+        assert (sorted(disk.iterdir()), fstab.read_text()) == (files, kept)
+
+
+def test_the_options_are_documented() -> None:
     documented = (ROOT / "docs" / "stack.md").read_text()
+    shown = run(SCRIPT, "--help").stdout
     for option in ("--status", "--remove", "--persist", "--dry-run"):
-        assert option in swap_setup("--help", path=path).stdout
+        assert option in shown
         assert option in documented
 
 
@@ -107,31 +211,30 @@ def test_a_file_system_that_cannot_hold_swap_is_refused(kind: str, tmp_path: Pat
 
 
 @as_root
-def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "swap"
-    path.write_text("not swap")
-    for option in ("--size=1M", "--remove"):
-        assert swap_setup(*option.split("="), path=path).returncode == 1
-        assert path.read_text() == "not swap"
-
-
-@as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="takes setpriv")
-def test_if_swapon_is_refused_nothing_is_left(disk: Path) -> None:
-    path = disk / "swap"
+def test_if_swapon_is_refused_nothing_was_laid_and_nothing_is_lost(disk: Path) -> None:
+    path, sizes = disk / "swap", disk / "sizes"
     without_rights = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
-    result = swap_setup("--size", "2M", path=path, through=without_rights)
+    recorded = f'#!/bin/sh\nstat -c %s -- "$2" >>{sizes}\nexec {shutil.which("swapon")} "$@"\n'
+    write_programs(disk, **{"bin/swapon": recorded})
+    through = ("env", f"PATH={disk}/bin:{os.environ['PATH']}", *without_rights)
+    result = swap_setup("--size", "200M", path=path, through=through)
     assert result.returncode == REFUSED, result.stderr
     assert "4 GB without it" in result.stderr
-    assert not path.exists()
+    assert list(disk.glob("swap*")) == []
+    assert sizes.read_text() == f"{1 << 20}\n"  # it asked with a small file first
+    assert swap_setup("--size", "2M", path=path).returncode == 0
+    assert swap_setup("--size", "4M", path=path, through=through).returncode == REFUSED
+    assert active(path)
 
 
 @as_root
 @pytest.mark.parametrize("disk", FORMAT, indirect=True)
 def test_swap_is_made_kept_resized_and_removed(disk: Path) -> None:
     path, fstab = disk / "swap", disk / "fstab"
-    fstab.write_text("/dev/vda / ext4 defaults 0 1\n")
-    first = swap_setup("--size", "150M", "--persist", path=path)
+    fstab.write_text(OTHER_LINE)
+    now = Path("/proc/sys/vm/swappiness").read_text().strip()
+    first = swap_setup("--size", "150M", "--persist", "--swappiness", now, path=path)
     assert first.returncode == 0, first.stderr
     assert active(path)
     assert path.stat().st_mode & 0o077 == 0
@@ -141,6 +244,8 @@ def test_swap_is_made_kept_resized_and_removed(disk: Path) -> None:
     assert "active already" in swap_setup("--size", "150M", "--persist", path=path).stdout
     assert path.stat().st_ino == inode
     assert fstab.read_text().count(str(path)) == 1
+    (setting,) = (disk / "sysctl.d").iterdir()
+    assert setting.read_text() == f"vm.swappiness = {now}\n"
     # 250 MB do not fit beside the old file, and 700 MB do not fit at all.
     assert swap_setup("--size", "250M", path=path).returncode == 0
     assert path.stat().st_size == 250 << 20
@@ -153,7 +258,8 @@ def test_swap_is_made_kept_resized_and_removed(disk: Path) -> None:
         assert removed.returncode == 0, removed.stderr
         assert not active(path)
         assert not path.exists()
-    assert fstab.read_text() == "/dev/vda / ext4 defaults 0 1\n"
+    assert fstab.read_text() == OTHER_LINE
+    assert not setting.exists()
 
 
 @as_root
@@ -170,26 +276,7 @@ def test_size_and_path_come_from_the_environment(disk: Path) -> None:
 
 
 @as_root
-@own_swap_is_off
-def test_a_machine_with_enough_swap_gets_no_more_unless_a_file_is_named(disk: Path) -> None:
-    env = {"SWAP_FSTAB": "/nowhere"}
-    made = swap_setup("--size", "4M", path=disk / "swap")
-    assert made.returncode == 0, made.stderr
-    assert "nothing to add" in run(SCRIPT, "--size", "1M", "--dry-run", env=env).stdout
-    named = run(SCRIPT, "--size", "1M", "--dry-run", "--path", f"{disk}/other", env=env)
-    assert f"would make: {disk}/other" in named.stdout
-
-
-@own_swap_is_off
-def test_the_file_in_fstab_is_found_without_a_path(tmp_path: Path) -> None:
-    fstab = tmp_path / "fstab"
-    fstab.write_text(f"/dev/vda / ext4 defaults 0 1\n{tmp_path}/{NAME} none swap sw 0 0\n")
-    shown = run(SCRIPT, "--status", env={"SWAP_FSTAB": str(fstab)}).stdout
-    assert f"{tmp_path}/{NAME}: not there" in shown
-
-
-@as_root
-@own_swap_is_off
+@pytest.mark.usefixtures("own_swap_is_off")
 def test_if_the_root_is_an_overlay_the_disk_with_the_most_room_is_taken(
     disk: Path, tmp_path: Path
 ) -> None:
