@@ -57,6 +57,7 @@ STATS = GenerationStats(
     drafts=1,
     draft_misses=1,
     sources={"suffix": SourceStats([1, 1, 1], [1, 1, 0], [1, 1, 1])},
+    accepted_found_in={"table": 2},
     queue_seconds=0.25,
     prefill_seconds=0.5,
     decode_seconds=2.0,

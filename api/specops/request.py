@@ -19,6 +19,9 @@ DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
+_LOOKUP = ("suffix", "cascade")  # their draft tokens were found by the lookup, or by another source
+# Where accepted draft tokens were found: the suffix lookup has three places to look in.
+PLACES = (*("text", "history", "table"), *(name for name in SOURCES if name not in _LOOKUP))
 
 SUGGESTION = -1  # the priority of text for a gap: somebody waits for it at a keyboard
 PRIORITY_SECONDS = 10.0  # of waiting that a step of priority is worth: so no request starves
@@ -255,6 +258,7 @@ class GenerationStats:
     drafts: int = 0  # steps with at least one draft token
     draft_misses: int = 0  # steps in which the drafter was asked and had nothing
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
+    accepted_found_in: Mapping[str, int] = field(default_factory=dict)  # see `PLACES`
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
@@ -347,6 +351,7 @@ class Draft:
             first rejected one was judged.
         accepted: number of the tokens that became output.
         adaptive: the controller chose the number of tokens.
+        found_in: where a lookup found them, one of `PLACES`; empty: `drafter` says it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -355,6 +360,7 @@ class Draft:
     accept_probs: tuple[float, ...] = ()
     accepted: int = 0
     adaptive: bool = False
+    found_in: str = ""
 
     @property
     def expected(self) -> float:
@@ -363,7 +369,13 @@ class Draft:
 
     def cut(self, count: int) -> Draft:
         """Its first `count` tokens."""
-        return Draft(self.tokens[:count], self.probs, self.drafter, self.accept_probs[:count])
+        return Draft(
+            self.tokens[:count],
+            self.probs,
+            self.drafter,
+            self.accept_probs[:count],
+            found_in=self.found_in,
+        )
 
     def likely(self, count: int, min_reach: float) -> Draft:
         """Its first tokens, at most `count`, that are reached with the probability `min_reach`.

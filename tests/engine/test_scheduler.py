@@ -261,6 +261,7 @@ def test_the_counts_add_up(drafter: str, adaptive: bool) -> None:
     assert told("sequence_steps") + told("accepted_tokens") == told("generated_tokens") - 7
     for item in stats:
         assert item.accepted_tokens == sum(item.accepted_per_position)
+        assert item.accepted_tokens == sum(item.accepted_found_in.values())
         assert sorted(item.accepted_per_position, reverse=True) == list(item.accepted_per_position)
     tokens = sum(batch.num_tokens for batch in target.passes)
     assert tokens == counted("prompt_tokens") + counted("decoding") + counted("draft_tokens")

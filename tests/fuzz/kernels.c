@@ -926,15 +926,16 @@ static void try_suffixes(void) {
             const int64_t count = from_to(0, 30), begin = length, most = from_to(0, 20);
             while (length < begin + count)
                 seen[length++] = one_in(16) ? (int32_t)odd_number() : (int32_t)below(kinds);
-            int32_t tokens[SUFFIX_LONGEST_DRAFT];
+            int32_t tokens[SUFFIX_LONGEST_DRAFT], found_in;
             float promised[SUFFIX_LONGEST_DRAFT];
             const float line = one_in(8) ? odd_float() : (float)below(100) / 100;
             const Text *const past = one_in(2) ? history : NULL;
             const uint64_t *const known = one_in(2) ? table : NULL;
             const int64_t found = specops_look_up(lookups, past, known, estimate, seen + begin, count,
-                                                  most, line, tokens, promised);
+                                                  most, line, tokens, promised, &found_in);
             executions++;
             check(found >= 0 && found <= most && found <= SUFFIX_LONGEST_DRAFT, "a draft's length");
+            check(found_in >= 0 && found_in <= (known ? 2 : past ? 1 : 0), "a draft's source");
             digest_words(tokens, found), digest_words(promised, found);
             for (int64_t i = 0; i < found; i++)
                 check(promised[i] >= 0 && promised[i] <= 1, "a promise is no probability");

@@ -52,6 +52,7 @@ def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
             continue
         assert after[token][draft.tokens[0]] == often[0][1]
         assert 0.0 < draft.accept_probs[0] < 1.0
+        assert draft.found_in == "table"
     drafter.begin(0, [0], "ann")
     assert len(drafter.look_up(0, [0], 4).tokens) == 4  # behind its own tokens, too
 

@@ -26,7 +26,7 @@ TIMINGS = {
     "cache_n": 1, "prompt_n": 2, "prompt_ms": 500.0, "prompt_per_token_ms": 250.0,
     "prompt_per_second": 4.0, "predicted_n": 5, "predicted_ms": 2000.0,
     "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0, "draft_n": 3,
-    "draft_n_accepted": 2,
+    "draft_n_accepted": 2, "accepted_found_in": {"table": 2},
     "queue_ms": 250.0, "steps": 2, "tokens_per_step": 2.0, "drafter": "draft",
 }  # fmt: skip
 FIGURES = {

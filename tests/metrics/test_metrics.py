@@ -17,6 +17,7 @@ from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.metrics.series import STATES
 from specops.request import (
+    PLACES,
     Draft,
     FinishReason,
     GenerationRequest,
@@ -56,8 +57,9 @@ def metrics() -> Readable:
 def draft(
     drafter: str, tokens: int, accepted: int, probs: tuple[float, ...] = (), adaptive: bool = True
 ) -> Draft:
-    """A verified draft of so many tokens."""
-    return Draft((7,) * tokens, None, drafter, probs, accepted, adaptive)
+    """A verified draft of so many tokens; a lookup finds them in earlier requests."""
+    found_in = "history" if drafter == "suffix" else ""
+    return Draft((7,) * tokens, None, drafter, probs, accepted, adaptive, found_in)
 
 
 def verify_step(draft_tokens: int = 4, accepted: int = 2) -> Step:
@@ -170,6 +172,8 @@ def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable
     names = "drafts_total draft_tokens_total accepted_tokens_total"
     found = {name: metrics.values(names, drafter=name) for name in ("draft", "suffix", "grammar")}
     assert found == {"draft": [1, 3, 3], "suffix": [2, 6, 1], "grammar": [1, 20, 20]}
+    places = {name: metrics.value("accepted_tokens_found_total", found_in=name) for name in PLACES}
+    assert places == dict.fromkeys(PLACES, 0) | {"draft": 3, "history": 1, "grammar": 20}
     accepted = "accepted_tokens_per_position_total"
     for drafter, at_eight in (("draft", 0), ("suffix", 0), ("grammar", 1)):
         assert metrics.value(accepted, drafter=drafter, position="1") == 1

@@ -105,6 +105,7 @@ class RequestState:
         self._stop: str | None = None  # the stop string that was found
         self._steps = self._drafts = self._draft_misses = 0
         self._sources: defaultdict[str, SourceStats] = defaultdict(SourceStats)
+        self._found_in: defaultdict[str, int] = defaultdict(int)
         self._clock = clock
         self._started: float | None = None
         self._first_token: float | None = None
@@ -271,6 +272,8 @@ class RequestState:
         self._drafts += bool(drafts)
         for draft in drafts:
             self._sources[draft.drafter].add(len(draft.tokens), draft.accepted)
+            if draft.accepted:
+                self._found_in[draft.found_in or draft.drafter] += draft.accepted
 
     def output(self) -> Output | None:
         """The output since the last call; None if there is none."""
@@ -301,6 +304,7 @@ class RequestState:
             drafts=self._drafts,
             draft_misses=self._draft_misses,
             sources=dict(self._sources),
+            accepted_found_in=dict(self._found_in),
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,

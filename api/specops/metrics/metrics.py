@@ -152,6 +152,7 @@ class Metrics(Series):
             self.chosen_draft_tokens[drafter].observe(count)
         self.draft_tokens[drafter].inc(count)
         self.accepted_tokens[drafter].inc(draft.accepted)
+        self.accepted_tokens_found[draft.found_in or drafter].inc(draft.accepted)
         for position, probability in enumerate(draft.accept_probs):
             tenth = min(int(10 * probability), 9)
             self.draft_promises[drafter][tenth].inc()

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from specops.metrics.collectors import NAMESPACE
-from specops.request import DRAFTERS, SOURCES, FinishReason, StepKind
+from specops.request import DRAFTERS, PLACES, SOURCES, FinishReason, StepKind
 from specops.tracing import RESULTS
 
 MODELS = ("target", "draft")
@@ -171,6 +171,13 @@ class Series:
     drafts = counters("Sequence steps with at least one draft token.", drafter=SOURCES)
     draft_tokens = counters("Draft tokens verified.", drafter=SOURCES)
     accepted_tokens = counters("Draft tokens accepted.", drafter=SOURCES)
+    accepted_tokens_found = counters(
+        "Draft tokens accepted, by where they were found: `text`: in the request's own prompt and "
+        "answer; `history`: in the client's earlier requests; `table`: in the model's table of "
+        "n-grams; `head`, `draft`: by a draft head or draft model; `grammar`: nothing else was "
+        "allowed.",
+        found_in=PLACES,
+    )
     draft_misses = counters(
         "Sequence steps in which a drafter was asked and proposed nothing. A draft model that "
         "has not caught up with the prompt is not asked: with `draft` this is not a miss, with "

@@ -10,6 +10,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,19 @@ from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
+PLACES = ("text", "history", "table")  # where a prediction is found, as the kernel counts them
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
+
+
+class Found(NamedTuple):
+    """A prediction: [k] tokens, and how sure it is of them.
+
+    `found_in` is `text` (the request's own, prompt included), `history` or `table`.
+    """
+
+    tokens: tuple[int, ...]
+    accept_probs: tuple[float, ...]  # [k], that a token is right if those before it are
+    found_in: str
 
 
 class History:
@@ -117,13 +130,14 @@ class Lookups:
         self._table = table
         self._tokens = (ctypes.c_int32 * LONGEST_DRAFT)()
         self._promised = (ctypes.c_float * LONGEST_DRAFT)()
+        self._found_in = ctypes.c_int32()
 
     def __del__(self) -> None:
         library.specops_lookups_free(getattr(self, "handle", None))
 
     def look_up(
         self, tokens: Sequence[int], history: History | None, most: int, least: float
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    ) -> Found:
         """Append new tokens to the text and predict how it continues.
 
         Args:
@@ -132,18 +146,16 @@ class Lookups:
             most: maximum number of tokens to predict, up to `LONGEST_DRAFT`.
             least: the prediction ends before the first token that the text reaches with a smaller
                 probability.
-
-        Returns:
-            [k] tokens, and for each the probability that it is right if those before it are.
         """
         more = array("i", tokens[self.length :])
         self.length = len(tokens)
         address, count = more.buffer_info()
         found: int = library.specops_look_up(
             self.handle, history.handle if history else None, self._table, self._estimate.address,
-            address, count, most, least, self._tokens, self._promised,
+            address, count, most, least, self._tokens, self._promised, ctypes.byref(self._found_in),
         )  # fmt: skip
-        return tuple(self._tokens[:found]), tuple(self._promised[:found])
+        place = PLACES[self._found_in.value]
+        return Found(tuple(self._tokens[:found]), tuple(self._promised[:found]), place)
 
 
 def _whole(words: npt.NDArray[np.uint64]) -> bool:

@@ -104,6 +104,14 @@ def test_slots_are_apart_and_forgotten() -> None:
     assert look_up(drafter, [7, 8], 1) is NO_DRAFT
 
 
+def test_a_draft_says_where_it_was_found() -> None:
+    drafter = SuffixDrafter()
+    assert look_up(drafter, [1, 2, 3, 4, 1, 2], 2).found_in == "text"
+    draft = look_up(drafter, [9, 2, 3], 1)
+    assert (draft.tokens, draft.found_in) == ((4,), "history")
+    assert draft.cut(1).found_in == "history"
+
+
 # -- promises --------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,10 @@ from specops.text.tools.reader import AnswerReader, Block, Delta
 PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other length
+FOUND_IN = (
+    "accepted draft tokens by where they were found: `text` (the request's own), `history` (the "
+    "client's earlier requests), `table` (n-grams), `head`, `draft` (a draft model) or `grammar`"
+)
 log = logging.getLogger(__name__)
 
 

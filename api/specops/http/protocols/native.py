@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Generation, Step, Writer, token_events
+from specops.http.answering.answers import FOUND_IN, Generation, Step, Writer, token_events
 from specops.http.answering.body import STRICT, Text
 from specops.http.answering.conversation import Conversation
 from specops.http.answering.generate import Prepared, generate
@@ -85,6 +85,7 @@ class Details(BaseModel):
     sources: dict[str, SourceDetails] = Field(
         description="the same counts by source: a drafter, or the grammar"
     )
+    accepted_found_in: dict[str, int] = Field(description=FOUND_IN)
     queue_seconds: float = Field(description="from arrival to a slot")
     prefill_seconds: float = Field(description="from leaving the queue to the first token")
     decode_seconds: float = Field(description="from the first token to the last")

@@ -295,7 +295,7 @@ int64_t specops_estimate_floats(void) { return 3 * 2 * WEIGHTS; }
 
 int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *table, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float least,
-                        int32_t *tokens, float *promised) {
+                        int32_t *tokens, float *promised, int32_t *found_in) {
     Prediction *own = &lookups->own, *past = &lookups->past, *known = &lookups->known;
     float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS, *of_known = estimate + 4 * WEIGHTS;
     learn(own, of_own, more, count);
@@ -308,6 +308,7 @@ int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *t
     const float usual = table ? predict_known(table, lookups->text, of_known, most, known) : 0;
     const Prediction *best = there > here ? past : own;
     if (usual > here && usual > there) best = known;
+    *found_in = best == own ? 0 : best == past ? 1 : 2;
     int64_t length = 0;
     for (float reach = 1; length < best->count; length++) {
         reach *= best->promised[length];

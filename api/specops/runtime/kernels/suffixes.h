@@ -37,11 +37,12 @@ int64_t specops_estimate_floats(void);
 //   least:    the prediction ends before the first token that is reached with a smaller probability.
 //   tokens, promised: [most] the predicted tokens, and for each the probability that it is right if
 //             those before it are.
+//   found_in: 0 if the text predicted them, 1 if the history did, 2 if the table did.
 //
 // Returns the number of predicted tokens.
 int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *table, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float least,
-                        int32_t *tokens, float *promised);
+                        int32_t *tokens, float *promised, int32_t *found_in);
 
 // Append a request's text to a history, behind a mark that equals no token.
 void specops_teach(Text *history, const Lookups *lookups);

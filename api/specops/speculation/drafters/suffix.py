@@ -68,8 +68,8 @@ class SuffixDrafter(LookupDrafter):
     ) -> Draft:
         """Look the last tokens up; see `LookupDrafter.look_up`."""
         lookups, history = self._slots[slot]
-        found, probabilities = lookups.look_up(tokens, history, count, min_reach)
-        return Draft(found, accept_probs=probabilities) if found else NO_DRAFT
+        found = lookups.look_up(tokens, history, count, min_reach)
+        return Draft(**found._asdict()) if found.tokens else NO_DRAFT
 
     def release(self, slot: int) -> None:
         """Forget a slot; its text goes into the client's history, if it looked anything up."""

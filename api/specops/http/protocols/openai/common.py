@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Answer, Generation, Writer
+from specops.http.answering.answers import FOUND_IN, Answer, Generation, Writer
 from specops.http.answering.body import Body
 from specops.http.answering.options import SeededOptions
 from specops.http.answering.served_model import fingerprint
@@ -90,6 +91,7 @@ class Timings(BaseModel):
     predicted_per_second: float = Field(description="tokens after the first, of one choice")
     draft_n: int = Field(description="draft tokens verified")
     draft_n_accepted: int = Field(description="draft tokens accepted")
+    accepted_found_in: dict[str, int] = Field(description=FOUND_IN)
     queue_ms: float = Field(description="before a slot was free")
     steps: int = Field(description="decode and verify passes of the target")
     tokens_per_step: float = Field(
@@ -182,6 +184,7 @@ def timings(answers: Sequence[Answer]) -> Timings:
         predicted_per_second=_per(decoded, seconds),
         draft_n=sum(item.draft_tokens for item in stats),
         draft_n_accepted=sum(item.accepted_tokens for item in stats),
+        accepted_found_in=dict(sum((Counter(one.accepted_found_in) for one in stats), Counter())),
         queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
         steps=steps,
         tokens_per_step=_per(decoded, steps),
