@@ -6,7 +6,20 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import Panels, board, state
 from panels import COUNT, MEAN, PER_SECOND, UNREACHABLE, curves, tile
-from promql import ANSWERS, NOW, now, now_by, part, rate_by, ratio, series, total
+from promql import (
+    ANSWERS,
+    NOW,
+    gauge,
+    now,
+    now_by,
+    part,
+    rate_by,
+    series,
+    share,
+    time_share,
+    time_share_by,
+    total,
+)
 
 MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
 FREE, TOTAL = 'kind="free"', 'kind="total"'
@@ -40,7 +53,7 @@ def _glance() -> Panels:
         "Share of the time in which some task stood still because memory had to be freed "
         "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS.",
         "percentunit",
-        total("specops_memory_pressure_seconds_total", 'kind="some"', NOW),
+        time_share("specops_memory_pressure_seconds_total", 'kind="some"', NOW),
         nothing="unknown",
         warn=0.02,
         alarm=0.1,
@@ -51,7 +64,8 @@ def _glance() -> Panels:
         "while it answers is right: inference uses what it gets. High without requests: "
         "look at the API's log.",
         "percentunit",
-        f"{total('process_cpu_seconds_total', window=NOW)} / ({now('specops_cpus')} > 0)",
+        f"clamp_max({total('process_cpu_seconds_total', window=NOW)} "
+        f"/ ({now('specops_cpus')} > 0), 1)",
     )
     yield tile(
         "Throttled",
@@ -59,7 +73,7 @@ def _glance() -> Panels:
         "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
         "quota.",
         "percentunit",
-        ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total", window=NOW),
+        share("specops_cpu_throttled_periods_total", "specops_cpu_periods_total", window=NOW),
         nothing=NO_QUOTA,
         warn=0.05,
         alarm=0.25,
@@ -70,7 +84,7 @@ def _glance() -> Panels:
         "a conversion fails: remove models that are not used any more from that folder.",
         "percentunit",
         # The fullest volume: replicas share one, or have one each.
-        f"max(1 - {series(DISK, FREE)} / ignoring (kind) ({series(DISK, TOTAL)} > 0))",
+        f"max(1 - {gauge(DISK, FREE)} / ignoring (kind) ({gauge(DISK, TOTAL)} > 0))",
         warn=0.85,
         alarm=0.95,
     )
@@ -111,7 +125,7 @@ def _memory() -> Panels:
         "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
         "or useless; lower SPECOPS_KV_TOKENS now.",
         "percentunit",
-        {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
+        {"{{kind}}": time_share_by("kind", "specops_memory_pressure_seconds_total")},
         warn=0.02,
         alarm=0.1,
         nothing="no time was lost",
@@ -233,7 +247,7 @@ def _rest() -> Panels:
         "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
         "s",
         {
-            "stopped": f"{total('specops_cpu_throttled_seconds_total')} "
+            "stopped": f"{time_share('specops_cpu_throttled_seconds_total')} "
             f"and on () {now('specops_cpu_periods_total')} > 0"
         },
         warn=0.05,
@@ -261,8 +275,8 @@ def _rest() -> Panels:
         "bundled. Stuck below 100 %: GET /health says what the service waits for.",
         "percentunit",
         {
-            "{{model}}": f"sum by (model) ({series('specops_download_bytes')}) "
-            f"/ (sum by (model) ({series('specops_download_total_bytes')}) > 0)"
+            "{{model}}": f"{now_by('model', 'specops_download_bytes')} "
+            f"/ ({now_by('model', 'specops_download_total_bytes')} > 0)"
         },
         maximum=1,
         nothing="nothing is downloaded",

@@ -21,21 +21,26 @@ from panels import (
     words,
 )
 from promql import (
+    FIRING,
     NOW,
+    QUANTILE_WINDOW,
     UP,
+    gauge,
     now,
     now_by,
+    or_few,
     part,
     quantile,
     quantiles,
     rate_by,
     ratio,
     series,
+    share,
+    share_and,
     speed,
     total,
 )
 
-FIRING = 'ALERTS{alertstate="firing"}'
 OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
 ENDED, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
 BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
@@ -70,7 +75,7 @@ def _glance() -> Panels:
         "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
         "drafter to try.",
         MEAN,
-        f"avg({series('specops_avg_jump')} > 0)",
+        f"avg({gauge('specops_avg_jump')} > 0)",
         width=6,
         decimals=2,
         warn=1,
@@ -100,7 +105,10 @@ def _objectives() -> Panels:
         "minutes. High with a full queue: overload. High without one: long prompts; see `Where "
         "does the time go?`.",
         "s",
-        quantile(0.95, "specops_time_to_first_token_seconds"),
+        or_few(
+            quantile(0.95, "specops_time_to_first_token_seconds"),
+            "specops_time_to_first_token_seconds_count",
+        ),
         warn=5,
         alarm=20,
     )
@@ -110,7 +118,7 @@ def _objectives() -> Panels:
         "objective is 30 s. Bad together with a long queue: overload. Bad without one: long "
         "outputs, or a slow machine.",
         "s",
-        quantile(0.95, "specops_latency_seconds"),
+        or_few(quantile(0.95, "specops_latency_seconds"), "specops_latency_seconds_count"),
         warn=OBJECTIVE / 2,
         alarm=OBJECTIVE,
     )
@@ -127,21 +135,21 @@ def _objectives() -> Panels:
     )
     yield tile(
         "Refused",
-        "Share of the requests of the last minute that were refused for load (429). This is right "
-        "under overload, since it keeps the others fast; if it lasts, send less or add machines.",
+        "Share of the requests of the last two minutes that were refused for load (429). This is "
+        "right under overload, since it keeps the others fast; if it lasts, send less or add "
+        "machines.",
         "percentunit",
-        f"{total(REFUSED, BY_LOAD, NOW)} "
-        f"/ ({total(ENDED, window=NOW)} + {total(REFUSED, BY_LOAD, NOW)} > 0)",
+        or_few(share_and(REFUSED, ENDED, BY_LOAD, window=QUANTILE_WINDOW), REFUSED, ENDED),
         warn=0.01,
         alarm=0.2,
     )
     yield tile(
         "Failed",
-        "Share of the requests of the last minute that ended with an error or at their deadline. "
-        "Errors: the API's log says why. Deadlines: the queue is too long for this machine, lower "
-        "SPECOPS_QUEUE_SIZE.",
+        "Share of the requests of the last two minutes that ended with an error or at their "
+        "deadline. Errors: the API's log says why. Deadlines: the queue is too long for this "
+        "machine, lower SPECOPS_QUEUE_SIZE.",
         "percentunit",
-        ratio(ENDED, ENDED, 'outcome=~"error|timeout"', window=NOW),
+        or_few(share(ENDED, ENDED, 'outcome=~"error|timeout"', window=QUANTILE_WINDOW), ENDED),
         warn=0.001,
         alarm=0.05,
     )
@@ -173,7 +181,7 @@ def _objectives() -> Panels:
         "itself; `docker inspect` says whether for lack of memory, the API's log gives other "
         "reasons.",
         "s",
-        f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0)",
+        f"time() - min({gauge('specops_model_ready_timestamp_seconds')} > 0)",
         nothing="not ready",
     )
 
@@ -202,7 +210,7 @@ def _speed() -> Panels:
         MEAN,
         {
             "now": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
-            "last minute": f"avg({series('specops_avg_jump')} > 0)",
+            "last minute": f"avg({gauge('specops_avg_jump')} > 0)",
         },
     )
     yield curves(
@@ -211,7 +219,7 @@ def _speed() -> Panels:
         "Falling while the load is the same: the text has become harder to predict. 0 for long: "
         "drafting is off, or does not pay; see `Does speculation pay?`.",
         "percentunit",
-        {"of all tokens": ratio("specops_accepted_tokens_total", "specops_generated_tokens_total")},
+        {"of all tokens": share("specops_accepted_tokens_total", "specops_generated_tokens_total")},
     )
 
 

@@ -8,14 +8,17 @@ from board import Panels, board, state
 from panels import COUNT, MEAN, PER_SECOND, TOKENS_PER_SECOND, curves, heat, tile
 from promql import (
     NOW,
+    QUANTILE_WINDOW,
     buckets,
+    each_per,
     mean,
+    or_few,
     quantile,
     quantiles,
     rate_by,
     ratio,
     ratio_by,
-    share_by,
+    share,
     speed,
 )
 
@@ -38,7 +41,7 @@ def _glance() -> Panels:
         "95 of 100 requests got a slot faster. It grows when more requests arrive than the machine "
         "can answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
         "s",
-        quantile(0.95, "specops_queue_wait_seconds"),
+        or_few(quantile(0.95, "specops_queue_wait_seconds"), "specops_queue_wait_seconds_count"),
         warn=5,
         alarm=20,
     )
@@ -47,7 +50,10 @@ def _glance() -> Panels:
         "95 of 100 requests had their first token sooner, waiting included. High without a "
         "queue: long prompts; see `Prompt tokens, offered and used`.",
         "s",
-        quantile(0.95, "specops_time_to_first_token_seconds"),
+        or_few(
+            quantile(0.95, "specops_time_to_first_token_seconds"),
+            "specops_time_to_first_token_seconds_count",
+        ),
         warn=5,
         alarm=20,
     )
@@ -56,7 +62,10 @@ def _glance() -> Panels:
         "95 of 100 tokens came sooner after the one before. People read about five words per "
         "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
         "s",
-        quantile(0.95, "specops_inter_token_latency_seconds"),
+        or_few(
+            quantile(0.95, "specops_inter_token_latency_seconds"),
+            "specops_inter_token_latency_seconds_count",
+        ),
         warn=0.2,
         alarm=1,
     )
@@ -65,7 +74,7 @@ def _glance() -> Panels:
         "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
         "The panels below say which part of it is too long.",
         "s",
-        quantile(0.95, "specops_latency_seconds"),
+        or_few(quantile(0.95, "specops_latency_seconds"), "specops_latency_seconds_count"),
         warn=15,
         alarm=30,
     )
@@ -85,7 +94,7 @@ def _glance() -> Panels:
         "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
         "short.",
         "percentunit",
-        ratio("specops_pass_tokens_total", OFFERED, PROMPT, window=NOW),
+        share("specops_pass_tokens_total", OFFERED, PROMPT, window=NOW),
         nothing="no prompts",
     )
 
@@ -199,7 +208,7 @@ def _contents() -> Panels:
         "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per pass: see `Does "
         "speculation pay?`.",
         MEAN,
-        {"{{use}}": share_by("use", tokens, passes)},
+        {"{{use}}": each_per("use", tokens, passes)},
         stacked=True,
         width=12,
     )
@@ -260,7 +269,11 @@ def _saved() -> Panels:
         "chats: their turns come too late, or too many of them share the KV cache; put what "
         "all prompts share at their beginning.",
         "percentunit",
-        {"of all requests": ratio("specops_prefix_hits_total", "specops_requests_total")},
+        {
+            "of all requests": share(
+                "specops_prefix_hits_total", "specops_requests_total", window=QUANTILE_WINDOW
+            )
+        },
         width=12,
     )
 
@@ -287,7 +300,11 @@ def _suggestions() -> Panels:
         "this shows only the fast ones; or the editor asks at every key: let it wait (debounce) "
         "for 100 to 200 ms.",
         "percentunit",
-        {"cancelled": ratio(SUGGESTIONS, SUGGESTIONS, 'outcome="cancelled"')},
+        {
+            "cancelled": share(
+                SUGGESTIONS, SUGGESTIONS, 'outcome="cancelled"', window=QUANTILE_WINDOW
+            )
+        },
         width=6,
         nothing=NO_SUGGESTIONS,
     )
@@ -312,7 +329,7 @@ def _suggestions() -> Panels:
         "types: others need the room in between, so raise SPECOPS_KV_TOKENS; or the editor "
         "changes the beginning of its prompts at every key.",
         "percentunit",
-        {"of all tokens": ratio(SUGGESTED, SUGGESTED, 'use="cached"', 'use=~"cached|computed"')},
+        {"of all tokens": share(SUGGESTED, SUGGESTED, 'use="cached"', 'use=~"cached|computed"')},
         width=6,
         nothing=NO_SUGGESTIONS,
     )

@@ -44,13 +44,14 @@ from grafana_foundation_sdk.models.dashboard import (
     SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMap,
     ValueMapping,
     ValueMappingResult,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from promql import Queries, or_unreachable
+from promql import FEW, Queries, or_unreachable
 
 # The variable of each dashboard that names the data source; grafana/board.py has it.
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -184,10 +185,11 @@ def _tile(title: str, description: str, unit: str, width: int, nothing: str) -> 
 
 
 def _said(nothing: str) -> list[ValueMapping]:
-    """The words of a figure that no instance answers for, and of one that was not measured."""
+    """The words of a figure: no instance answers for it, nothing was measured, or too little."""
     return [
         _special(SpecialValueMatch.NA_N, UNREACHABLE, "red"),
         _special(SpecialValueMatch.NULL, nothing, "text"),
+        ValueMap(options={str(FEW): ValueMappingResult(text="few", color="text")}),
     ]
 
 

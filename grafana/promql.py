@@ -1,20 +1,29 @@
 """The panels' queries in PromQL. Where nothing was measured they have no value.
 
-A query has a value only while its instance answers Prometheus. Gauges end with the first scrape
-that fails; a rate would go on over its window, so it is joined with `up`, series by series: one
-dead replica of three is missing from a sum at once. A ratio whose denominator did not move has no
-value, nor has a quantile without observations, nor a speed of nothing. Counts and rates of events
-may be 0.
+A query has a value only while its instance answers Prometheus: each series is joined with `up`, so
+one dead replica of three is missing from a sum at once. A Prometheus that is stopped together with
+a service marks no end of its series, which could be read for five minutes more, beside those of the
+container that took its place; so `up` counts only while it is fresh.
+
+A ratio whose denominator did not move has no value, nor has a speed of nothing. A share or a
+quantile needs 20 events in its window and one of them lately: after a load the last answers are the
+slowest, and of fewer and fewer of them it would climb. Counts and rates may be 0.
 """
 
 from __future__ import annotations
 
 INSTANCES = 'job=~"$job", instance=~"$instance"'
-UP = f"up{{{INSTANCES}}} == 1"
-ANSWERS = "and on (job, instance) up == 1"
+FRESH = "> time() - 20"  # four scrapes
+UP = f"up{{{INSTANCES}}} * timestamp(up{{{INSTANCES}}}) {FRESH}"
+ANSWERS = f"and on (job, instance) up * timestamp(up) {FRESH}"
 WINDOW = "$__rate_interval"
 NOW = "1m"  # the window of a figure that says how it is now, whatever time range is shown
 QUANTILE_WINDOW = "2m"  # a CPU answers few requests a minute: shorter windows hold too few
+LATELY = "30s"  # without an event for as long, the load has ended
+FEWEST = 20  # events that a share or a quantile is made of
+FEW = -1  # stands for a figure of fewer; the panel maps it to a word
+_FIRING = 'ALERTS{alertstate="firing"}'
+FIRING = f"({_FIRING} and timestamp({_FIRING}) {FRESH})"
 
 # Each query of a panel: its legend and its expression.
 Queries = dict[str, str]
@@ -25,16 +34,20 @@ def series(name: str, labels: str = "") -> str:
     return f"{name}{{{', '.join(filter(None, (INSTANCES, labels)))}}}"
 
 
-def now(gauge: str, labels: str = "", *, of: str = "sum") -> str:
+def gauge(name: str, labels: str = "") -> str:
+    """A gauge of each instance that answers."""
+    return f"({series(name, labels)} {ANSWERS})"
+
+
+def now(name: str, labels: str = "", *, of: str = "sum") -> str:
     """A gauge over all instances."""
-    return f"{of}({series(gauge, labels)})"
+    return f"{of}{gauge(name, labels)}"
 
 
-def now_by(label: str, gauge: str, labels: str = "", *, moved: bool = False) -> str:
+def now_by(label: str, name: str, labels: str = "", *, moved: bool = False) -> str:
     """A gauge for each value of `label`; with `moved` only where it was above 0 in the range."""
-    one = series(gauge, labels)
-    seen = f" and max_over_time({one}[$__range]) > 0" if moved else ""
-    return f"sum by ({label}) ({one}{seen})"
+    seen = f" and max_over_time({series(name, labels)}[$__range]) > 0" if moved else ""
+    return f"sum by ({label}) ({gauge(name, labels)}{seen})"
 
 
 def rates(counter: str, labels: str = "", window: str = WINDOW) -> str:
@@ -58,6 +71,17 @@ def rate_by(label: str, counter: str, labels: str = "") -> str:
     return f"sum by ({label}) ({rates(counter, labels)} and {moved})"
 
 
+def time_share(counter: str, labels: str = "", window: str = WINDOW) -> str:
+    """Seconds of each second, of the instance that has most of them."""
+    return f"clamp_max(max({rates(counter, labels, window)}), 1)"
+
+
+def time_share_by(label: str, counter: str) -> str:
+    """`time_share` for each value of `label` for which there was any in the time range."""
+    moved = f"increase({series(counter)}[$__range]) > 0"
+    return f"clamp_max(max by ({label}) ({rates(counter)} and {moved}), 1)"
+
+
 def ratio(
     numerator: str, denominator: str, top: str = "", bottom: str = "", window: str = WINDOW
 ) -> str:
@@ -75,23 +99,68 @@ def ratio_by(
     )
 
 
-def share_by(label: str, part: str, whole: str, window: str = WINDOW) -> str:
+def each_per(label: str, counter: str, steps: str, window: str = WINDOW) -> str:
     """A counter for each value of `label` per step of a counter without this label."""
     return (
-        f"sum by ({label}) ({rates(part, window=window)} > 0) "
-        f"/ on () group_left () ({speed(whole, window=window)})"
+        f"(sum by ({label}) ({rates(counter, window=window)}) > 0) "
+        f"/ on () group_left () ({speed(steps, window=window)})"
     )
 
 
-def part(gauge: str, labels: str, whole: str) -> str:
+def share(part: str, whole: str, top: str = "", bottom: str = "", window: str = WINDOW) -> str:
+    """One counter's part of another, of enough events."""
+    return _share(
+        _count(part, top, window), _count(whole, bottom, window), _count(whole, bottom, LATELY)
+    )
+
+
+def share_and(part: str, rest: str, top: str = "", bottom: str = "", window: str = WINDOW) -> str:
+    """One counter's part of what it and another count together, of enough events."""
+    either, lately = (
+        f"{_count(part, top, over)} + {_count(rest, bottom, over)}" for over in (window, LATELY)
+    )
+    return _share(_count(part, top, window), either, lately)
+
+
+def share_by(label: str, part: str, whole: str, window: str = WINDOW) -> str:
+    """`share` for each value of `label`, which both counters have."""
+    by = f" by ({label}) "
+    return _share(_count(part, "", window, by), _count(whole, "", window, by))
+
+
+def each_share(label: str, part: str, whole: str, window: str = WINDOW) -> str:
+    """`share` for each value of `label`, which the whole has not; above 0."""
+    counted = f"({_count(part, '', window, f' by ({label}) ')} > 0)"
+    return _share(counted, _count(whole, "", window), over="/ on () group_left ()")
+
+
+def _count(counter: str, labels: str, window: str, by: str = "") -> str:
+    return f"sum{by}(increase({series(counter, labels)}[{window}]) {ANSWERS})"
+
+
+def _share(part: str, whole: str, lately: str = "", over: str = "/") -> str:
+    # `increase` extrapolates each series for itself, so that 20 of 20 may be 20.3 of 20.
+    goes_on = f" and on () {lately} > 0" if lately else ""
+    return f"clamp_max({part} {over} ({whole} >= {FEWEST}{goes_on}), 1)"
+
+
+def or_few(expr: str, *counters: str, window: str = QUANTILE_WINDOW) -> str:
+    """The figure; `FEW` where it has no value although there were such events in its window."""
+    seen = " + ".join(_count(counter, "", window) for counter in counters)
+    return f"{expr} or vector({FEW}) and on () {seen} > 0"
+
+
+def part(name: str, labels: str, whole: str) -> str:
     """The gauge's value with `labels` as a share of that with `whole`."""
-    return f"sum({series(gauge, labels)}) / (sum({series(gauge, whole)}) > 0)"
+    return f"{now(name, labels)} / ({now(name, whole)} > 0)"
 
 
 def quantile(q: float, histogram: str, labels: str = "") -> str:
-    """A quantile of a histogram; without observations it would be NaN, which `>=` leaves out."""
+    """A quantile of a histogram's observations, of enough of them."""
     buckets = rates(f"{histogram}_bucket", labels, QUANTILE_WINDOW)
-    return f"histogram_quantile({q}, sum by (le) ({buckets})) >= 0"
+    return (
+        f"histogram_quantile({q}, sum by (le) ({buckets})) and on () {_enough(histogram, labels)}"
+    )
 
 
 def quantiles(histogram: str) -> Queries:
@@ -99,9 +168,18 @@ def quantiles(histogram: str) -> Queries:
     return {f"p{q * 100:g}": quantile(q, histogram) for q in (0.5, 0.95, 0.99)}
 
 
-def mean(histogram: str, window: str = WINDOW) -> str:
-    """The mean of a histogram's observations."""
-    return ratio(f"{histogram}_sum", f"{histogram}_count", window=window)
+def mean(histogram: str) -> str:
+    """The mean of a histogram's observations, of enough of them."""
+    sums, counts = (total(f"{histogram}_{kind}", "", QUANTILE_WINDOW) for kind in ("sum", "count"))
+    return f"({sums} / {counts} and on () {_enough(histogram, '')})"
+
+
+def _enough(histogram: str, labels: str) -> str:
+    count = f"{histogram}_count"
+    return (
+        f"{_count(count, labels, QUANTILE_WINDOW)} >= {FEWEST} "
+        f"and on () {_count(count, labels, LATELY)} > 0"
+    )
 
 
 def buckets(histogram: str) -> str:
@@ -137,17 +215,27 @@ def or_unreachable(expr: str, label: str = "") -> str:
     return f"{expr} or {nan} unless on () {UP}"
 
 
+def replicas_missing() -> str:
+    """How many fewer instances answer than did within half an hour, for two minutes running.
+
+    For less than that, a container and the one that took its place may be seen together.
+    """
+    answering = f"count({UP})"
+    return f"max_over_time(min_over_time({answering}[2m:15s])[30m:1m]) - {answering}"
+
+
 def states() -> Queries:
     """How many of the instances are in each state; a ready one without a request is idle."""
     every, ready = (
-        f"{series('specops_model_state', labels)} == 1" for labels in ("", 'state="ready"')
+        f"{gauge('specops_model_state', labels)} == 1" for labels in ("", 'state="ready"')
     )
     here = f"{series('specops_requests_running')} + {series('specops_requests_waiting')}"
     lately = f"increase({series('specops_requests_total')}[{NOW}]) > 0"
     idle = f"{ready} and on (job, instance) ({here} == 0) unless on (job, instance) ({lately})"
+    silent = f"up{{{INSTANCES}}} == 0 and timestamp(up{{{INSTANCES}}}) {FRESH}"
     return {
         "{{state}}": f"count by (state) ({every} unless ({idle}))",
         "idle": f"count({idle})",
         # A scrape that fails, or no instance at all: a container that is gone has no name left.
-        "unreachable": f"count(up{{{INSTANCES}}} == 0) or absent(up{{{INSTANCES}}})",
+        "unreachable": f"count({silent}) or absent({UP})",
     }

@@ -9,11 +9,14 @@ from panels import MEAN, PER_SECOND, TIMES, TOKENS_PER_SECOND, bars, curves, hea
 from promql import (
     NOW,
     buckets,
+    each_share,
+    gauge,
+    now,
     ordered,
     rate_by,
     ratio,
     ratio_by,
-    series,
+    share,
     share_by,
     speed,
     total,
@@ -29,7 +32,7 @@ COST = "specops_pass_cost_seconds"
 # The service measures 17 sizes; the powers of two say as much.
 SOME, ONE_TOKEN = 'kind="tokens", size=~"2|4|8|16|32|64"', 'kind="tokens", size="1"'
 ONE_DRAFT_TOKEN, ATTENTION = 'kind="draft_tokens", size="1"', 'kind="attention"'
-GAIN = f"avg({series('specops_estimated_speedup')} > 0)"
+GAIN = f"avg({gauge('specops_estimated_speedup')} > 0)"
 NO_DRAFTS = "no drafts"
 LATELY = "5m"  # the window of the bars
 
@@ -58,7 +61,7 @@ def _glance() -> Panels:
         "Share of the generated tokens of the last minute that were draft tokens: the target only "
         "checked them. Low with a high acceptance: the drafter often has nothing to propose.",
         "percentunit",
-        ratio(ACCEPTED, GENERATED, window=NOW),
+        share(ACCEPTED, GENERATED, window=NOW),
     )
     yield tile(
         "Tokens per pass",
@@ -66,7 +69,7 @@ def _glance() -> Panels:
         "without a draft count. 1 is plain decoding. Low with a high acceptance: the drafter often "
         "has nothing to propose.",
         MEAN,
-        f"avg({series('specops_avg_jump')} > 0)",
+        f"avg({gauge('specops_avg_jump')} > 0)",
         decimals=2,
         warn=1,
         alarm=0.99,
@@ -87,7 +90,7 @@ def _glance() -> Panels:
         "Share of draft tokens that the target agreed with in the last minute. Low: the drafter "
         "does not suit this text, or the temperature is high; the panel by drafter says which one.",
         "percentunit",
-        ratio(ACCEPTED, DRAFTED, window=NOW),
+        share(ACCEPTED, DRAFTED, window=NOW),
         warn=0.4,
         alarm=0.15,
         low_is_bad=True,
@@ -137,7 +140,7 @@ def _worth() -> Panels:
         MEAN,
         {
             "tokens per pass": ratio(TOKENS, STEPS),
-            "last minute": f"avg({series('specops_avg_jump')} > 0)",
+            "last minute": f"avg({gauge('specops_avg_jump')} > 0)",
             "mean acceptance length": _acceptance_length("$__rate_interval"),
         },
     )
@@ -163,7 +166,7 @@ def _drafts() -> Panels:
         "does not suit this text. Low for `suffix`: the text does not repeat itself. Sampling "
         "at a high temperature lowers both.",
         "percentunit",
-        {"{{drafter}}": ratio_by("drafter", ACCEPTED, DRAFTED)},
+        {"{{drafter}}": share_by("drafter", ACCEPTED, DRAFTED)},
         maximum=1,
         nothing=NO_DRAFTS,
     )
@@ -174,8 +177,8 @@ def _drafts() -> Panels:
         "promised for long: drafts are too long, until the service has corrected its estimates.",
         "percentunit",
         {
-            "{{drafter}} promised": ratio_by("drafter", "specops_draft_promised_total", PROMISES),
-            "{{drafter}} accepted": ratio_by("drafter", KEPT, PROMISES),
+            "{{drafter}} promised": share_by("drafter", "specops_draft_promised_total", PROMISES),
+            "{{drafter}} accepted": share_by("drafter", KEPT, PROMISES),
         },
         maximum=1,
         nothing=NO_DRAFTS,
@@ -186,7 +189,7 @@ def _drafts() -> Panels:
         "promised, in the last 5 minutes. Calibrated: 0 is near 5 %, 9 near 95 %, and those "
         "between rise evenly.",
         "tenth",
-        ratio_by("tenth", KEPT, PROMISES, window=LATELY),
+        share_by("tenth", KEPT, PROMISES, LATELY),
         nothing=NO_DRAFTS,
     )
     yield bars(
@@ -195,7 +198,7 @@ def _drafts() -> Panels:
         "falls from position to position. Hardly any beyond some position: draft tokens there "
         "are wasted, so a lower k_draft costs nothing.",
         "position",
-        ordered("position", share_by("position", POSITION, DRAFTS, LATELY)),
+        ordered("position", each_share("position", POSITION, DRAFTS, LATELY)),
         nothing=NO_DRAFTS,
     )
     yield curves(
@@ -203,7 +206,7 @@ def _drafts() -> Panels:
         "The same over time. Falling at the first positions: the text has become harder to "
         "predict. Falling at the last ones only: drafts have become too long.",
         "percentunit",
-        {"{{position}}": ordered("position", share_by("position", POSITION, DRAFTS))},
+        {"{{position}}": ordered("position", each_share("position", POSITION, DRAFTS))},
         maximum=1,
         width=16,
         nothing=NO_DRAFTS,
@@ -249,8 +252,7 @@ def _lengths() -> Panels:
 def _reckoning() -> Panels:
     yield Row("What does the choice of lengths reckon with?")
     relative = (
-        f"max by (size) ({series(COST, SOME)}) "
-        f"/ on () group_left () (max({series(COST, ONE_TOKEN)}) > 0)"
+        f"max by (size) {gauge(COST, SOME)} / on () group_left () (max{gauge(COST, ONE_TOKEN)} > 0)"
     )
     yield curves(
         "Cost of a pass, by its tokens",
@@ -270,9 +272,9 @@ def _reckoning() -> Panels:
         "All rising: another process takes the CPU.",
         "s",
         {
-            "token": f"max({series(COST, ONE_TOKEN)}) > 0",
-            "draft token": f"max({series(COST, ONE_DRAFT_TOKEN)}) > 0",
-            "attention": f"max({series(COST, ATTENTION)}) > 0",
+            "token": f"{now(COST, ONE_TOKEN, of='max')} > 0",
+            "draft token": f"{now(COST, ONE_DRAFT_TOKEN, of='max')} > 0",
+            "attention": f"{now(COST, ATTENTION, of='max')} > 0",
         },
         right={"attention": "s"},
         nothing="no model yet",

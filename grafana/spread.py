@@ -13,11 +13,11 @@ from promql import (
     ANSWERS,
     NOW,
     QUANTILE_WINDOW,
-    UP,
     WINDOW,
     now_by,
     rate_by,
     rates,
+    replicas_missing,
     series,
 )
 
@@ -68,7 +68,7 @@ def _glance() -> Panels:
         "Replicas that answered Prometheus within the last half hour, and do not now. Not 0 "
         "although none was removed on purpose: is its process running, and what does its log say?",
         COUNT,
-        f"max_over_time(count({UP})[30m:15s]) - count({UP})",
+        replicas_missing(),
         warn=1,
         alarm=1,
     )

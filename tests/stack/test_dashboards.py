@@ -69,9 +69,10 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
         assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), where
         if one_figure:
             assert panel["options"]["reduceOptions"]["calcs"] == ["last"]
+            *special, few = panel["fieldConfig"]["defaults"]["mappings"]
+            assert few["options"]["-1"]["text"] == "few", where
             mapped = {
-                mapping["options"]["match"]: mapping["options"]["result"]
-                for mapping in panel["fieldConfig"]["defaults"]["mappings"]
+                mapping["options"]["match"]: mapping["options"]["result"] for mapping in special
             }
             assert mapped["nan"]["text"] == "unreachable"
             assert mapped["nan"]["color"] == "red"
