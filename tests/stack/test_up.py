@@ -6,6 +6,7 @@ On an engine that cannot start a container with a memory limit it says why, and 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -64,9 +65,33 @@ def test_progress_is_shown_until_everything_runs(
         "memory: limit 4,295.0 MB held by cgroup v2",
         "memory: swap beside it 0.0 MB this machine has none",
     ]
-    ups = [call for call in calls if "compose up" in call]
-    assert ups == [f"{files}compose up --build --detach", f"{files}compose up --detach --wait"]
+    started = [call for call in calls if re.search("compose (build|up)", call)]
+    steps = ("build", "up --detach", "up --detach --wait")
+    assert started == [f"{files}compose {step}" for step in steps]
     assert f"{files}compose port {door} 8000" in calls
+
+
+@pytest.mark.parametrize(
+    ("step", "image"), [("build", "python:3.11-slim"), ("up", "grafana/grafana:12.1.1")]
+)
+def test_an_image_that_cannot_be_pulled_is_named_with_the_ways_out(
+    step: str, image: str, tmp_path: Path
+) -> None:
+    refusal = "toomanyrequests: You have reached your unauthenticated pull rate limit."
+    docker = f"""#!/bin/sh
+case "$*" in
+"compose config") echo "        PYTHON_IMAGE: python:3.11-slim" ;;
+"compose config --images") printf '%s\\n' specops-api:0.1.0 prom/prometheus:v3.5.0 {image} ;;
+"compose {step}"* | "image inspect {image}") exit 1 ;;
+"pull "*) echo "Error response from daemon: {refusal}" >&2; exit 1 ;;
+esac
+"""
+    write_programs(tmp_path, docker=docker)
+    finished = run("scripts/up", env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "REPLICAS": "1"})
+    assert finished.returncode == 1
+    said = " ".join(finished.stderr.split())
+    assert said.startswith(f"The image {image} cannot be pulled ({refusal}): run `make up` again ")
+    assert "`make up ARGS=--native`" in said
 
 
 def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
