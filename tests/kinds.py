@@ -1,0 +1,80 @@
+"""Services of each kind of preset, started as `make up` starts them.
+
+The default model is the real one. Draft model, draft head and MTP block are tiny ones of
+real architectures, with random weights and a chat template. No log may have an error in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.serving import server
+from tests.checkpoints import make_llama_checkpoint
+from tests.eagle_heads import LAYERS, write_head
+from tests.loopback import HOST
+from tests.mtp_blocks import make_checkpoint
+from tests.waiting import PATIENCE
+
+_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+_SHAPE: dict[str, Any] = {"vocab": 320, "context": 2048, "seed": 1}
+
+
+def _chats(target: Path) -> dict[str, str]:
+    """Give a checkpoint a chat template; return the settings that serve it."""
+    file = target / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"chat_template": _TEMPLATE}
+    file.write_text(json.dumps(settings))
+    return {"SPECOPS_TARGET": str(target), "SPECOPS_QUANT": "int8-32"}
+
+
+def _default(folder: Path) -> dict[str, str]:
+    return {}
+
+
+def _draft_model(folder: Path) -> dict[str, str]:
+    shape = {**_SHAPE, "heads": 4, "kv_heads": 2, "tie": True}
+    target = make_llama_checkpoint(folder / "target", hidden=256, layers=2, ffn=384, **shape)
+    draft = make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, **shape)
+    return _chats(target) | {"SPECOPS_DRAFT": str(draft)}
+
+
+def _draft_head(folder: Path) -> dict[str, str]:
+    target = make_llama_checkpoint(folder / "target", layers=LAYERS, **_SHAPE)
+    return _chats(target) | {"SPECOPS_DRAFT": str(write_head(folder / "head", target=target))}
+
+
+def _mtp_block(folder: Path) -> dict[str, str]:
+    return _chats(make_checkpoint(folder / "target", with_states=True, **_SHAPE))
+
+
+KINDS = {  # what makes the models, and the first of their drafters
+    "default model": (_default, "suffix"),
+    "draft model": (_draft_model, "draft"),
+    "draft head": (_draft_head, "head"),
+    "MTP block": (_mtp_block, "head"),
+}
+
+
+@contextmanager
+def running(folder: Path, kind: str = "default model", **variables: str) -> Iterator[str]:
+    """Serve a kind of preset; yield the address. An error in the service's log fails the test."""
+    make, drafter = KINDS[kind]
+    own = {"SPECOPS_CACHE_DIR": str(folder / "cache"), **make(folder), **variables}
+    log = folder / "log"
+    with server.serving(own, log=log) as served:
+        url = f"http://{HOST}:{served.port}"
+        key = {"authorization": f"Bearer {variables.get('SPECOPS_API_KEYS', 'none')}"}
+        (model,) = httpx.get(f"{url}/v1/models", headers=key, timeout=PATIENCE).json()["data"]
+        assert model["drafters"][0] == drafter, f"{model['id']} is no {kind}"
+        yield url
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if line["level"] in {"error", "critical"}] == []
