@@ -169,19 +169,34 @@ class Part:
 
 
 def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -> str:
-    """prometheus/prometheus.yml with addresses for names, and with this machine's paths."""
-    text = (ROOT / "prometheus" / "prometheus.yml").read_text("utf-8")
+    """prometheus.yml, or scale.yml for a gateway, with addresses and this machine's paths.
+
+    What is scraped keeps its name, so that its series go on at another port.
+    """
+    file = f"prometheus/{'scale' if gateway else 'prometheus'}.yml"
+    text = (ROOT / file).read_text("utf-8")
     replaced = {"rules/": f"{ROOT}/prometheus/rules/", "/tmp/metrics-key": str(metrics_key)}  # noqa: S108
-    for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
-        found = (
-            f"dns_sd_configs: [{{names: [{name}], type: A, port: {port}, refresh_interval: 5s}}]"
-        )
-        replaced[found] = f"static_configs: [{{targets: {json.dumps(targets)}}}]"
+    if gateway:
+        found = "dns_sd_configs: [{names: [api], type: A, port: 8000, refresh_interval: 5s}]"
+        replaced[found] = _scraped({f"api-{n}": api for n, api in enumerate(apis, start=1)})
+        replaced[_scraped({"gateway": "gateway:9901"})] = _scraped({"gateway": gateway})
+    else:
+        (api,) = apis
+        replaced[_scraped({"api": "api:8000"})] = _scraped({"api": api})
     for inside, outside in replaced.items():
         if text.count(inside) != 1:
-            raise StartError(f"prometheus/prometheus.yml names {inside} not exactly once")
+            raise StartError(f"{file} names {inside} not exactly once")
         text = text.replace(inside, outside)
     return text
+
+
+def _scraped(targets: Mapping[str, str]) -> str:
+    """The line that names what Prometheus scrapes, with its address."""
+    found = (
+        f'{{targets: ["{address}"], labels: {{instance: {name}}}}}'
+        for name, address in targets.items()
+    )
+    return f"static_configs: [{', '.join(found)}]"
 
 
 def free_addresses(count: int) -> list[Address]:

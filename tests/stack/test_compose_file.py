@@ -72,21 +72,27 @@ def test_only_locust_and_jaeger_wait_for_a_request_to_start() -> None:
     assert profiles == {"locust": ["load"], "jaeger": ["traces"]}
 
 
-def test_traces_go_where_grafana_looks_for_what_exemplars_name() -> None:
-    """The address that the documentation gives is one that Jaeger listens at."""
+def test_traces_go_where_documentation_says_and_exemplars_lead_there(tmp_path: Path) -> None:
+    """Jaeger listens at the documented address; a viewer of Grafana reaches its page."""
     jaeger = read_yaml("jaeger/config.yaml")
     assert jaeger["receivers"]["otlp"]["protocols"]["http"]["endpoint"].endswith(":4318")
     page = int(jaeger["extensions"]["jaeger_query"]["http"]["endpoint"].rpartition(":")[2])
     assert SERVICES["jaeger"]["ports"] == [f"127.0.0.1:${{JAEGER_PORT:-{page}}}:{page}"]
-    assert SERVICES["grafana"]["environment"]["JAEGER_URL"] == f"http://jaeger:{page}"
-    (traces,) = read_yaml("grafana/provisioning/datasources/traces.yml")["datasources"]
-    (metrics,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
-    (link,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
-    assert (link["name"], link["datasourceUid"]) == ("trace_id", traces["uid"])
-    assert traces["url"] == "$JAEGER_URL"
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
     for file in ("compose.yaml", "docs/tracing.md"):
         assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://jaeger:4318" in (ROOT / file).read_text()
+    (metrics,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    (link,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
+    # No data source: its link would lead to Explore, which an anonymous Viewer does not have.
+    assert (link["name"], link.get("datasourceUid")) == ("trace_id", None)
+    assert link["url"] == "$JAEGER_PAGE/trace/$${__value.raw}"
+    for dotenv, reached in (
+        ("", f"http://127.0.0.1:{page}"),
+        ("JAEGER_PORT=16999\n", "http://127.0.0.1:16999"),
+        ("CODESPACE_NAME=blue-fish\n", f"https://blue-fish-{page}.app.github.dev"),
+    ):
+        grafana = resolved(tmp_path, dotenv)["services"]["grafana"]["environment"]
+        assert grafana["JAEGER_PAGE"] == reached
 
 
 def test_grafana_opens_on_a_dashboard_without_login() -> None:
@@ -146,6 +152,11 @@ def test_several_replicas_have_the_gateway_at_the_url_of_one(tmp_path: Path, way
     assert config["services"]["locust"]["command"][1] == "http://gateway:8000"
     for name in ("volumes", "memswap_limit", "mem_limit", "environment"):
         assert config["services"]["api"][name] == alone["services"]["api"][name]
+    scraped = {
+        mount["target"]: Path(mount["source"]).name
+        for mount in config["services"]["prometheus"]["volumes"]
+    }
+    assert scraped["/etc/prometheus/prometheus.yml"] == "scale.yml"
     # The gateway outlives the longest answer.
     grace = config["services"]["gateway"]["stop_grace_period"]
     minutes, _, seconds = grace.removesuffix("s").rpartition("m")

@@ -15,6 +15,7 @@ from tests.stack import queries
 from tests.stack.support import ROOT, promtool, read_yaml
 
 CONFIG = ROOT / "prometheus" / "prometheus.yml"
+SCALE = ROOT / "prometheus" / "scale.yml"
 RULE_TESTS = sorted((ROOT / "prometheus" / "tests").glob("*.yml"))
 
 
@@ -26,9 +27,12 @@ def key(tmp_path: Path) -> Path:
     return file
 
 
-def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path, key: Path) -> None:
+@pytest.mark.parametrize("file", [CONFIG, SCALE], ids=lambda file: file.stem)
+def test_promtool_accepts_the_configuration_and_the_rules(
+    file: Path, tmp_path: Path, key: Path
+) -> None:
     config = tmp_path / "prometheus.yml"
-    text = CONFIG.read_text().replace("/tmp/metrics-key", str(key))  # noqa: S108
+    text = file.read_text().replace("/tmp/metrics-key", str(key))  # noqa: S108
     config.write_text(text.replace("rules/", f"{CONFIG.parent}/rules/"))
     found = re.findall(r"(\d+) rules found", promtool("check", "config", config))
     assert sum(map(int, found)) == len(queries.rules())
@@ -72,7 +76,7 @@ def test_every_runbook_names_only_dashboards_panels_and_alerts_that_exist() -> N
 def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path, key: Path) -> None:
     text = (ROOT / "docs" / "dashboards.md").read_text()
     (line,) = re.findall(r"^alerting: .*$", text, flags=re.MULTILINE)
-    assert f"\n# {line}\n" in CONFIG.read_text()
+    assert all(f"\n# {line}\n" in file.read_text() for file in (CONFIG, SCALE))
     config = tmp_path / "prometheus.yml"
     active = native.prometheus_config(["127.0.0.1:8123"], None, key).replace(f"# {line}", line)
     config.write_text(active)
@@ -81,29 +85,45 @@ def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path, key: Path)
     promtool("check", "config", config)
 
 
+def named(name: str, address: str) -> dict[str, object]:
+    """A target with the name that its series keep."""
+    return {"targets": [address], "labels": {"instance": name}}
+
+
 @pytest.mark.parametrize(
-    ("apis", "gateway"),
-    [(["127.0.0.1:8123"], None), (["127.0.0.1:8123", "127.0.0.1:8124"], "127.0.0.1:9901")],
+    ("apis", "gateway", "jobs"),
+    [
+        (["127.0.0.1:8123"], None, {"specops": [named("api", "127.0.0.1:8123")]}),
+        (
+            ["127.0.0.1:8123", "127.0.0.1:8124"],
+            "127.0.0.1:9901",
+            {
+                "specops": [named("api-1", "127.0.0.1:8123"), named("api-2", "127.0.0.1:8124")],
+                "gateway": [named("gateway", "127.0.0.1:9901")],
+            },
+        ),
+    ],
 )
-def test_a_native_run_scrapes_the_addresses_of_its_parts(
-    apis: list[str], gateway: str | None, tmp_path: Path, key: Path
+def test_a_native_run_scrapes_the_addresses_of_its_parts_under_names_that_stay(
+    apis: list[str], gateway: str | None, jobs: dict[str, object], tmp_path: Path, key: Path
 ) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(native.prometheus_config(apis, gateway, key))
     config = yaml.safe_load(path.read_text())
     found = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
-    assert found == {
-        "specops": [{"targets": apis}],
-        "gateway": [{"targets": [gateway] if gateway else []}],
-    }
+    assert found == jobs
     assert config["scrape_configs"][0]["authorization"] == {"credentials_file": str(key)}
     assert config["rule_files"] == [f"{ROOT}/prometheus/rules/*.yml"]
     assert config["global"] == yaml.safe_load(CONFIG.read_text())["global"]
     promtool("check", "config", path)
 
 
-def test_compose_finds_every_replica_by_its_name() -> None:
-    jobs = read_yaml("prometheus/prometheus.yml")["scrape_configs"]
-    found = {job["job_name"]: job["dns_sd_configs"][0] for job in jobs}
-    asked = {name: (job["names"], job["port"]) for name, job in found.items()}
-    assert asked == {"specops": (["api"], 8000), "gateway": (["gateway"], 9901)}
+def test_compose_names_one_api_by_a_name_that_stays_and_finds_every_replica() -> None:
+    one, several = (read_yaml(f"prometheus/{file.name}") for file in (CONFIG, SCALE))
+    (api,), (replicas, gateway) = one.pop("scrape_configs"), several.pop("scrape_configs")
+    assert one == several
+    assert api.pop("static_configs") == [named("api", "api:8000")]
+    (found,) = replicas.pop("dns_sd_configs")
+    assert (found["names"], found["port"]) == (["api"], 8000)
+    assert api == replicas
+    assert gateway["static_configs"] == [named("gateway", "gateway:9901")]
