@@ -4,8 +4,9 @@
 
 Locust's requests are HTTP requests. Times of tokens, rates of tokens, stages and the knee stand in
 tables of their own (`page.py`). Requests that the server refuses because its queue is full (429)
-have a row of their own and are no failures: an overloaded server should refuse. The exit status is
-1 if anything failed or nothing succeeded, 2 if a gate of `slo.py` is missed.
+have a row of their own, which Locust's totals and charts leave out, and are no failures: an
+overloaded server should refuse. The exit status is 1 if anything failed or nothing succeeded, 2 if
+a gate of `slo.py` is missed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
+from signal import SIGINT, default_int_handler, signal
 from typing import Any
 
 import gevent
-import requests
 from gevent.event import Event
-from locust import HttpUser, LoadTestShape, events, log
+from locust import HttpUser, LoadTestShape, argument_parser, events, log
 from locust.env import Environment
 from locust.rpc import Message
 from locust.runners import (
@@ -40,10 +42,21 @@ from locust.runners import (
 import options as load_options
 import page
 from record import Recorder, write
-from shapes import USERS, Stage, stage_at
+from shapes import USERS, Stage, left_of_stage, stage_at
 from summary import Report
-from users import UNANSWERED, ClosedLoopUser, EditorUser, OpenLoopUser, Run, credentials
+from users import (
+    REQUEST_TIMEOUT,
+    UNANSWERED,
+    ClosedLoopUser,
+    EditorUser,
+    OpenLoopUser,
+    Run,
+    served_model,
+)
 from workload import EDITOR, place
+
+# A worker asks this for every option, whenever users come or leave: that took half a second.
+argument_parser.default_args_dict = cache(argument_parser.default_args_dict)
 
 
 @events.init_command_line_parser.add_listener
@@ -63,7 +76,9 @@ class Shape(LoadTestShape):
         environment = self.runner.environment
         options = environment.parsed_options
         stages, ran = load_options.stages(options), self.get_run_time()
-        options.load_ran = ran  # for workers that join now
+        if 0 < (left := left_of_stage(stages, ran)) < 1:
+            gevent.sleep(left)  # as the next tick would come too late
+            ran += left
         index = stage_at(stages, ran)
         most = options.number_of_requests or math.inf
         done = False
@@ -72,12 +87,11 @@ class Shape(LoadTestShape):
             run.lost, gone = lost(self.runner, options.load_workers)
             done = run.recorder.requests >= most or (gone and most < math.inf)
         if index is None or done or ran >= (options.run_time or math.inf):
-            if isinstance(self.runner, MasterRunner) and options.headless:
-                gather(environment)
             return None
         users = stages[index].locust_users
         by_form = load_options.shape(options) == USERS and options.spawn_rate
-        rate = options.spawn_rate if by_form else users
+        before = stages[index - 1].locust_users if index else 0
+        rate = options.spawn_rate if by_form else max(users, before)  # all come or leave at once
         kind = OpenLoopUser if stages[index].open_loop else ClosedLoopUser
         return users, rate, [EditorUser if options.kind_of_prompt == EDITOR else kind]
 
@@ -90,7 +104,7 @@ _complete = Event()  # this process's environment knows its runner
 
 @events.init.add_listener
 def set_up(environment: Environment, **_: Any) -> None:
-    """Check the options and the key, and extend the page."""
+    """Check the options and the API, and extend the page."""
     environment.load = None
     _complete.set()
     if isinstance(environment.runner, WorkerRunner):
@@ -102,16 +116,10 @@ def set_up(environment: Environment, **_: Any) -> None:
     load_options.settle(options)
     try:
         load_options.check(options, options.expect_workers)
+        if options.headless:  # the page may be there before the API is
+            served_model(environment.host, options.api_key)
     except ValueError as error:
         sys.exit(f"locust: {error}")
-    url, headers = f"{environment.host}/v1/models", credentials(options.api_key)
-    try:
-        answer = requests.get(url, headers=headers, timeout=10)
-    except requests.RequestException:
-        pass  # the users will count that
-    else:
-        if answer.status_code == requests.codes.unauthorized:
-            sys.exit("The API refused the request: pass its key with --api-key or LOAD_API_KEY.")
     if environment.web_ui:
         page.install(environment, lambda: report(environment))
 
@@ -137,11 +145,17 @@ def begin(environment: Environment, **_: Any) -> None:
         index, workers = 0, [""]
         if isinstance(runner, MasterRunner):
             workers = [node.id for node in runner.clients.all if node.state != STATE_MISSING]
-        options.load_workers, options.load_ran = workers, 0.0
+        options.load_workers, options.load_stop_timeout = workers, float(options.stop_timeout)
         options.load_number = getattr(options, "load_number", 0) + 1
         options.load_stages = [list(astuple(stage)) for stage in load_options.stages(options)]
-    started = time.time() - options.load_ran
-    recorder = Recorder([Stage(*stage) for stage in options.load_stages], started)
+        options.load_started = time.time() - environment.shape_class.get_run_time()
+    # Who leaves during the run waits for the last answer, however long it takes.
+    environment.stop_timeout = REQUEST_TIMEOUT
+    stages = [Stage(*stage) for stage in options.load_stages]
+    recorder = Recorder(stages, options.load_started)
+    if isinstance(runner, WorkerRunner) and options.processes:
+        # Ctrl-C reaches the master as well, which stops the workers and waits for their figures.
+        signal(SIGINT, lambda *_: signal(SIGINT, default_int_handler))
     environment.load = Run(environment, recorder, index, len(workers))
     _begun[:] = [environment]
     if not isinstance(runner, MasterRunner):
@@ -152,14 +166,20 @@ def begin(environment: Environment, **_: Any) -> None:
 
 @events.test_stopping.add_listener
 def end(environment: Environment, **_: Any) -> None:
-    """Stop the clock: at the last answer if the test ends after a number of requests."""
+    """Stop the clock, at the last answer if a number of requests ends the test, and the workers."""
     if environment.load is None:
         return  # it never began
-    recorder, most = environment.load.recorder, environment.parsed_options.number_of_requests
+    options = environment.parsed_options
+    environment.stop_timeout = options.load_stop_timeout
+    recorder, most = environment.load.recorder, options.number_of_requests
     if recorder.ended is not None:
         return
     complete = most and recorder.requests >= most
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
+    if isinstance(environment.runner, MasterRunner) and options.headless:
+        gather(environment)
+    elif isinstance(environment.runner, WorkerRunner) and options.processes:
+        signal(SIGINT, default_int_handler)
 
 
 @events.reset_stats.add_listener
@@ -198,7 +218,6 @@ _news = Event()
 
 def gather(environment: Environment) -> None:
     """Have all workers stop, and wait for the last of what they have recorded."""
-    end(environment)
     runner = environment.runner
     runner.send_message(STOP)
     with gevent.Timeout(environment.stop_timeout + STOP_SECONDS, exception=False):

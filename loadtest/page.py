@@ -1,8 +1,9 @@
-"""What the load test adds to Locust's page and report: tables of times, of rates and of stages.
+"""What the load test adds to Locust's page and report: tables of times, rates and stages, charts.
 
 Locust's own tables, charts and files count requests. Ours stand beside them in tabs of their own,
 and at the end of the HTML report. They are built by Locust's extension points: `extended_tabs`,
-`extended_tables` and `extended_csv_files`, whose data the page takes from `/stats/requests`.
+`extended_tables` and `extended_csv_files`, whose data the page takes from `/stats/requests`. There
+is none for charts: a script shows them below the tables.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from flask import Blueprint, Response, jsonify, make_response, request
 from locust.env import Environment
 
 import options as load_options
+from charts import svg
 from record import Figures, as_csv
 from summary import Report, short
-from workload import EDITOR
+from users import served_model
 
 Row = Mapping[str, Any]
 
@@ -37,6 +39,7 @@ TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         (
             ("stage", "Stage"),
             ("load", "Load"),
+            ("users", "Users (mean)"),
             ("arrived", "Requests/s"),
             ("answered", "# Answered"),
             ("refused", "Refused (429)"),
@@ -93,7 +96,7 @@ def _rates(report: Report) -> Iterator[Row]:
         ),
         ("Requests failed", f"{whole['failed']:,}", _share(whole["failed_share"])),
         (
-            "Suggestions cancelled by the next key, no failure",
+            f"Cancelled, no failure: {report.cancelled}",
             f"{whole['cancelled']:,}",
             _share(whole["cancelled_share"]),
         ),
@@ -115,7 +118,7 @@ def _rates(report: Report) -> Iterator[Row]:
     ):
         if what.startswith("Knee") and not report.is_ramp:
             continue
-        if what.startswith("Suggestions") and report.options.kind_of_prompt != EDITOR:
+        if what.startswith("Cancelled") and not whole["cancelled"]:
             continue
         yield {"what": what, "value": value, "unit": unit}
 
@@ -125,7 +128,8 @@ def _stages(report: Report) -> Iterator[Row]:
         rate = stage["asked_per_second"]
         yield {
             "stage": number,
-            "load": f"{rate:g} arrivals/s" if rate else f"{stage['users']:g} users",
+            "load": f"{rate:g} arrivals/s" if rate else f"{stage['asked_users']} users",
+            "users": "-" if rate else short(stage["users"]),
             "arrived": short(stage["arrived_per_second"]),
             "answered": stage["answered"],
             "refused": _share(stage["refused_share"]),
@@ -140,7 +144,8 @@ def _stages(report: Report) -> Iterator[Row]:
 def _objectives(report: Report, stage: Figures) -> str:
     if not stage["arrived_per_second"]:
         return "-"  # no request has ended yet
-    return "knee" if stage is report.knee else "missed" if report.misses(stage) else "met"
+    missed = report.missed(stage)
+    return "knee" if stage is report.knee else f"missed: {missed}" if missed else "met"
 
 
 def _share(value: float | None) -> str:
@@ -164,18 +169,31 @@ def section(report: Report) -> str:
         "#llm h2{font-weight:400}#llm table{border-collapse:collapse;width:100%}"
         "#llm td,#llm th{text-align:left;padding:8px 12px;border-bottom:1px solid #8886}"
     )
+    parts.append(f"<h2>Over time</h2>{svg(report.over_time)}")
     return f'<style>{style}</style><section id="llm">{"".join(parts)}</section>'
 
 
-def append(page: str, report: Report) -> str:
-    """Locust's HTML report with our section at its end."""
+# Shows the charts below our tabs' tables, as new as those.
+_LIVE_CHARTS = """<section id="llm-charts" style="max-width:1152px;margin:16px auto"></section>
+<script>
+setInterval(async () => {
+  const tab = document.querySelector('[role=tab][aria-selected=true]');
+  const ours = tab && TITLES.includes(tab.textContent);
+  const answer = ours && await fetch("./llm/charts.svg");
+  document.getElementById("llm-charts").innerHTML = answer.ok ? await answer.text() : "";
+}, 2000)
+</script>""".replace("TITLES", json.dumps([title for title, _ in TABLES.values()]))
+
+
+def append(page: str, addition: str) -> str:
+    """A page of Locust with an addition at its end."""
     before, end, after = page.rpartition("</body>")
-    return f"{before}{section(report)}{end}{after}"
+    return f"{before}{addition}{end}{after}"
 
 
 def append_to_file(path: Path, report: Report) -> None:
-    """The same in the file of `--html`."""
-    path.write_text(append(path.read_text("utf-8"), report), "utf-8")
+    """Our section at the end of the file of `--html`."""
+    path.write_text(append(path.read_text("utf-8"), section(report)), "utf-8")
 
 
 def install(environment: Environment, current: Callable[[], Report | None]) -> None:
@@ -208,6 +226,8 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
             content, kind = as_csv(report.stages), "text/csv"
         elif name == "report.json":
             content, kind = json.dumps(report.data(), indent=2), "application/json"
+        elif name == "charts.svg":
+            return Response(svg(report.over_time), mimetype="image/svg+xml")
         else:
             return make_response("no such file", 404)
         headers = {"Content-Type": kind, "Content-Disposition": f"attachment;filename={name}"}
@@ -223,6 +243,7 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
         try:
             workers = getattr(environment.runner, "worker_count", 1)
             load_options.check(_filled_in(options, request.form), workers)
+            served_model(request.form.get("host", environment.host), options.api_key)
         except ValueError as error:
             return jsonify({"success": False, "message": str(error), "host": environment.host})
         if not request.form.get("run_time"):
@@ -231,14 +252,18 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
 
     @page.app.after_request
     def extend(response: Response) -> Response:
-        report = current()
-        if report is None or response.status_code != 200:
+        path = request.path.removeprefix(base)
+        if response.status_code != 200:
             return response
-        if request.path == f"{base}/stats/requests":
+        if path == "/":
+            response.set_data(append(response.get_data(as_text=True), _LIVE_CHARTS))
+        if path not in ("/stats/requests", "/stats/report") or (report := current()) is None:
+            return response
+        if path == "/stats/report":
+            response.set_data(append(response.get_data(as_text=True), section(report)))
+        else:
             found = [{"key": key, "data": rows} for key, rows in tables(report).items()]
             response.set_data(json.dumps({**response.json, "extended_stats": found}))
-        elif request.path == f"{base}/stats/report":
-            response.set_data(append(response.get_data(as_text=True), report))
         return response
 
 

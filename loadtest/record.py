@@ -8,8 +8,9 @@ The figures have the field's definitions, the same for every protocol:
     itl       seconds between tokens: a chunk of n tokens counts n times an n-th of its gap
     speed     output tokens per second of one request, waiting included
 
-Every request counts in the stage in which it was sent. With `--processes` each worker records its
-own results and sends new ones to the master, which adds them up.
+Every request counts in the stage in which it was sent. A stage's rates of answers and tokens count
+the seconds in which its requests were: from its start to the last of their ends. With `--processes`
+each worker records its own results and sends new ones to the master, which adds them up.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from shapes import Stage, stage_at
 TIMES = ("latency", "ttft", "tpot", "itl", "speed")
 COUNTS = ("answered", "refused", "failed", "cancelled", "unsent", "good")
 COUNTS += ("input_tokens", "output_tokens")
+ENDS = COUNTS[:4]  # what becomes of a request that was sent
+# By the second of the run: output tokens as they came, and times to the first token.
+SERIES = ("tokens_at", "ttft_at")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _DIGITS = 3  # of a time: neighbours differ by 1 % at most, and a soak's tokens fit into memory
 
-Spread = Counter[float]  # how often each value was observed
+Spread = Counter[Any]  # how often each value was observed
 # By name. A share, mean or quantile of nothing is None: no number would be true.
 Figures = dict[str, Any]
 
@@ -97,7 +101,10 @@ def token_gaps(
 class Tally:
     """The results of one stage; times in seconds, `itl` once for each token.
 
-    `last` is the time, by `time.time()`, at which the last answer was complete.
+    Attributes:
+        user_seconds: of closed-loop users, summed up.
+        started: the time at which the run began, by `time.time()`.
+        last: likewise that at which the last request ended.
     """
 
     answered: int = 0
@@ -108,45 +115,57 @@ class Tally:
     good: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    latency: Spread = field(default_factory=Counter)
-    ttft: Spread = field(default_factory=Counter)
-    tpot: Spread = field(default_factory=Counter)
-    itl: Spread = field(default_factory=Counter)
-    speed: Spread = field(default_factory=Counter)
+    user_seconds: float = 0.0
+    started: float = 0.0
     last: float = 0.0
+    spreads: dict[str, Spread] = field(
+        default_factory=lambda: {name: Counter() for name in (*TIMES, *SERIES)}
+    )
 
     @property
     def sent(self) -> int:
         """Requests that have ended."""
-        return self.answered + self.refused + self.failed + self.cancelled
+        return sum(getattr(self, name) for name in ENDS)
+
+    def end(self, name: str) -> None:
+        """Count a request that has just ended, as one of `ENDS`."""
+        setattr(self, name, getattr(self, name) + 1)
+        self.last = time.time()
 
     def count(self, reply: Reply, limits: Mapping[str, float]) -> None:
         """Count an answer that has just become complete."""
-        self.answered += 1
+        self.end("answered")
         self.good += reply.keeps(limits)
         self.input_tokens += reply.input_tokens
         self.output_tokens += reply.output_tokens
-        self.latency[_rounded(reply.latency)] += 1
-        self.speed[_rounded(reply.output_tokens / reply.latency)] += 1
-        if reply.first is not None:
-            self.ttft[_rounded(reply.first)] += 1
-        if reply.tpot is not None:
-            self.tpot[_rounded(reply.tpot)] += 1
+        speed = reply.output_tokens / reply.latency
+        times = {"latency": reply.latency, "ttft": reply.first, "tpot": reply.tpot, "speed": speed}
+        for name, value in times.items():
+            if value is not None:
+                self.spreads[name][_rounded(value)] += 1
         for seconds, tokens in reply.gaps:
-            self.itl[_rounded(seconds / tokens)] += tokens
-        self.last = time.time()
+            self.spreads["itl"][_rounded(seconds / tokens)] += tokens
+        first = reply.latency if reply.first is None else reply.first
+        at = max(0.0, self.last - reply.latency + first - self.started)
+        if reply.first is not None:
+            self.spreads["ttft_at"][int(at), _rounded(first)] += 1
+        rest = sum(tokens for _, tokens in reply.gaps)
+        for seconds, tokens in ((0.0, reply.output_tokens - rest), *reply.gaps):
+            at += seconds
+            self.spreads["tokens_at"][int(at)] += tokens
 
     def data(self) -> dict[str, Any]:
         """The results as plain data; spreads as pairs, since messages have no numbers as keys."""
-        spreads = {name: [*getattr(self, name).items()] for name in TIMES}
-        return {name: getattr(self, name) for name in (*COUNTS, "last")} | spreads
+        spreads = {name: [*spread.items()] for name, spread in self.spreads.items()}
+        return {name: getattr(self, name) for name in (*COUNTS, "user_seconds", "last")} | spreads
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Add the results of another process, or of another stage, from `data`."""
-        for name in COUNTS:
+        for name in (*COUNTS, "user_seconds"):
             setattr(self, name, getattr(self, name) + other[name])
-        for name in TIMES:
-            getattr(self, name).update(dict(other[name]))
+        for name, spread in self.spreads.items():
+            for key, number in other[name]:
+                spread[tuple(key) if isinstance(key, list) else key] += number
         self.last = max(self.last, other["last"])
 
 
@@ -161,17 +180,19 @@ class Recorder:
         self.stages = tuple(stages)
         self.started = started
         self.ended: float | None = None
+        self._users, self._since = 0, started  # closed-loop users, and until when they are counted
         self.clear()
 
     def clear(self) -> None:
         """Forget all results."""
-        self.tallies = [Tally() for _ in self.stages]
+        self.tallies = [Tally(started=self.started) for _ in self.stages]
 
     def restart(self) -> None:
         """Forget all results and count from now on, of a run with one stage."""
-        self.clear()
+        self.count_users()
         if len(self.stages) == 1:
             self.started = time.time()
+        self.clear()
 
     def stage(self, at: float) -> int:
         """The index of the stage at a time, by `time.time()`; after the last one, the last."""
@@ -182,8 +203,18 @@ class Recorder:
         """The tally of the stage in which a request was sent."""
         return self.tallies[self.stage(sent)]
 
+    def count_users(self, change: int = 0) -> None:
+        """Count the users until now in the stages in which they were; then some come or go."""
+        begin, now = self.started, self._end()
+        for stage, tally in zip(self.stages, self.tallies, strict=True):
+            end = begin + stage.seconds
+            tally.user_seconds += self._users * max(0.0, min(now, end) - max(self._since, begin))
+            begin = end
+        self._users, self._since = self._users + change, now
+
     def take(self) -> list[dict[str, Any]]:
         """Return all results as plain data, and begin again without them."""
+        self.count_users()
         taken = [tally.data() for tally in self.tallies]
         self.clear()
         return taken
@@ -199,25 +230,49 @@ class Recorder:
         return sum(tally.sent for tally in self.tallies)
 
     def rows(self) -> list[Figures]:
-        """Figures of every stage that has begun, with its users or arrivals per second."""
+        """Figures of every stage that has begun, with the users or arrivals that it asks for."""
+        self.count_users()
         found = []
         begin = self.started
         for index, (stage, tally) in enumerate(zip(self.stages, self.tallies, strict=True)):
             if index and begin >= self._end():
                 break
-            seconds = min(stage.seconds, max(self._end(), tally.last) - begin)
-            asked = {"seconds": seconds, "users": stage.users, "asked_per_second": stage.rate}
-            found.append({**asked, **summary(tally, seconds)})
+            asked = {"asked_users": stage.users, "asked_per_second": stage.rate}
+            asking = min(stage.seconds, self._end() - begin)
+            found.append({**asked, **summary(tally, asking, max(asking, tally.last - begin))})
             begin += stage.seconds
         return found
 
-    def whole(self) -> Figures:
-        """Figures of the whole run, which ends with its last answer."""
+    def total(self) -> Tally:
+        """The results of all stages."""
+        self.count_users()
         total = Tally()
         for tally in self.tallies:
             total.add(tally.data())
-        seconds = max(self._end(), total.last) - self.started
-        return {"seconds": seconds, **summary(total, seconds)}
+        return total
+
+    def whole(self) -> Figures:
+        """Figures of the whole run, which ends with its last request."""
+        total, asking = self.total(), self._end() - self.started
+        return summary(total, asking, max(asking, total.last - self.started))
+
+    def over_time(self, points: int = 60) -> list[Figures]:
+        """At most so many pieces of the run, of equal length: tokens per second, TTFT."""
+        total = self.total()
+        seconds = max(1.0, max(self._end(), total.last) - self.started)
+        width = math.ceil(seconds / points)
+        pieces = [(Counter[float](), [0]) for _ in range(max(1, round(seconds / width)))]
+        for at, number in total.spreads["tokens_at"].items():
+            pieces[min(at // width, len(pieces) - 1)][1][0] += number
+        for (at, value), number in total.spreads["ttft_at"].items():
+            pieces[min(at // width, len(pieces) - 1)][0][value] += number
+        found = []
+        for index, (ttft, (tokens,)) in enumerate(pieces):
+            end = seconds if index == len(pieces) - 1 else (index + 1) * width
+            rate = tokens / (end - index * width)
+            quantiles = {f"ttft_p{q * 100:g}": quantile(ttft, q) for q in (0.5, 0.95)}
+            found.append({"seconds": end, "output_tokens_per_second": rate, **quantiles})
+        return found
 
     def _end(self) -> float:
         return time.time() if self.ended is None else self.ended
@@ -238,19 +293,27 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def summary(tally: Tally, seconds: float) -> Figures:
-    """Counts, shares, rates and quantiles of a tally that took `seconds`."""
-    sent, seconds = tally.sent, max(seconds, 1e-9)
-    figures: Figures = {name: getattr(tally, name) for name in COUNTS}
-    figures["arrived_per_second"] = (sent + tally.unsent) / seconds
+def summary(tally: Tally, asking: float, seconds: float) -> Figures:
+    """Counts, shares, rates and quantiles of a tally.
+
+    Args:
+        asking: seconds in which requests were sent.
+        seconds: the same and what the last of them took longer.
+    """
+    sent = tally.sent
+    figures: Figures = {"seconds": seconds, "asking_seconds": asking}
+    asking, seconds = max(asking, 1e-9), max(seconds, 1e-9)
+    figures["users"] = tally.user_seconds / asking
+    figures |= {name: getattr(tally, name) for name in COUNTS}
+    figures["arrived_per_second"] = (sent + tally.unsent) / asking
     figures["answered_per_second"] = tally.answered / seconds
     figures["good_per_second"] = tally.good / seconds
     figures["input_tokens_per_second"] = tally.input_tokens / seconds
     figures["output_tokens_per_second"] = tally.output_tokens / seconds
-    for name in ("good", "refused", "failed", "cancelled"):
+    for name in ("good", *ENDS[1:]):
         figures[f"{name}_share"] = ratio(figures[name], sent)
     for name in TIMES:
-        spread = getattr(tally, name)
+        spread = tally.spreads[name]
         figures[f"{name}_count"] = spread.total()
         figures[f"{name}_mean"] = ratio(sum(v * n for v, n in spread.items()), spread.total())
         for q in QUANTILES:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 
 from record import Figures, Tally, summary
 
-MEASURED = {"seconds", *summary(Tally(), 0)}  # what can have a limit
+MEASURED = set(summary(Tally(), 0, 0))  # what can have a limit
 
 GATES: dict[str, float] = {"failed_share": 0.0, "latency_p95": 30.0}
 OBJECTIVES: dict[str, float] = {
@@ -44,6 +44,13 @@ class Verdict:
     def good(self) -> bool:
         """Whether the limit is kept."""
         return self.value is not None and self.value <= self.limit
+
+    @property
+    def fault(self) -> str:
+        """Why the limit is not kept."""
+        return (
+            self.reason if self.value is None else f"{self.name} {self.value:.4g} > {self.limit:g}"
+        )
 
     def __str__(self) -> str:
         """One line for people."""

@@ -8,6 +8,7 @@ from typing import Any
 import options as load_options
 import slo
 from record import Figures, Recorder
+from workload import EDITOR
 
 
 def short(value: float | None, scale: float = 1) -> str:
@@ -23,6 +24,7 @@ class Report:
 
     Attributes:
         whole, stages: figures of `record.summary`.
+        over_time: pieces of the run, of `Recorder.over_time`.
         objectives: limits of a stage. Those on streams are gone from runs that ask for none.
         knee: the stage that is the knee; None without one.
         errors: how often a user of the load test itself ended with an error.
@@ -34,6 +36,7 @@ class Report:
     ) -> None:
         self.options, self.host, self.errors, self.lost = options, host, errors, lost
         self.whole, self.stages = recorder.whole(), recorder.rows()
+        self.over_time, self.started = recorder.over_time(), recorder.started
         self.gates = slo.judge(self.whole, slo.limits(slo.GATES, options.gate or ()))
         usual = dict(slo.OBJECTIVES)
         if not load_options.streams(options):
@@ -42,9 +45,17 @@ class Report:
         self.is_ramp = len(recorder.stages) > 1 and recorder.stages[0].open_loop
         self.knee = slo.knee(self.stages, self.objectives) if self.is_ramp else None
 
-    def misses(self, stage: Figures) -> bool:
-        """Whether a stage misses an objective."""
-        return not all(verdict.good for verdict in slo.judge(stage, self.objectives))
+    def missed(self, stage: Figures) -> str:
+        """Which objectives a stage misses, and by how much; empty if none."""
+        verdicts = slo.judge(stage, self.objectives)
+        return ", ".join(dict.fromkeys(v.fault for v in verdicts if not v.good))
+
+    @property
+    def cancelled(self) -> str:
+        """What cancelled requests were."""
+        if self.options.kind_of_prompt == EDITOR:
+            return "suggestions were cancelled by the next key"
+        return "requests were cut off at the end of the run"
 
     @property
     def knee_text(self) -> str:
@@ -66,6 +77,7 @@ class Report:
         return {
             "shape": load_options.shape(options),
             "host": self.host,
+            "started": self.started,
             "drafter": options.drafter,
             "api": options.protocol,
             "category": options.kind_of_prompt,
@@ -75,6 +87,7 @@ class Report:
             "gates": {verdict.name: verdict.good for verdict in self.gates},
             "whole": self.whole,
             "stages": self.stages,
+            "over_time": self.over_time,
             "knee": self.knee,
         }
 
@@ -96,8 +109,7 @@ class Report:
         ]
         if whole["cancelled"]:
             lines.append(
-                f"{whole['cancelled']} suggestions were cancelled by the next key "
-                f"({short(whole['cancelled_share'], 100)} %)"
+                f"{whole['cancelled']} {self.cancelled} ({short(whole['cancelled_share'], 100)} %)"
             )
         if whole["unsent"]:
             lines.append(f"{whole['unsent']} requests were not sent: too many in flight")

@@ -20,11 +20,13 @@ from typing import Any
 
 import gevent
 import requests
+from gevent.event import Event as Signal
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Group
 from locust import HttpUser, constant, tag, task
 from locust.clients import ResponseContextManager
 from locust.env import Environment
+from locust.event import EventHook
 from locust.exception import StopUser
 
 import options as load_options
@@ -44,6 +46,7 @@ MAX_IN_FLIGHT = 64  # requests of one open-loop user
 # No answer (requests' errors are OSErrors), or one that is not what the protocol promises.
 UNANSWERED = (OSError, LookupError, TypeError, ValueError)
 _MODELS = "/v1/models"
+REFUSED, CANCELLED = ": refused (429)", ": cancelled"  # ends of names of Locust's rows
 
 
 def credentials(keys: str) -> dict[str, str]:
@@ -51,6 +54,34 @@ def credentials(keys: str) -> dict[str, str]:
     name, colon, key = keys.partition(",")[0].strip().partition(":")
     key = key if colon else name
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def served_model(host: str | None, keys: str) -> dict[str, Any]:
+    """Name and kind of the model that the API serves.
+
+    Raises:
+        ValueError: nothing answers there, or something else does; in one line.
+    """
+    url, setting = f"{host}{_MODELS}", "--host or TARGET_URL"
+    try:
+        answer = requests.get(url, headers=credentials(keys), timeout=10)
+    except requests.RequestException as error:
+        raise ValueError(
+            f"nothing answers at {host} ({type(error).__name__}): start the stack with `make up`, "
+            f"or set the API's address with {setting}"
+        ) from None
+    if answer.status_code == requests.codes.unauthorized:
+        raise ValueError(f"{host} asks for a key: pass it with --api-key or LOAD_API_KEY")
+    try:
+        answer.raise_for_status()
+        model = answer.json()["data"][0]
+        return {"id": str(model["id"]), "chat": bool(model.get("chat", True))}
+    except UNANSWERED:
+        text = " ".join(answer.text.split())[:100]
+        raise ValueError(
+            f"{url} should list models, but answered {answer.status_code} {answer.reason}: {text!r}"
+            f" (is this the API's address? {setting} sets it)"
+        ) from None
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -87,14 +118,11 @@ class Run:
         Raises:
             UNANSWERED: it does not answer, refuses, or says something else.
         """
-        headers = credentials(self.options.api_key)
-        answer = requests.get(f"{self.host}{_MODELS}", headers=headers, timeout=10)
-        answer.raise_for_status()
-        served = answer.json()["data"][0]
+        served = served_model(self.host, self.options.api_key)
         self.model = served["id"]
         self.workload = Workload(
             self.options,
-            chat=bool(served.get("chat", True)),
+            chat=served["chat"],
             encode=self._encode,
             index=self.index,
             processes=self.processes,
@@ -116,14 +144,47 @@ class ApiUser(HttpUser):
 
     abstract = True
 
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.leaving = Signal()
+
     def on_start(self) -> None:
         """Begin. A header names the load test, so that dashboards can mark its time."""
         self.load: Run = self.environment.load
         options = self.load.options
         self.client.headers["X-Load-Test"] = load_options.shape(options)
         self.client.headers.update(credentials(options.api_key))
+        self.client.request_event = EventHook()
+        self.client.request_event.add_listener(self.report)
         self.protocol = PROTOCOLS[options.protocol]
         self.rng = random.Random(f"{options.seed}:{self.load.index}:{next(self.load.numbers)}")
+
+    def stop(self, force: bool = False) -> bool:
+        """Leave: send nothing any more, and wait for what was sent."""
+        self.leaving.set()
+        return bool(super().stop(force))
+
+    def report(self, request_type: str, name: str, **figures: Any) -> None:
+        """Tell Locust of a request that has ended.
+
+        What was not answered has no answer's time: it has a row of its own, and no part in Locust's
+        totals and charts.
+        """
+        if name.endswith((REFUSED, CANCELLED)):
+            row = self.environment.stats.get(name, request_type)
+            row.log(figures["response_time"], figures["response_length"])
+        else:
+            self.environment.events.request.fire(request_type=request_type, name=name, **figures)
+
+    def report_cancelled(self, sent: float) -> None:
+        """Count a request, sent at a time by `time.time()`, whose answer nobody waits for."""
+        self.report(
+            request_type="POST",
+            name=f"{self.protocol.path}{CANCELLED}",
+            response_time=(time.time() - sent) * 1000,
+            response_length=0,
+        )
+        self.load.recorder.at(sent).end("cancelled")
 
     def workload(self) -> Workload | None:
         """What to ask; None while the API does not say what it serves."""
@@ -140,8 +201,8 @@ class ApiUser(HttpUser):
                     exception=error,
                     context={},
                 )
-                self.load.recorder.at(time.time()).failed += 1
-                gevent.sleep(1)
+                self.load.recorder.at(time.time()).end("failed")
+                self.leaving.wait(1)
         return self.load.workload
 
     def next_conversation(self) -> Conversation | None:
@@ -161,9 +222,10 @@ class ApiUser(HttpUser):
         assert self.load.workload is not None  # noqa: S101 - it made the conversation
         said: list[str] = []
         for turn, text in enumerate(conversation.turns):
+            if self.leaving.wait(conversation.pauses[turn]):
+                return
             if turn and not self.load.workload.claim():
                 return
-            gevent.sleep(conversation.pauses[turn])
             ask = Ask(
                 model=self.load.model,
                 turns=(*said, text),
@@ -174,9 +236,13 @@ class ApiUser(HttpUser):
                 ignore_eos=self.load.options.ignore_eos,
             )
             with self.load.slot:
-                reply, wait = self.send(self.protocol.body(ask), stream=ask.stream)
-            gevent.sleep(wait)
-            if reply is None:
+                sent = time.time()
+                try:
+                    reply, wait = self.send(self.protocol.body(ask), stream=ask.stream)
+                except gevent.GreenletExit:  # the run has ended, and waits no longer
+                    self.report_cancelled(sent)
+                    raise
+            if self.leaving.wait(wait) or reply is None:
                 return
             said += [text, reply.text]
 
@@ -203,9 +269,9 @@ class ApiUser(HttpUser):
         ) as response:
             if response.status_code == requests.codes.too_many_requests:
                 # An overloaded server should refuse: no failure, and no answer's time either.
-                response.request_meta["name"] = f"{path}: refused (429)"
+                response.request_meta["name"] = f"{path}{REFUSED}"
                 response.success()
-                at(sent).refused += 1
+                at(sent).end("refused")
                 return None, min(retry_after(response.headers), MAX_RETRY_AFTER)
             try:
                 if response.error is not None:
@@ -223,7 +289,7 @@ class ApiUser(HttpUser):
                 response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
             if reply is None:
                 response.failure(problem)
-                self.load.recorder.at(sent).failed += 1
+                self.load.recorder.at(sent).end("failed")
                 return None, 0.0 if response.status_code else 1.0  # do not knock all the time
             timed = replace(reply, latency=time.perf_counter() - start)
             at(sent).count(timed, self.load.limits)
@@ -265,10 +331,24 @@ class ApiUser(HttpUser):
         )
 
 
-class ClosedLoopUser(ApiUser):
-    """Waits for each answer before it asks again."""
+class PresentUser(ApiUser):
+    """Is one of the users that a stage asks for."""
 
+    abstract = True
     wait_time = constant(0)
+
+    def on_start(self) -> None:
+        """Begin."""
+        super().on_start()
+        self.load.recorder.count_users(+1)
+
+    def on_stop(self) -> None:
+        """Leave."""
+        self.load.recorder.count_users(-1)
+
+
+class ClosedLoopUser(PresentUser):
+    """Waits for each answer before it asks again."""
 
     @tag("plain")
     @task
@@ -298,7 +378,7 @@ class OpenLoopUser(ApiUser):
         """Begin at a random time."""
         super().on_start()
         self.in_flight = Group()
-        gevent.sleep(self.wait_time())
+        self.leaving.wait(self.wait_time())
 
     def on_stop(self) -> None:
         """Wait for the last answers; each request has a time limit."""
@@ -314,10 +394,8 @@ class OpenLoopUser(ApiUser):
             self.in_flight.spawn(self.converse, conversation, stream=True)
 
 
-class EditorUser(ApiUser):
+class EditorUser(PresentUser):
     """Types: asks for a suggestion at every key, and cancels the one that has not come by then."""
-
-    wait_time = constant(0)
 
     def on_start(self) -> None:
         """Begin to type."""
@@ -332,6 +410,7 @@ class EditorUser(ApiUser):
         """Close the editor."""
         self.cancel()
         self.in_flight.join()
+        super().on_stop()
 
     @task
     def press(self) -> None:
@@ -340,7 +419,8 @@ class EditorUser(ApiUser):
             return
         event = next(self.events)
         due = self.begun + event.at * self.load.options.time_scale
-        gevent.sleep(max(0.0, due - time.perf_counter()))
+        if self.leaving.wait(max(0.0, due - time.perf_counter())):
+            return
         if event.kind == "warm":
             body = event.body | Infill.fields
             self.in_flight.spawn(self.send, body, stream=False, kind="reading ahead")
@@ -348,7 +428,7 @@ class EditorUser(ApiUser):
         if not workload.claim():
             raise StopUser
         self.cancel()
-        self.asked = time.perf_counter()
+        self.asked = time.time()
         self.waiting = self.in_flight.spawn(self.suggest, event)
 
     def suggest(self, event: Event) -> None:
@@ -366,12 +446,4 @@ class EditorUser(ApiUser):
         self.waiting.kill()
         if not isinstance(self.waiting.value, gevent.GreenletExit):
             return  # the answer has come just now
-        self.environment.events.request.fire(
-            request_type="POST",
-            name=f"{Infill.path}: cancelled",
-            response_time=(time.perf_counter() - self.asked) * 1000,
-            response_length=0,
-            exception=None,
-            context={},
-        )
-        self.load.recorder.at(time.time()).cancelled += 1
+        self.report_cancelled(self.asked)

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -32,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCAL = "127.0.0.1"
 # Below those that systems lend to clients: a replica that starts again needs the same port again.
 _PORTS = range(12_000, 32_000)
-READ = ("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS")  # from .env, and what ends in _PORT
+LOAD = ("LOAD_", "TARGET_URL", "LOCUST_PORT")  # for `make load`
+# Beginnings of what is read from .env, beside what ends in _PORT.
+READ = ("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS", *LOAD)
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 SAY_SECONDS = 8  # the longest time in which a start says nothing
 PROMETHEUS_HELP = (
@@ -381,17 +384,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(os.environ.get("NATIVE_STATE") or ROOT / "var")
     parser.add_argument("--state", type=Path, default=default, help="logs and Prometheus' data")
-    parser.add_argument("--print-url", action="store_true", help="print the API's URL and leave")
-    parser.add_argument("--print-keys", action="store_true", help="print the API's keys and leave")
+    parser.add_argument("--print-load", action="store_true", help="print `make load`'s variables")
     arguments = parser.parse_args()
-    environ = environment(ROOT / ".env", os.environ)
     try:
-        if arguments.print_url:
+        environ = environment(ROOT / ".env", os.environ)
+        if arguments.print_load:
             host = environ.get("SPECOPS_HOST") or LOCAL
-            print(Address.read(environ, "SPECOPS_PORT", 8000, host).url)
-            return 0
-        if arguments.print_keys:
-            print(environ.get("SPECOPS_API_KEYS", ""))
+            found = {n: text for n, text in environ.items() if text and n.startswith(LOAD)}
+            found.setdefault("LOAD_API_KEY", environ.get("SPECOPS_API_KEYS", ""))
+            if "TARGET_URL" not in found:
+                found["TARGET_URL"] = Address.read(environ, "SPECOPS_PORT", 8000, host).url
+            print("export", *(f"{name}={shlex.quote(text)}" for name, text in found.items()))
             return 0
         return run(arguments.state.resolve(), environ)
     except StartError as error:

@@ -76,9 +76,14 @@ STACK = (
     ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
     ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
     (
+        "TARGET_URL",
+        "",
+        "API that `make load` loads; empty: that of SPECOPS_PORT here",
+    ),
+    (
         "LOAD_SHAPE",
         "users",
-        "load shape that Locust's page preselects: users, arrivals, smoke, ramp, spike, soak",
+        "shape of load tests, on Locust's page, too: users, arrivals, smoke, ramp, spike, soak",
     ),
 )
 

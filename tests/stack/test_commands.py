@@ -144,13 +144,62 @@ def test_replicas_have_ports_of_their_own_that_no_client_is_lent() -> None:
     assert all(12_000 <= port < 32_000 for port in ports)
 
 
-def test_the_keys_of_the_api_are_printed_for_the_load_test(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_load_test_gets_its_variables_from_dotenv_and_the_apis_address_and_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(native, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["native.py", "--print-load"])
+    for name in ("SPECOPS_HOST", "LOAD_API_KEY", "TARGET_URL", "LOAD_SHAPE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPECOPS_API_KEYS", "first,second")
-    monkeypatch.setattr(sys, "argv", ["native.py", "--print-keys"])
-    assert native.main() == 0
-    assert capsys.readouterr().out == "first,second\n"
+    for text, expected in (
+        ("SPECOPS_PORT=81", "LOAD_API_KEY=first,second TARGET_URL=http://127.0.0.1:81"),
+        (
+            "TARGET_URL=http://a b\nLOAD_API_KEY=own\nLOAD_SHAPE=spike",
+            "TARGET_URL='http://a b' LOAD_API_KEY=own LOAD_SHAPE=spike",
+        ),
+    ):
+        (tmp_path / ".env").write_text(text)
+        assert native.main() == 0
+        assert capsys.readouterr().out == f"export {expected}\n"
+
+
+def test_a_load_tests_status_reaches_the_caller_and_no_report_is_named_that_was_not_written(
+    tmp_path: Path,
+) -> None:
+    write_programs(
+        tmp_path,
+        **{
+            "scripts/load": (ROOT / "scripts" / "load").read_text(),
+            "scripts/venv": "#!/bin/sh\n",
+            ".venv/bin/python": "#!/bin/sh\necho export TARGET_URL=http://api\n",
+            ".venv/bin/locust": """#!/bin/sh
+                for word; do
+                    if [ "$last$WRITES" = --htmlyes ]; then echo it >"$word"; fi
+                    last=$word
+                done
+                echo "locust $*"
+                exit "$STATUS"
+                """,
+        },
+    )
+
+    def load(*words: str, status: int, writes: str) -> list[str]:
+        env = {"STATUS": str(status), "WRITES": writes}
+        done = run(tmp_path / "scripts" / "load", *words, env=env)
+        assert done.returncode == status, done.stderr
+        return done.stdout.splitlines()
+
+    for status in (1, 2):
+        (locust,) = load("-u", "2", status=status, writes="no")
+        assert "--host http://api --headless" in locust
+        assert locust.endswith(" -u 2")
+    _, report = load(status=2, writes="yes")
+    assert (tmp_path / report.removeprefix("Report: ")).read_text() == "it\n"
+    page, locust = load("--shape", "spike", "--web", "-t", "9s", status=0, writes="no")
+    assert page.startswith("Load test: http://127.0.0.1:8089 ")
+    assert locust.endswith(" --web-port 8089 --shape spike -t 9s")
+    assert "--headless" not in locust
 
 
 @pytest.mark.parametrize(

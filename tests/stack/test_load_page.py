@@ -16,12 +16,13 @@ import pytest
 
 from tests.loopback import HOST, free_port, listening
 from tests.stack.support import ROOT, START_SECONDS, tool
-from tests.stack.test_load_test import ANSWER, INPUT, StandIn, locust_command
+from tests.stack.test_load_test import StandIn, check_stages, locust_command
 from tests.waiting import PATIENCE, answers, wait
 
 # What the form must not show: it is for the command line.
 HIDDEN = {"gate", "objective", "report", "api_key", "dataset"}
 USERS = 3
+MAKE = ("make", "load", "SHAPE=users", "ARGS=--web")
 
 
 @contextmanager
@@ -116,6 +117,8 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
             refused = post(page, "swarm", form | {"turns": "many"})
             assert refused["success"] is False
             assert refused["message"] == "Turns must be a whole number, not 'many'"
+            refused = post(page, "swarm", form | {"host": "http://127.0.0.1:9"})
+            assert refused["message"].startswith("nothing answers at http://127.0.0.1:9")
             assert api.asked == []
             if processes:
                 wait("both are connected", lambda: stats(page).get("worker_count") == 2)
@@ -132,6 +135,7 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
                 wait("all is counted", lambda n=requests: counts(page) == (n, n))
                 assert len(api.asked) == requests
             wait("it can start", lambda: ready(page))
+            api.seen.clear()
             assert post(page, "swarm", form | {"user_count": 3, "number_of_requests": 0})["success"]
             wait("three users ask", lambda: stats(page)["user_count"] == 3 and counts(page)[1] > 20)
             post(page, "stop")
@@ -139,11 +143,10 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
             report = httpx.get(f"{page}/stats/report?download=1", timeout=PATIENCE).text
             assert "TTFT: time to first token" in report
             figures = httpx.get(f"{page}/llm/report.json", timeout=PATIENCE).json()
-            whole = figures["whole"]
-            assert whole["output_tokens"] == ANSWER["generated_tokens"] * whole["answered"]
-            assert whole["input_tokens"] == INPUT * whole["answered"]
+            check_stages(api, figures)
+            assert 2 < figures["whole"]["users"] <= 3.1
             lines = httpx.get(f"{page}/llm/stages.csv", timeout=PATIENCE).text.splitlines()
-            assert lines[0].startswith("seconds,users,")
+            assert lines[0].startswith("asked_users,asked_per_second,seconds,")
             assert len(lines) == 2
 
 
@@ -157,7 +160,7 @@ def served_requests(api: str) -> float:
 @pytest.mark.e2e
 def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_path: Path) -> None:
     """From the form to the report."""
-    with load_page(console_url, tmp_path / "log", "make", "load", "ARGS=--web") as address:
+    with load_page(console_url, tmp_path / "log", *MAKE) as address:
         before = served_requests(console_url)
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         errors: list[str] = []

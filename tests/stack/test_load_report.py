@@ -29,7 +29,7 @@ def figures(load: SimpleNamespace, rate: float, **changed: float | None) -> dict
     tally = load.record.Tally()
     for _ in range(10):
         tally.count(load.record.Reply("ab", 5, 2, 0.7, 0.4, [(0.3, 1)]), {})
-    made: dict[str, Any] = load.record.summary(tally, 10)
+    made: dict[str, Any] = load.record.summary(tally, 10, 10)
     return made | {"arrived_per_second": rate, "asked_per_second": rate} | changed
 
 
@@ -49,9 +49,11 @@ def test_a_request_counts_in_the_stage_in_which_it_was_sent(load: SimpleNamespac
     for sent in (999, 1000, 1019, 1020, 1029, 1050):
         recorder.at(sent).answered += 1
     recorder.ended = 1030
+    recorder.tallies[0].output_tokens, recorder.tallies[0].last = 600, 1024
     first, second = recorder.rows()
     assert (first["answered"], second["answered"]) == (3, 3)
-    assert (first["seconds"], second["seconds"]) == (20, 10)
+    assert (first["seconds"], second["seconds"]) == (24, 10)  # the last answer took until then
+    assert (first["output_tokens_per_second"], first["arrived_per_second"]) == (25, 3 / 20)
     assert (first["asked_per_second"], second["asked_per_second"]) == (0.5, 4)
     assert recorder.whole()["answered"] == recorder.requests == 6
 
@@ -65,6 +67,45 @@ def test_a_run_that_is_stopped_early_has_the_time_and_the_stages_that_it_had(
     first, second = recorder.rows()
     assert (first["seconds"], second["seconds"]) == (10, 5)
     assert recorder.whole()["answered_per_second"] == 2
+
+
+def test_the_users_of_a_stage_are_those_who_were_there(
+    load: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(load.record.time, "time", lambda: now[0])
+    stages = [load.shapes.Stage(10, users=2), load.shapes.Stage(10, users=1)]
+    master, worker = (load.record.Recorder(stages, 1000) for _ in range(2))
+    for at, change in ((1000, +1), (1005, +1), (1013, -1), (1018, -1)):
+        now[0] = at
+        worker.count_users(change)
+        if at == 1005:
+            master.add(json.loads(json.dumps(worker.take())))
+    master.add(worker.take())
+    now[0] = 1019
+    assert [stage["users"] for stage in master.rows()] == [1.5, 11 / 9]
+    assert [stage["asked_users"] for stage in master.rows()] == [2, 1]
+    assert master.whole()["users"] == 26 / 19
+
+
+def test_tokens_and_first_tokens_are_charted_when_they_came(
+    load: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load.record.time, "time", lambda: 1010.0)
+    recorder = load.record.Recorder([load.shapes.Stage(10, users=1)], 1000)
+    stream = load.record.Reply("", 2, 5, 7.5, 2.0, [(1.0, 2), (4.0, 2)])  # sent after 2.5 seconds
+    recorder.at(1003).count(stream, {})
+    recorder.at(1003).count(load.record.Reply("", 2, 3, 5.0), {})
+    recorder.ended = 1010.0
+    pieces = recorder.over_time(5)
+    assert [piece["seconds"] for piece in pieces] == [2, 4, 6, 8, 10]
+    tokens = [piece["output_tokens_per_second"] * 2 for piece in pieces]
+    assert tokens == [0, 0, 3, 0, 5]
+    assert [piece["ttft_p95"] for piece in pieces] == [None, None, 2.0, None, None]
+    drawn = importlib.import_module("charts").svg(pieces)
+    for _, _, lines in importlib.import_module("charts").CHARTS:
+        assert all(f">{label}<" in drawn for label, _ in lines.values())
+    assert drawn.count("<polyline") == 3  # one for the tokens; two of a single point
 
 
 def test_answers_that_come_after_the_last_stage_take_their_time(load: SimpleNamespace) -> None:
@@ -87,7 +128,7 @@ def test_figures_of_workers_add_up(load: SimpleNamespace) -> None:
     whole = master.whole()
     assert (whole["answered"], whole["output_tokens"], whole["latency_p99"]) == (2, 7, 0.4)
     assert worker.whole()["answered"] == 0
-    shares = load.record.summary(load.record.Tally(answered=6, refused=3, failed=1), 5)
+    shares = load.record.summary(load.record.Tally(answered=6, refused=3, failed=1), 5, 5)
     assert (shares["refused_share"], shares["failed_share"]) == (0.3, 0.1)
     assert shares["arrived_per_second"] == 2
 
@@ -102,9 +143,9 @@ def test_times_of_a_request_have_the_fields_definitions(load: SimpleNamespace) -
     whole = load.record.Reply("abcd", 5, 4, 0.7)
     tally.count(whole, load.slo.goodput_limits("ttft:1"))  # it has no first token
     assert (tally.answered, tally.good) == (3, 2)
-    assert tally.itl == {0.1: 6}
-    assert (tally.ttft, tally.latency) == ({0.4: 2}, {0.7: 3})
-    figures = load.record.summary(tally, 2)
+    assert tally.spreads["itl"] == {0.1: 6}
+    assert (tally.spreads["ttft"], tally.spreads["latency"]) == ({0.4: 2}, {0.7: 3})
+    figures = load.record.summary(tally, 2, 2)
     assert (figures["good_per_second"], figures["input_tokens_per_second"]) == (1, 7.5)
     one = load.record.Reply("a", 5, 1, 0.7, 0.4)
     assert one.tpot is None
@@ -357,14 +398,14 @@ def test_nothing_keeps_a_limit_on_what_was_not_measured(load: SimpleNamespace) -
         ({"failed": 1}, 1, "as nothing was answered: 1 failed"),
         ({"answered": 2}, 0, "no answer has it"),
     ):
-        found = load.record.summary(tally(**counted), 5)
+        found = load.record.summary(tally(**counted), 5, 5)
         assert found["failed_share"] == share
         assert found["ttft_mean"] is found["latency_p95"] is None
         failed, ttft = load.slo.judge(found, {"failed_share": 0.5, "ttft_p95": 1})
         assert failed.good == (share == 0)
         assert not ttft.good
         assert str(ttft) == f"ttft_p95 (at most 1): MISSED, {reason}"
-    empty = load.record.summary(tally(), 5)
+    empty = load.record.summary(tally(), 5, 5)
     assert load.record.as_csv([empty]).splitlines()[1].split(",").count("") == 5 * 5 + 4
     for name, value in empty.items():
         assert value is None or math.isfinite(value), name
@@ -374,12 +415,15 @@ def test_a_run_without_streams_has_no_objective_on_them(load: SimpleNamespace) -
     recorder = load.record.Recorder([load.shapes.Stage(10, users=1)], 0)
     recorder.at(0).count(load.record.Reply("", 2, 4, latency=1), {})
 
-    def missed(*arguments: str) -> bool:
+    def missed(*arguments: str) -> str:
         report = load.summary.Report(recorder, options(load, *arguments), "")
-        return bool(report.misses(report.stages[0]))
+        found: str = report.missed(report.stages[0])
+        return found
 
     typing = ("--category", "editor")
-    assert [missed(*more) for more in ((), typing, ("--tags", "plain"))] == [True, False, False]
+    unmeasured = [missed(*more) for more in ((), typing, ("--tags", "plain"))]
+    assert unmeasured == ["no answer has it", "", ""]
+    assert missed(*typing, "--objective", "latency_p95=0.5") == "latency_p95 1 > 0.5"
     assert missed("--exclude-tags", "plain")
     assert missed(*typing, "--objective", "ttft_p95=1")
 
@@ -395,7 +439,7 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     assert load.slo.knee([figures(load, 1, answered=0)], load.slo.OBJECTIVES) is None
     assert load.slo.knee([figures(load, 1, answered=0)], {}) is None
     pytest.importorskip("matplotlib")
-    stages.append(load.record.summary(load.record.Tally(), 5) | {"asked_per_second": 16.0})
+    stages.append(load.record.summary(load.record.Tally(), 5, 5) | {"asked_per_second": 16.0})
     report = {"stages": stages, "whole": {"failed": 0}, "objectives": load.slo.OBJECTIVES}
     path = tmp_path / "a.json"
     path.write_text(json.dumps({**report, "knee": found}))

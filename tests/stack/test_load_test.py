@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -42,6 +45,7 @@ class StandIn:
         key: the key that every request must bring; empty: none.
         seconds: how long an answer takes.
         asked: the bodies of all requests that ask for an answer.
+        seen: when each of them came, and what became of it: a value of `odd`.
     """
 
     odd: str = "answer"
@@ -50,6 +54,7 @@ class StandIn:
     key: str = ""
     seconds: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
+    seen: list[tuple[float, str]] = field(default_factory=list)
 
     def handler(self) -> type[Handler]:
         api, numbers = self, count(1)
@@ -68,8 +73,9 @@ class StandIn:
                 assert body.get("prompt") or body["messages"][0]["content"]
                 api.asked.append(body)
                 number = next(numbers)
-                time.sleep(api.seconds)
                 odd = "answer" if api.answers and number % 3 else api.odd
+                api.seen.append((time.time(), odd))
+                time.sleep(api.seconds)
                 if odd == "refuse":
                     waits = "0", "Wed, 21 Oct 2015 07:28:00 GMT"
                     self.reply(429, {}, {"Retry-After": waits[number % 2]})
@@ -222,6 +228,70 @@ def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
         watcher.join()
 
 
+def check_stages(api: StandIn, report: dict[str, Any], slack: float = 0.3) -> None:
+    """Compare each stage with what the API saw, at its end within the seconds of slack."""
+    stages, begin, cut = report["stages"], report["started"], report["whole"]["cancelled"]
+    sent = sum(report["whole"][name] for name in ("answered", "refused", "failed", "cancelled"))
+    assert sent == len(api.seen)
+    for name, kind in (("answered", "answer"), ("refused", "refuse"), ("failed", "fail")):
+        times = [at for at, found in api.seen if found == kind]
+        whole = report["whole"][name]
+        assert len(times) - cut <= sum(stage[name] for stage in stages) == whole <= len(times)
+        start = begin
+        for stage in stages[:-1]:
+            end = start + stage["asking_seconds"]
+            least = sum(start + slack <= at < end for at in times)
+            assert least - cut <= stage[name] <= sum(start <= at < end + slack for at in times)
+            start = end
+    for stage in stages:
+        assert stage["output_tokens"] == 3 * stage["answered"]
+        assert stage["input_tokens"] == INPUT * stage["answered"]
+        rate = stage["output_tokens_per_second"]
+        assert rate * stage["seconds"] == pytest.approx(stage["output_tokens"])
+        assert stage["seconds"] >= stage["asking_seconds"]
+
+
+def test_a_spike_comes_and_leaves_at_once_and_is_counted_by_stage(tmp_path: Path) -> None:
+    api = StandIn("refuse", seconds=0.2)
+    found = run_locust(api, tmp_path, "--shape", "spike", "--processes", "2")
+    assert found.status == 0, found.output
+    check_stages(api, found.report)
+    assert [stage["asked_users"] for stage in found.report["stages"]] == [2, 60, 2]
+    few, many, left = (stage["users"] for stage in found.report["stages"])
+    assert 0 < few <= 2.1
+    assert many > 40  # they come within the second in which the workers hear of it
+    assert 2 <= left < 20  # and leave with the answers that they wait for
+    begin = found.report["started"] + sum(s["asking_seconds"] for s in found.report["stages"][:2])
+    late = [at for at, _ in api.seen if at > begin + 1]
+    assert len(late) > 4
+    assert max(sum(at - api.seconds < other <= at for other in late) for at in late) <= 2
+
+
+def test_open_loops_and_long_runs_are_counted_by_stage(tmp_path: Path) -> None:
+    for shape, scale, stages in (("ramp", "0.02", 8), ("soak", "0.002", 1)):
+        api = StandIn("refuse")
+        found = run_locust(api, tmp_path, "--shape", shape, "--time-scale", scale)
+        assert found.status == 0, found.output
+        assert len(found.report["stages"]) == stages
+        check_stages(api, found.report)
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
+def test_ctrl_c_ends_a_run_with_all_its_figures(processes: tuple[str, ...], tmp_path: Path) -> None:
+    api, report = StandIn("refuse", seconds=0.3), tmp_path / "report.json"
+    with listening(api.handler()) as port, ExitStack() as stack:
+        words = [*locust_command(f"http://{HOST}:{port}"), "--users", "8", "--spawn-rate", "8"]
+        words += ["--run-time", "60s", "--stop-timeout", "30", "--report", str(report), *processes]
+        log = stack.enter_context((tmp_path / "log").open("w"))
+        streams = {"stdout": log, "stderr": log}
+        process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **streams)
+        stack.callback(process.kill)
+        wait("they ask", lambda: len(api.seen) > 20)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    check_stages(api, json.loads(report.read_text()))
+
+
 @pytest.mark.parametrize(
     ("api", "options"),
     [
@@ -313,19 +383,31 @@ def test_a_failure_shows_in_the_exit_status(tmp_path: Path) -> None:
     assert found.report["whole"]["failed"] == failures > 0
 
 
-def test_an_api_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
-    found = run_locust_at("http://127.0.0.1:9", tmp_path)
-    assert found.status == 1
-    assert found.report["whole"]["failed"] == found.rows["GET /v1/models"]["num_failures"] > 0
-    assert "Traceback" not in found.output
+class SomethingElse(Handler):
+    """Not the API."""
+
+    def do_GET(self) -> None:
+        self.reply(404, b"no page has\nthis name")
 
 
-def test_a_refused_key_ends_the_run_at_once() -> None:
-    with listening(StandIn(key="first").handler()) as port:
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (None, "nothing answers at http://127.0.0.1:9 (ConnectionError): start the stack"),
+        (StandIn(key="first").handler(), "asks for a key: pass it with --api-key or LOAD_API_KEY"),
+        (SomethingElse, "/v1/models should list models, but answered 404 Not Found: 'no page has"),
+    ],
+    ids=["nothing", "a key is missing", "something else"],
+)
+def test_a_wrong_address_ends_the_run_at_once_and_says_what_answered(
+    handler: type[Handler] | None, said: str
+) -> None:
+    with listening(handler or SomethingElse) as port:
+        url = f"http://{HOST}:{port if handler else 9}"
         # Else this would last 300 seconds, longer than `run` waits.
-        done = run(*locust_command(f"http://{HOST}:{port}"), "--time-scale", "10")
+        done = run(*locust_command(url), "--time-scale", "10")
     assert done.returncode == 1
-    assert "--api-key" in done.stderr
+    assert said in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -338,6 +420,9 @@ def test_refused_requests_have_rows_of_their_own_and_are_no_failures(tmp_path: P
     assert whole["refused"] == sum(map(found.number, refused)) > 0
     answered = set(found.rows) - set(refused)
     assert whole["answered"] == whole["latency_count"] == sum(map(found.number, answered))
+    (locusts,) = re.findall(r"templateArgs = (.*)", (tmp_path / "run.html").read_text())
+    total = json.loads(locusts)["requests_statistics"][-1]
+    assert (total["name"], total["num_requests"]) == ("Aggregated", whole["answered"])
     assert whole["failed"] == 0
     with (tmp_path / "stages.csv").open() as lines:
         (row,) = csv.DictReader(lines)
@@ -360,7 +445,10 @@ def test_a_typist_cancels_what_comes_later_than_the_next_key(tmp_path: Path) -> 
     assert {body["n_predict"] for body in keys} == {16}
     assert whole["output_tokens"] == 3 * whole["answered"]
     assert "suggestions were cancelled by the next key" in found.output
-    assert "Suggestions cancelled by the next key" in (tmp_path / "run.html").read_text()
+    assert (
+        "no failure: suggestions were cancelled by the next key"
+        in (tmp_path / "run.html").read_text()
+    )
 
 
 def test_a_run_without_an_answer_misses_its_gates_and_says_why(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Figures over the time of a run, as SVG: Locust's own charts know only requests.
+
+Lines are broken where nothing was measured. Text has no colour of its own, so that the charts suit
+a light and a dark page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from record import Figures
+
+CHARTS = (
+    ("Output tokens per second", 1, {"output_tokens_per_second": ("all requests", "#00ca5a")}),
+    ("TTFT (ms)", 1000, {"ttft_p50": ("p50", "#ff9f00"), "ttft_p95": ("p95", "#9966cc")}),
+)
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1104, 220, 64, 30, 24
+
+
+def svg(rows: Sequence[Figures]) -> str:
+    """All charts below one another, of the rows of `Recorder.over_time`."""
+    height = _HEIGHT * len(CHARTS)
+    parts = [
+        f'<g transform="translate(0 {_HEIGHT * index})">{_chart(rows, title, scale, lines)}</g>'
+        for index, (title, scale, lines) in enumerate(CHARTS)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="#888">{"".join(parts)}</svg>'
+    )
+
+
+def _chart(
+    rows: Sequence[Figures], title: str, scale: float, lines: dict[str, tuple[str, str]]
+) -> str:
+    values = [row[name] for row in rows for name in lines if row[name] is not None]
+    top = max(values, default=0) * scale or 1.0
+    ends = [row["seconds"] for row in rows]
+    wide, high = _WIDTH - _LEFT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(at: float) -> float:
+        return _LEFT + wide * at / ends[-1]
+
+    parts = [f'<text x="{_LEFT}" y="16" font-size="14">{title}</text>']
+    for step in range(5):
+        y, at = _TOP + high * (1 - step / 4), ends[-1] * step / 4
+        anchor = "end" if step == 4 else "middle"
+        parts.append(
+            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH}" stroke="#8884"/>'
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{top * step / 4:.4g}</text>'
+            f'<text x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{at:.3g} s</text>'
+        )
+    for index, (name, (label, colour)) in enumerate(lines.items()):
+        measured = [
+            (x((before + end) / 2), _TOP + high * (1 - row[name] * scale / top))
+            if row[name] is not None
+            else None
+            for before, end, row in zip([0.0, *ends], ends, rows, strict=False)
+        ]
+        for known, group in groupby(measured, lambda point: point is not None):
+            if known:
+                points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (p for p in group if p))
+                parts.append(
+                    f'<polyline points="{points} {points.split()[-1]}" fill="none" '
+                    f'stroke="{colour}" stroke-width="2" stroke-linecap="round"/>'
+                )
+        parts.append(
+            f'<text x="{_WIDTH - 110 * (len(lines) - index - 1)}" y="16" text-anchor="end" '
+            f'fill="{colour}">{label}</text>'
+        )
+    return "".join(parts)
