@@ -57,7 +57,7 @@ def credentials(keys: str) -> dict[str, str]:
 
 
 def served_model(host: str | None, keys: str) -> dict[str, Any]:
-    """Name and kind of the model that the API serves.
+    """The model that the API serves: its `id`, and what else the API says of it.
 
     Raises:
         ValueError: nothing answers there, or something else does; in one line.
@@ -75,7 +75,7 @@ def served_model(host: str | None, keys: str) -> dict[str, Any]:
     try:
         answer.raise_for_status()
         model = answer.json()["data"][0]
-        return {"id": str(model["id"]), "chat": bool(model.get("chat", True))}
+        return {**model, "id": str(model["id"])}
     except UNANSWERED:
         text = " ".join(answer.text.split())[:100]
         raise ValueError(
@@ -122,7 +122,7 @@ class Run:
         self.model = served["id"]
         self.workload = Workload(
             self.options,
-            chat=served["chat"],
+            chat=bool(served.get("chat", True)),
             encode=self._encode,
             index=self.index,
             processes=self.processes,
