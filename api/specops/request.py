@@ -401,7 +401,6 @@ class Step:
     prompt_tokens: int = 0  # prompt tokens that it computed
     budget_tokens: int = 0  # prompt tokens that it had room for; 0 where no prompt waited
     cached_tokens: int = 0  # prompt tokens that needed no pass; told with the prompt's first pass
-    prefix_hits: int = 0  # requests with such tokens
     emitted_tokens: int = 0  # generated tokens, requests' first ones included
     first_tokens: int = 0  # requests that got their first token
     drafts: list[Draft] = field(default_factory=list)  # the verified ones

@@ -132,14 +132,12 @@ def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> No
 def test_prefill_step_is_no_jump(metrics: Readable) -> None:
     step = Step(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
     metrics.observe_step(step)
-    cached = Step(
-        StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, prefix_hits=2, preempted=3
-    )
+    cached = Step(StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, preempted=3)
     metrics.observe_step(cached)
     assert metrics.values("prompt_tokens_total generated_tokens_total") == [136, 1]
     assert metrics.values("decode_tokens_total sequence_steps_total") == [0, 0]
     assert all(map(math.isnan, metrics.values("avg_jump draft_length")))
-    assert metrics.values("prefix_hits_total cached_prompt_tokens_total") == [2, 100]
+    assert metrics.value("cached_prompt_tokens_total") == 100
     assert metrics.value("preemptions_total") == 3
 
 
@@ -233,6 +231,8 @@ def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> Non
     assert metrics.value("pass_cost_seconds", kind="attention", size="1") == 0.002
     speedup, costs[0] = 1.25, ("tokens", 2, 0.02)
     assert metrics.value("estimated_speedup") == 1.25
+    speedup = 5.0  # of the latest steps; the last minute brought fewer tokens a pass
+    assert metrics.value("estimated_speedup") == metrics.value("avg_jump") == 3
     assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.02
     metrics.now += 60
     assert math.isnan(metrics.value("estimated_speedup"))
@@ -279,10 +279,11 @@ def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
 def test_finished_request_is_counted_by_outcome_and_timed(
     metrics: Readable, reason: FinishReason
 ) -> None:
-    stats = GenerationStats(generated_tokens=9, queue_seconds=1.5)
+    stats = GenerationStats(generated_tokens=9, queue_seconds=1.5, cached_prompt_tokens=2)
     metrics.observe_finish(ASKED, reason, stats, 3.0, 0.5)
     metrics.observe_finish(ASKED, reason, None, 1.0, None)
     assert metrics.value("requests_total", outcome=reason.value) == 2
+    assert metrics.value("prefix_hits_total") == 1  # counted where requests are: a share of them
     assert metrics.value("latency_seconds_sum") == 4.0
     assert metrics.value("queue_wait_seconds_sum") == 1.5
     assert metrics.value("time_to_first_token_seconds_count") == 1

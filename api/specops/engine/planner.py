@@ -171,7 +171,6 @@ class Planner:
         before = state.num_computed if state.was_scheduled else state.num_cached_tokens
         held = self._slots.share_prefix(state)
         if held > before and not state.preemptions:
-            step.prefix_hits += not state.num_cached_tokens
             step.cached_tokens += held - before
             state.num_cached_tokens += held - before
         return held

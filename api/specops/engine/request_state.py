@@ -296,6 +296,9 @@ class RequestState:
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         last = self._last_token if self._last_token is not None else now
+        speedup = self.speculation.speedup
+        if self._steps:  # steps beside others count less in time; draft tokens are not free
+            speedup = min(speedup, (self.generated - 1) / self._steps)
         return GenerationStats(
             prompt_tokens=self.request.num_prompt_tokens,
             cached_prompt_tokens=self.num_cached_tokens,
@@ -308,6 +311,6 @@ class RequestState:
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,
-            estimated_speedup=self.speculation.speedup,
+            estimated_speedup=speedup,
             preemptions=self.preemptions,
         )

@@ -39,11 +39,6 @@ class LastMinute:
         """Return draft tokens per sequence step; NaN without a step in the window."""
         return self._per_step(3)
 
-    @property
-    def empty(self) -> bool:
-        """Whether no request decoded in the window."""
-        return math.isnan(self._per_step(1))
-
     def _per_step(self, column: int) -> float:
         with self._lock:
             self._forget(int(self._clock()))

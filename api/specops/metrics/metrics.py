@@ -127,7 +127,6 @@ class Metrics(Series):
         self.pass_tokens["prompt"].inc(step.prompt_tokens)
         self.prompt_budget_tokens.inc(step.budget_tokens)
         self.prompt_tokens.inc(step.prompt_tokens)
-        self.prefix_hits.inc(step.prefix_hits)
         self.cached_prompt_tokens.inc(step.cached_tokens)
 
     def _observe_decoding(self, step: Step) -> None:
@@ -173,13 +172,15 @@ class Metrics(Series):
     ) -> None:
         """Show estimates of the engine, read whenever Prometheus asks.
 
+        The speedup of the latest steps may be more than the tokens per pass of the last minute,
+        which draft tokens would bring if they were free; no more than these is shown.
+
         Args:
             speedup: returns the estimated speedup over plain decoding by the latest steps.
             costs: returns kind, size and seconds of each pass cost.
         """
-        self._read_when_asked(
-            self.estimated_speedup, lambda: math.nan if self._last_minute.empty else speedup()
-        )
+        jump = self._last_minute.tokens_per_pass  # NaN, the first of two, stays
+        self._read_when_asked(self.estimated_speedup, lambda: min(jump(), speedup()))
         self._machine.pass_costs = costs
 
     # -- what requests and their clients got -------------------------------------------------------
@@ -217,6 +218,7 @@ class Metrics(Series):
             self.time_to_first_token_seconds.observe(ttft_seconds, exemplar)
         if stats is not None:
             self.queue_wait_seconds.observe(stats.queue_seconds)
+            self.prefix_hits.inc(stats.cached_prompt_tokens > 0)
             if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
                 self.wasted_tokens.inc(stats.generated_tokens)
             elif not request.embed:

@@ -160,7 +160,9 @@ class Series:
         "Prompt tokens that were computed; after a preemption all tokens of the request count "
         "again."
     )
-    prefix_hits = counter("Requests whose prompt began with tokens from the prefix cache.")
+    prefix_hits = counter(
+        "Requests that have ended whose prompt began with tokens from the prefix cache."
+    )
     cached_prompt_tokens = counter(
         "Prompt tokens from the prefix cache, which no pass had to compute."
     )
@@ -226,8 +228,8 @@ class Series:
     )
     estimated_speedup = gauge(
         "Tokens per second of the latest steps, divided by those of plain decoding with as "
-        "many requests, by the measured costs of the passes; 1: plain decoding; NaN: no "
-        "request decoded in the last minute."
+        "many requests, by the measured costs of the passes, and at most `specops_avg_jump`; 1: "
+        "plain decoding; NaN: no request decoded in the last minute."
     )
     kv_tokens = gauge("Tokens of running requests in the target's KV cache.")
     kv_kept_tokens = gauge(
