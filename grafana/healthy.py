@@ -24,6 +24,7 @@ from promql import (
     FIRING,
     NOW,
     QUANTILE_WINDOW,
+    TOKENS_PER_PASS,
     UP,
     gauge,
     now,
@@ -75,7 +76,7 @@ def _glance() -> Panels:
         "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
         "drafter to try.",
         MEAN,
-        f"avg({gauge('specops_avg_jump')} > 0)",
+        TOKENS_PER_PASS,
         width=6,
         decimals=2,
         warn=1,
@@ -210,7 +211,7 @@ def _speed() -> Panels:
         MEAN,
         {
             "now": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
-            "last minute": f"avg({gauge('specops_avg_jump')} > 0)",
+            "last minute": TOKENS_PER_PASS,
         },
     )
     yield curves(

@@ -50,6 +50,17 @@ def now_by(label: str, name: str, labels: str = "", *, moved: bool = False) -> s
     return f"sum by ({label}) ({gauge(name, labels)}{seen})"
 
 
+def _of_passes(name: str) -> str:
+    # NaN, where no request decoded in the last minute, is not above 0.
+    return f"avg({gauge(name)} > 0)"
+
+
+# Of the last minute. The gain that the service estimates is at most its tokens per pass, so that it
+# is to be compared with these.
+TOKENS_PER_PASS = _of_passes("specops_avg_jump")
+GAIN = _of_passes("specops_estimated_speedup")
+
+
 def rates(counter: str, labels: str = "", window: str = WINDOW) -> str:
     """Events per second of each series whose instance answers."""
     return f"rate({series(counter, labels)}[{window}]) {ANSWERS}"

@@ -7,7 +7,9 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from board import Panels, board, state
 from panels import MEAN, PER_SECOND, TIMES, TOKENS_PER_SECOND, bars, curves, heat, tile
 from promql import (
+    GAIN,
     NOW,
+    TOKENS_PER_PASS,
     buckets,
     each_share,
     gauge,
@@ -32,7 +34,6 @@ COST = "specops_pass_cost_seconds"
 # The service measures 17 sizes; the powers of two say as much.
 SOME, ONE_TOKEN = 'kind="tokens", size=~"2|4|8|16|32|64"', 'kind="tokens", size="1"'
 ONE_DRAFT_TOKEN, ATTENTION = 'kind="draft_tokens", size="1"', 'kind="attention"'
-GAIN = f"avg({gauge('specops_estimated_speedup')} > 0)"
 NO_DRAFTS = "no drafts"
 LATELY = "5m"  # the window of the bars
 
@@ -69,7 +70,7 @@ def _glance() -> Panels:
         "without a draft count. 1 is plain decoding. Low with a high acceptance: the drafter often "
         "has nothing to propose.",
         MEAN,
-        f"avg({gauge('specops_avg_jump')} > 0)",
+        TOKENS_PER_PASS,
         decimals=2,
         warn=1,
         alarm=0.99,
@@ -128,7 +129,7 @@ def _worth() -> Panels:
         "would be if draft tokens were free: tokens per pass. 1 is the line between gain and "
         "loss. Below it for long: leave `adaptive` on, choose another drafter, or none.",
         TIMES,
-        {"estimated": GAIN, "if drafts were free": ratio(TOKENS, STEPS)},
+        {"estimated": GAIN, "if drafts were free": TOKENS_PER_PASS},
         warn=1,
         low_is_bad=True,
     )
@@ -140,7 +141,7 @@ def _worth() -> Panels:
         MEAN,
         {
             "tokens per pass": ratio(TOKENS, STEPS),
-            "last minute": f"avg({gauge('specops_avg_jump')} > 0)",
+            "last minute": TOKENS_PER_PASS,
             "mean acceptance length": _acceptance_length("$__rate_interval"),
         },
     )
