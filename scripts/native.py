@@ -37,7 +37,7 @@ LOAD = ("LOAD_", "TARGET_URL", "LOCUST_PORT")  # for `make load`
 # Beginnings of what is read from .env, beside what ends in _PORT.
 READ = ("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS", *LOAD)
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-SAY_SECONDS = 8  # the longest time in which a start says nothing
+SAY_SECONDS = 5  # without a line of a start that goes on
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
 )

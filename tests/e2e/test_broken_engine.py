@@ -1,4 +1,7 @@
-"""`make up` beside a real engine that starts no container: it says why, and runs natively."""
+"""`make up` beside a real engine that starts no container: it says why, and runs natively.
+
+And what the engine of these tests leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.engine import CANNOT_RUN
 from tests.stack.support import native_stack, run, tool
 from tests.waiting import wait
 
@@ -57,3 +61,39 @@ def test_the_reason_is_printed_and_the_native_stack_serves(tmp_path: Path) -> No
         body = {"prompt": "def __enter__(self):", "max_new_tokens": 4}
         answer = httpx.post(f"{stack.api}/generate", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
+
+
+# An engine with its own network, /run and data folder, beside that of other tests. Before it there is
+# no rule, or there are a few.
+ENGINE = """
+mkdir -p .cache/e2e && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs .cache/e2e || exit 125
+{rules} || exit 125
+found() {{
+    for firewall in iptables ip6tables; do $firewall-save | sed '/^#/d; s/\\[.*\\]//'; done
+    cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding
+    ip -brief link
+}}
+found >{folder}/before
+scripts/docker-engine start && found >{folder}/during &&
+    scripts/docker-engine stop && found >{folder}/after
+"""
+RULES = (
+    "iptables -P FORWARD ACCEPT && iptables -A INPUT -p tcp --dport 4444 -j DROP && "
+    "iptables -N MINE && ip6tables -t mangle -A INPUT -p tcp --dport 4445 -j DROP"
+)
+
+
+@pytest.mark.parametrize("rules", ["true", RULES], ids=["no rules", "rules"])
+def test_an_engine_of_ours_leaves_the_firewall_as_it_found_it(rules: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or tool("dockerd") is None or tool("iptables") is None:
+        pytest.skip("NO FIREWALL WAS TRIED: it takes root, dockerd and iptables")
+    program = ENGINE.format(rules=rules, folder=tmp_path)
+    done = run("unshare", "--net", "--mount", "bash", "-c", program, env={"DOCKER_HOST": ""})
+    if done.returncode in {CANNOT_RUN, 125}:
+        pytest.skip(f"NO FIREWALL WAS TRIED: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    before, during, after = (
+        (tmp_path / name).read_text() for name in ("before", "during", "after")
+    )
+    assert "DOCKER" in during
+    assert after == before
