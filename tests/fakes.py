@@ -6,7 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 
 from specops.engine.model_info import ModelInfo, ModelState
 from specops.request import (
@@ -24,18 +32,23 @@ from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.grammar import Grammars
+from specops.text.tokenizer import _BYTES, Tokenizer
 from specops.text.tools.formats import Tool
-from tests.simulated_target import grammars
 
+BEGIN, END = "<|begin|>", "<|end|>"
+BEGIN_TOKEN, END_TOKEN = 256, 257  # behind the bytes
+FIRST_SPECIAL = 258  # of those that one test needs
+PREFIX, SUFFIX, MIDDLE, FILE = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)  # of `fills_in`
 INFO = ModelInfo(
     name="fake",
     quant="int8-128",
     parameters=8_000_000,
     draft_parameters=800_000,
     draft_quant="int8-128",
-    drafters=("draft", "suffix", "none"),
-    default_drafter="draft",
-    vocab_size=256,
+    drafters=("draft", "head", "suffix", "cascade", "none"),
+    default_drafter="cascade",
+    vocab_size=264,
     context=64,
     slots=2,
     kv_tokens=128,
@@ -48,6 +61,9 @@ INFO = ModelInfo(
     sampling=SamplingDefaults(),
     reading=ReadingSpeed(1 / 256),
     embedding_size=4,
+    head=Path("/models/fake/head"),
+    ngrams=Path("/models/fake/ngrams.bin"),
+    head_agreement=0.5,
 )
 STATS = GenerationStats(
     prompt_tokens=3,
@@ -66,8 +82,13 @@ STATS = GenerationStats(
 
 def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET) -> Output:
     """Make the output of one step: a piece for each text, and statistics if it is the last."""
-    pieces = tuple(Piece(len(text), text, origin) for text in texts)
+    pieces = tuple(Piece(_token(text), text, origin) for text in texts)
     return Output("fake", pieces, finish, STATS if finish else None)
+
+
+def _token(text: str) -> int:
+    """A token for a piece of text: its first byte, or what ends a text."""
+    return text.encode(errors="replace")[0] if text else END_TOKEN
 
 
 class _Script(asyncio.Queue[Output]):
@@ -116,39 +137,40 @@ class FakeHandle(RequestHandle):
                 self.push(output(finish=FinishReason.CANCELLED), to=index)
 
 
-class FakeTokenizer:
-    """One token for each byte."""
+class FakeTokenizer(Tokenizer):
+    """A real tokenizer, with a token for each byte and special tokens behind them.
 
-    drops_first_space = False
+    Args:
+        special: tokens of its own, from `FIRST_SPECIAL` on.
+        shown: more of them, which decoded texts show.
+    """
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        return tuple(text.encode())
-
-    def encode_parts(self, parts: Sequence[str]) -> tuple[int, ...]:
-        return tuple(token for part in parts for token in self.encode(part))
-
-    def token(self, text: str) -> int | None:
-        return None
-
-    def mark(self, text: str) -> int | None:
-        return self.token(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-    def spelling(self, token: int) -> tuple[str, bytes]:
-        return chr(token), bytes([token])
-
-    def shown_bytes(self, token: int) -> bytes:
-        return bytes([token])
+    def __init__(self, *special: str, shown: Sequence[str] = ()) -> None:
+        fast = FastTokenizer(BPE(_BYTES, merges=[]))
+        fast.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        fast.decoder = ByteLevelDecoder()
+        fast.add_special_tokens([BEGIN, END, *special])
+        fast.add_tokens(list(shown))
+        fast.post_processor = TemplateProcessing(
+            single=f"{BEGIN} $A", special_tokens=[(BEGIN, BEGIN_TOKEN)]
+        )
+        super().__init__(fast)
 
 
-class Coder(FakeTokenizer):
-    """Of a model that fills in."""
+def fills_in() -> FakeTokenizer:
+    """The tokenizer of a model that fills in."""
+    return FakeTokenizer(shown=["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>"])
 
-    def token(self, text: str) -> int | None:
-        marks = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3, "<file_sep>": 4}
-        return marks.get(text)
+
+def begun(text: str) -> tuple[int, ...]:
+    """The tokens of a text, with the special token that begins it."""
+    return (BEGIN_TOKEN, *text.encode())
+
+
+@cache
+def grammars() -> Grammars:
+    """Grammars over these tokens."""
+    return Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({END_TOKEN}))
 
 
 class Waiting(FakeTokenizer):
@@ -158,6 +180,7 @@ class Waiting(FakeTokenizer):
     left_out: tuple[object, ...] = ()
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun, self.may = threading.Event(), threading.Event()
 
     def _wait(self) -> None:
@@ -166,7 +189,7 @@ class Waiting(FakeTokenizer):
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         self._wait()
-        return super().encode(text)
+        return super().encode(text, special_tokens=special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         self._wait()
@@ -192,13 +215,13 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.info = INFO
-        self.tokenizer = FakeTokenizer()
+        self.tokenizer: Tokenizer = FakeTokenizer()
         self.grammars = grammars()
         source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
         self.chat_template: ChatTemplate | None = ChatTemplate(source, {})
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
+        return self.tokenizer.encode(text)
 
     def render_chat(
         self, messages: list[Any], tools: Sequence[Tool] = (), options: Any = None
@@ -208,7 +231,7 @@ class FakeEngine:
         return self.chat_template.render(messages, tools, options)
 
     def encode_chat(self, prompt: str) -> tuple[int, ...]:
-        return self.encode(prompt)
+        return self.tokenizer.encode(prompt, special_tokens=False) or (BEGIN_TOKEN,)
 
 
 class FakeAdmission:

@@ -108,8 +108,8 @@ class Clients(Official):
 
     @property
     def prompt(self) -> str:
-        """The last prompt."""
-        return bytes(self.request.prompt_tokens).decode()
+        """The last prompt, without special tokens."""
+        return self.service.loaded.tokenizer.decode(self.request.prompt_tokens)
 
 
 @asynccontextmanager

@@ -13,7 +13,18 @@ import pytest
 from specops.config import Settings
 from specops.request import SUGGESTION, FinishReason, Logprob, Output, Piece
 from tests.asgi import AsgiClient
-from tests.fakes import STATS, Coder, FakeService, output
+from tests.fakes import (
+    BEGIN_TOKEN,
+    FILE,
+    MIDDLE,
+    PREFIX,
+    STATS,
+    SUFFIX,
+    FakeService,
+    begun,
+    fills_in,
+    output,
+)
 from tests.http.chat_clients import Clients, clients
 from tests.http.openai_api import BODIES, CHAT, COMPLETIONS, GENERATE, api, both, chunks
 from tests.http.real_engine import served
@@ -27,7 +38,7 @@ TIMINGS = {
     "prompt_per_second": 4.0, "predicted_n": 5, "predicted_ms": 2000.0,
     "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0, "draft_n": 3,
     "draft_n_accepted": 2, "accepted_found_in": {"table": 2},
-    "queue_ms": 250.0, "steps": 2, "tokens_per_step": 2.0, "drafter": "draft",
+    "queue_ms": 250.0, "steps": 2, "tokens_per_step": 2.0, "drafter": "cascade",
 }  # fmt: skip
 FIGURES = {
     "model": "fake",
@@ -43,7 +54,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "object": "text_completion",
         "choices": [{"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop"}],
         "usage": {
-            "prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8,
+            "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9,
             "prompt_tokens_details": {"cached_tokens": 1},
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
@@ -98,10 +109,10 @@ async def test_stream_brings_every_step_then_the_answer_then_done() -> None:
     *steps, answer = chunks(response)
     assert [step["text"] for step in steps] == ["Hello", " wor", "ld"]
     assert [token for step in steps for token in step["tokens"]] == [
-        {"id": 3, "text": "Hel", "origin": "target"},
-        {"id": 2, "text": "lo", "origin": "target"},
-        {"id": 4, "text": " wor", "origin": "draft"},
-        {"id": 2, "text": "ld", "origin": "target"},
+        {"id": ord("H"), "text": "Hel", "origin": "target"},
+        {"id": ord("l"), "text": "lo", "origin": "target"},
+        {"id": ord(" "), "text": " wor", "origin": "draft"},
+        {"id": ord("l"), "text": "ld", "origin": "target"},
     ]
     assert answer["request_id"] == response.headers["x-request-id"]
     plain = {name: value for name, value in answer.items() if name not in CHANGING}
@@ -198,8 +209,9 @@ async def test_prompts_may_be_several_and_tokens_and_echoed(stream: bool) -> Non
                     sent[choice["index"]] = sent.get(choice["index"], "") + choice["text"]
             texts = ["a", "bc"] if len(prompt) > 1 else ["a"]
             assert sent == {index: f"{text}Hello world" for index, text in enumerate(texts)}
-    asked = [bytes(request.prompt_tokens) for request in here.service.requests]
-    assert asked == [b"a", b"a", b"a", b"bc", b"a", b"bc"]
+    asked = [request.prompt_tokens for request in here.service.requests]
+    texts = [begun("a"), (97,), begun("a"), begun("bc"), (97,), (98, 99)]
+    assert asked == texts  # who sends tokens sends those that begin a text
 
 
 @both
@@ -300,7 +312,7 @@ async def test_the_best_by_log_probability_per_token_are_returned_first() -> Non
     assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
     assert {choice.logprobs for choice in found.choices} == {None}
     assert [item.sampling.seed for item in requests] == [7, 8, 9, 10] * 2
-    assert found.usage.prompt_tokens == 2
+    assert found.usage.prompt_tokens == len(begun("p")) + len(begun("q"))
     assert found.usage.completion_tokens == 8 * STATS.generated_tokens  # all that were drawn
     assert best.choices[0].logprobs.token_logprobs == [-1]
 
@@ -308,21 +320,26 @@ async def test_the_best_by_log_probability_per_token_are_returned_first() -> Non
 @pytest.mark.parametrize("prompt", ["ab", [97, 98]])
 async def test_a_gap_is_filled_in_where_the_model_can(prompt: Any) -> None:
     async with clients() as here:
-        here.service.loaded.tokenizer = Coder()
+        here.service.loaded.tokenizer = fills_in()
         here.say("x")
         found = await here.openai.completions.create(
             model="fake", prompt=prompt, suffix="cd", stop="\n\n"
         )
     assert found.choices[0].text == "x"
-    assert here.request.prompt_tokens == (1, *b"ab", 2, *b"cd", 3)
-    assert here.request.stop_token_ids == (4,)
+    assert here.request.prompt_tokens == (BEGIN_TOKEN, PREFIX, *b"ab", SUFFIX, *b"cd", MIDDLE)
+    assert here.request.stop_token_ids == (FILE,)
     assert here.request.stop == ("\n\n", "<file_sep>")
     assert here.request.priority == SUGGESTION
 
 
 @both_ways
 async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
-    sent = (None, Logprob(-0.5, ((98, -0.5),)), Logprob(-1.5, ((97, -0.25),)))
+    sent = (
+        None,
+        Logprob(-3.0, ((97, -3.0),)),
+        Logprob(-0.5, ((98, -0.5),)),
+        Logprob(-1.5, ((97, -0.25),)),
+    )
     first = Logprob(-2.0, ((120, -0.1),))
     answer = Output("", (Piece(121, "y", "target", first),), None, None, prompt=sent)
     async with clients() as here:
@@ -336,10 +353,12 @@ async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
         assert not here.request.prompt_logprobs
     choice = next(part.choices[0] for part in parts if part.choices)
     assert choice.text == "abcy"
-    assert choice.logprobs.tokens == ["a", "b", "c", "y"]
-    assert choice.logprobs.token_logprobs == [None, -0.5, -1.5, -2.0]
-    assert choice.logprobs.top_logprobs == [None, {"b": -0.5}, {"a": -0.25}, {"x": -0.1}]
-    assert choice.logprobs.text_offset == [0, 1, 2, 3]
+    assert choice.logprobs.tokens == ["<|begin|>", "a", "b", "c", "y"]
+    assert choice.logprobs.token_logprobs == [None, -3.0, -0.5, -1.5, -2.0]
+    assert choice.logprobs.top_logprobs == [
+        None, {"a": -3.0}, {"b": -0.5}, {"a": -0.25}, {"x": -0.1},
+    ]  # fmt: skip
+    assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]  # the first has no text
 
 
 async def test_a_text_is_scored_as_it_was_generated(tiny_settings: Settings) -> None:

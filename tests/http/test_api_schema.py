@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.request import FinishReason
-from tests.fakes import Coder, FakeService, output
+from tests.fakes import FakeService, fills_in, output
 
 CASES = int(os.environ.get("SCHEMA_CASES", "10"))
 
@@ -31,7 +31,7 @@ class Lasting(FakeService):
 
 LAST = replace(output(" world", finish=FinishReason.STOP), embeddings=np.ones((1, 4), np.float32))
 service = Lasting([output("Hel", "lo"), LAST])
-service.loaded.tokenizer = Coder()  # of another model /infill would be 501
+service.loaded.tokenizer = fills_in()  # of another model /infill would be 501
 schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(Settings(), service))  # type: ignore[arg-type]
 schema.config.phases.coverage.enabled = "SCHEMA_CASES" in os.environ
 

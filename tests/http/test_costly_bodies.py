@@ -21,7 +21,7 @@ from specops.http.app import create_app
 from specops.request import FinishReason, Logprob, Piece
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
-from tests.fakes import Coder, FakeService, Waiting, output
+from tests.fakes import FakeService, Waiting, fills_in, output
 from tests.http.costly import USUAL, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 def answering() -> FakeService:
     """A service whose answers suit every endpoint, with a model that fills in."""
     service = FakeService(EMBEDDED)
-    service.loaded.tokenizer = Coder()
+    service.loaded.tokenizer = fills_in()
     return service
 
 
@@ -287,10 +287,10 @@ async def test_others_have_their_turn_between_vectors(path: str) -> None:
     assert turns > 300
     assert received["model"] == "fake"
     if path == EMBEDDINGS:
-        assert received["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
+        assert received["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
         found = [item["embedding"] for item in received["data"]]
     else:
-        assert received["prompt_eval_count"] == 1
+        assert received["prompt_eval_count"] == 2
         found = received["embeddings"]
     assert np.array_equal(np.array(found, np.float32), vectors)
 

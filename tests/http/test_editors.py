@@ -31,7 +31,7 @@ CONTINUE = {
 async def test_a_prompt_with_its_own_tokens_is_continued(path: str, body: dict[str, Any]) -> None:
     async with coder() as here:
         answer = await asked(here, body, path)
-    assert bytes(here.request.prompt_tokens).decode() == PROMPT
+    assert here.service.loaded.tokenizer.decode(here.request.prompt_tokens) == PROMPT
     assert (here.request.max_new_tokens, here.request.stop) == (64, tuple(ENDS))
     if path == "/v1/completions":
         assert answer.json()["choices"][0]["text"] == "xy"

@@ -12,7 +12,7 @@ import pytest
 
 from specops.config import Settings
 from specops.request import FinishReason
-from tests.fakes import INFO, output
+from tests.fakes import INFO, begun, output
 from tests.http.chat_clients import clients
 from tests.http.real_engine import served
 
@@ -33,26 +33,27 @@ async def test_vectors_come_in_the_order_of_the_texts_in_both_encodings() -> Non
         assert [item.object for item in answer.data] == ["embedding", "embedding"]
         vectors = np.array([item.embedding for item in answer.data], np.float32)
         assert vectors.tolist() == VECTORS.tolist()
-        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
+        # With the token that begins a text.
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (7, 7)
         assert answer.model == "fake"
 
 
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [
-        ("ab", [b"ab"]),
-        (["ab", "c"], [b"ab", b"c"]),
-        ([1, 2], [b"\1\2"]),
-        ([[1, 2], [3]], [b"\1\2", b"\3"]),
+        ("ab", [begun("ab")]),
+        (["ab", "c"], [begun("ab"), begun("c")]),
+        ([1, 2], [(1, 2)]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
     ],
 )
 async def test_every_form_of_input_is_one_request_of_the_engine(
-    given: list[str], prompts: list[bytes]
+    given: list[str], prompts: list[tuple[int, ...]]
 ) -> None:
     async with clients() as here:
         here.script([END])
         await here.openai.embeddings.create(model="fake", input=given, dimensions=4)
-    assert [bytes(prompt) for prompt in here.request.prompts] == prompts
+    assert list(here.request.prompts) == prompts
     assert here.request.embed
     assert len(here.service.requests) == 1
 

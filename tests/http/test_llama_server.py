@@ -22,7 +22,19 @@ from specops.runtime.sampling import Floats
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
 from tests.asgi import AsgiClient
-from tests.fakes import INFO, STATS, Coder, FakeService, output
+from tests.fakes import (
+    BEGIN_TOKEN,
+    FILE,
+    INFO,
+    MIDDLE,
+    PREFIX,
+    STATS,
+    SUFFIX,
+    FakeService,
+    begun,
+    fills_in,
+    output,
+)
 from tests.fuzz import suggestions
 from tests.fuzz.suggestions import filling_in
 from tests.http.chat_clients import TEMPLATE
@@ -32,6 +44,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.anyio
 TOKEN_SECONDS, PAIR_SECONDS = 0.004, 1e-6
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
+GAP_TOKENS = (BEGIN_TOKEN, PREFIX, *b"ab", SUFFIX, *b"cd", MIDDLE)
 CHUNK = {"text": "import os\n", "time": [3, 141592], "filename": "a.py"}
 # As the plug-ins send them: `loadtest.editor_trace` has llama.vim's fields; src/llama-server.ts of
 # llama.vscode, autumn of 2026.
@@ -57,7 +70,7 @@ CODE_WARMS = {
 async def coder(*answer: Output, **settings: Any) -> AsyncIterator[Api]:
     """A service with a scripted model that fills in; it refuses fields that it does not know."""
     service = FakeService(answer or (output("x", "y"), output(finish=FinishReason.STOP)))
-    service.loaded.tokenizer = Coder()
+    service.loaded.tokenizer = fills_in()
     service.info = replace(INFO, context=4096, reading=ReadingSpeed(TOKEN_SECONDS, PAIR_SECONDS))
     async with api(service, unknown_fields="refuse", **settings) as here:
         yield here
@@ -77,8 +90,8 @@ async def test_llama_vims_suggestion() -> None:
         answer = await asked(here, VIM)
     request = here.request
     assert request.prompt_tokens == (
-        *(4, *b"a.py\nimport os\n", 4, *b"filename\n"),
-        *(1, *b"def f():\n", 2, *b"\n\n", 3, *b"    ret"),
+        *(BEGIN_TOKEN, FILE, *b"a.py\nimport os\n", FILE, *b"filename\n"),
+        *(PREFIX, *b"def f():\n", SUFFIX, *b"\n\n", MIDDLE, *b"    ret"),
     )
     assert (request.max_new_tokens, request.predict_seconds, request.min_indent) == (128, 0.25, 4)
     assert (request.priority, request.sampling.temperature) == (-1, 0.0)
@@ -116,8 +129,8 @@ async def test_llama_vscodes_suggestions() -> None:
 async def test_warming_reads_all_chunks_last_and_answers_nothing(body: dict[str, Any]) -> None:
     async with coder(output(finish=FinishReason.LENGTH)) as here:
         answer = await asked(here, body)
-    chunks = (4, *b"a.py\nimport os\n", 4, *b"filename\n")
-    assert here.request.prompt_tokens == (*chunks, 1, 2, 3)
+    chunks = (BEGIN_TOKEN, FILE, *b"a.py\nimport os\n", FILE, *b"filename\n")
+    assert here.request.prompt_tokens == (*chunks, PREFIX, SUFFIX, MIDDLE)
     assert (here.request.max_new_tokens, here.request.priority) == (0, 1)
     assert answer.json() == {} or (answer.json()["content"], answer.json()["stop_type"]) == (
         "",
@@ -146,8 +159,8 @@ async def test_minuets_suggestion() -> None:
         await asked(here, GAP)
     with_suffix, with_gap = here.service.requests
     assert text == "xy"
-    assert with_suffix.prompt_tokens == with_gap.prompt_tokens == (1, *b"ab", 2, *b"cd", 3)
-    assert with_suffix.stop_token_ids == with_gap.stop_token_ids == (4,)
+    assert with_suffix.prompt_tokens == with_gap.prompt_tokens == GAP_TOKENS
+    assert with_suffix.stop_token_ids == with_gap.stop_token_ids == (FILE,)
 
 
 async def test_copilot_learns_what_the_service_takes() -> None:
@@ -188,19 +201,20 @@ async def test_the_time_for_the_prompt_cuts_it_whatever_the_load_is(
     assert (whole["truncated"], cut.json()["truncated"]) == (False, True)
     assert cut.headers["x-ignored-fields"] == "prompt[far-ends]"
     tokens = here.service.requests[-1].prompt_tokens
-    begin = tokens.index(1)
-    assert tokens[:begin].count(4) == chunks + bool(chunks)
+    begin = tokens.index(PREFIX)
+    assert tokens[:begin].count(FILE) == chunks + bool(chunks)
 
     def seconds(around: int) -> float:
         return around * (TOKEN_SECONDS + PAIR_SECONDS * (begin + around / 2))
 
     room = next(some for some in count(128) if seconds(some + 1) > milliseconds / 1000)
-    before, _, behind = bytes(tokens[begin + 1 : tokens.index(3)]).partition(b"\2")
+    gap, end = tokens.index(SUFFIX), tokens.index(MIDDLE)
+    before, behind = bytes(tokens[begin + 1 : gap]), bytes(tokens[gap + 1 : end])
     assert text.encode().endswith(before)
     assert behind == text[: room // 4].encode()
     most = room - room // 4
     assert most * 3 // 4 <= len(before) <= most
-    assert tokens[-4:] == (3, *b"if ")
+    assert tokens[-4:] == (MIDDLE, *b"if ")
 
 
 async def test_text_beyond_half_of_the_context_is_cut_in_all_protocols() -> None:
@@ -213,24 +227,26 @@ async def test_text_beyond_half_of_the_context_is_cut_in_all_protocols() -> None
             assert answer.headers["x-ignored-fields"] == "prompt[far-ends]"
     assert first.json()["truncated"]
     assert len({request.prompt_tokens for request in here.service.requests}) == 1
-    assert len(here.service.requests[0].prompt_tokens) <= 4096 // 2 + 3
+    assert len(here.service.requests[0].prompt_tokens) <= 4096 // 2 + 4
 
 
 async def test_a_suffix_is_encoded_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with coder() as here:
         tokenizer, encoded = here.service.loaded.tokenizer, list[str]()
-        encode = tokenizer.encode
+        encode = tokenizer.encode_parts
 
-        def counted(text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-            encoded.append(text)
-            return encode(text, special_tokens=special_tokens)
+        def counted(parts: Sequence[str]) -> tuple[int, ...]:
+            encoded.extend(parts)
+            return encode(parts)
 
-        monkeypatch.setattr(tokenizer, "encode", counted)
+        monkeypatch.setattr(tokenizer, "encode_parts", counted)
         body = {"model": "fake", "prompt": ["a", "b"], "suffix": "cd"}
         await asked(here, body, "/v1/completions")
     assert encoded.count("cd") == 1
     prompts = [request.prompt_tokens for request in here.service.requests]
-    assert prompts == [(1, *text, 2, *b"cd", 3) for text in (b"a", b"b")]
+    assert prompts == [
+        (BEGIN_TOKEN, PREFIX, *text, SUFFIX, *b"cd", MIDDLE) for text in (b"a", b"b")
+    ]
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -261,7 +277,7 @@ async def test_letters_of_an_end_token_that_no_text_shows_are_no_stop_string(
     async with coder() as here:
         monkeypatch.setattr(here.service.loaded.tokenizer, "shown_bytes", lambda token: b"")
         await asked(here, GAP)
-    assert (here.request.stop, here.request.stop_token_ids) == ((), (4,))
+    assert (here.request.stop, here.request.stop_token_ids) == ((), (FILE,))
 
 
 @pytest.mark.parametrize(("fields", "times"), [(None, 1), (["content"], 0), (["prompt"], 1)])
@@ -295,11 +311,13 @@ async def test_a_stream_is_parts_and_a_last_event_without_text(path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
-@pytest.mark.parametrize("prompt", ["ab", [97, 98]])
-async def test_a_prompt_is_a_text_or_tokens(path: str, prompt: Any) -> None:
+@pytest.mark.parametrize(("prompt", "tokens"), [("ab", begun("ab")), ([97, 98], (97, 98))])
+async def test_a_prompt_is_a_text_or_tokens(
+    path: str, prompt: Any, tokens: tuple[int, ...]
+) -> None:
     async with coder() as here:
         answer = (await asked(here, {"prompt": prompt, "n_predict": 5}, path)).json()
-    assert here.request.prompt_tokens == (97, 98)
+    assert here.request.prompt_tokens == tokens
     assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", "ab", 5)
 
 

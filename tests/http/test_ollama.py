@@ -205,8 +205,8 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     assert np.allclose(np.array(short.embeddings), VECTORS[:, :2])
     assert np.array(whole.embeddings).shape == (2, 4)
     first = here.service.requests[0]
-    assert [len(first.prompt_tokens), *map(len, first.more_prompts)] == [2, 64]
-    assert found.prompt_eval_count == 66
+    assert [len(first.prompt_tokens), *map(len, first.more_prompts)] == [3, 64]
+    assert found.prompt_eval_count == 67
 
 
 @both_ways

@@ -12,7 +12,7 @@ import ollama
 import pytest
 
 from specops.request import FinishReason, Logprob, Piece
-from tests.fakes import INFO, output
+from tests.fakes import BEGIN_TOKEN, INFO, output
 from tests.http.chat_clients import ASK, TEMPLATE, Clients, clients
 
 pytestmark = pytest.mark.anyio
@@ -211,11 +211,9 @@ async def test_a_tool_needs_no_type() -> None:
 async def test_a_conversation_is_continued_by_its_context(stream: bool) -> None:
     async with clients() as here:
         here.service.info = replace(INFO, chat=True, system="Be kind.", context=4096)
-        here.script([output("x" * 66), output("x" * 89), output("", finish=FinishReason.STOP)])
-        here.service.loaded.tokenizer.decode = lambda tokens: "x" * sum(map(bool, tokens))
+        here.script([output("B"), output("Y"), output("", finish=FinishReason.STOP)])
         first: Any = await here.ollama.generate("fake", "one", system="Be brief.", stream=stream)
         last = [part async for part in first][-1] if stream else first
-        # The fake's tokens are bytes; 0, the empty piece at the end, stands for an end token.
         said = bytes(last.context)
         assert said.decode() == here.prompt + "BY"
         assert "Be brief." in here.prompt
@@ -233,9 +231,9 @@ async def test_a_conversation_is_continued_by_its_context(stream: bool) -> None:
 
 async def test_a_text_is_continued_by_its_context_and_raw_has_none() -> None:
     async with clients() as here:
-        here.script([output("x" * 66), output(finish=FinishReason.STOP)])
+        here.script([output("B"), output(finish=FinishReason.STOP)])
         first = await here.ollama.generate("fake", "A")
-        assert first.context == [65, 66]
+        assert first.context == [BEGIN_TOKEN, 65, 66]
         await here.ollama.generate("fake", "C", context=first.context)
         assert here.prompt == "ABC"
         raw = await here.ollama.generate("fake", "A", raw=True)
@@ -243,8 +241,8 @@ async def test_a_text_is_continued_by_its_context_and_raw_has_none() -> None:
         for fields in ({"context": [65]}, {"system": "a"}):
             with pytest.raises(ollama.ResponseError, match="raw: cannot be combined with"):
                 await here.ollama.generate("fake", "A", raw=True, **fields)  # type: ignore[call-overload]
-        with pytest.raises(ollama.ResponseError, match="context: token 256 does not exist"):
-            await here.ollama.generate("fake", "A", context=[256])
+        with pytest.raises(ollama.ResponseError, match="context: token 264 does not exist"):
+            await here.ollama.generate("fake", "A", context=[INFO.vocab_size])
 
 
 async def test_a_template_that_hides_answers_takes_no_context() -> None:

@@ -103,7 +103,7 @@ async def test_no_code_that_a_client_sends_is_run(touched: list[tuple[str, str]]
                 if path != EMBEDDINGS:
                     text = json.loads(json.dumps(body).replace("abc", json.dumps(code)[1:-1]))
                     assert (await here.client.post(path, json=text)).status_code == 200
-    prompts = [bytes(request.prompt_tokens).decode() for request in service.requests]
+    prompts = [service.loaded.tokenizer.decode(item.prompt_tokens) for item in service.requests]
     assert all(any(code in prompt for prompt in prompts) for code in codes)
     assert not any("1337" in prompt for prompt in prompts)
     events = ("os.system", "subprocess.Popen", "exec")

@@ -20,7 +20,7 @@ from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
 from specops.text.template_process import SHARED, TemplateProcess, TemplateProcessError
 from tests.asgi import AsgiClient
-from tests.fakes import INFO, FakeService, Waiting, output
+from tests.fakes import INFO, FakeService, Waiting, begun, output
 from tests.http.openai_api import (
     ANSWER,
     BODIES,
@@ -54,7 +54,7 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         GENERATE,
         {},
         {
-            "prompt_tokens": (97, 98, 99), "max_new_tokens": 50, "drafter": "draft", "k_draft": 6,
+            "prompt_tokens": begun("abc"), "max_new_tokens": 50, "drafter": "cascade", "k_draft": 6,
             "adaptive": True, "sampling": SamplingParams(), "stop": (), "stream": False,
             "ignore_eos": False,
         },
@@ -230,17 +230,17 @@ async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, 
 @pytest.mark.parametrize(
     ("system", "prompt"),
     [
-        (None, "abc"),
-        ("", "user: abc\nassistant:"),
-        ("Be brief.", "system: Be brief.\nuser: abc\nassistant:"),
+        (None, begun("abc")),
+        ("", tuple(b"user: abc\nassistant:")),  # the template says what begins it
+        ("Be brief.", tuple(b"system: Be brief.\nuser: abc\nassistant:")),
     ],
 )
 async def test_with_a_system_message_the_prompt_is_a_question(
-    system: str | None, prompt: str
+    system: str | None, prompt: tuple[int, ...]
 ) -> None:
     async with api() as here:
         assert (await here.generate(system=system)).status_code == 200
-    assert here.request.prompt_tokens == tuple(prompt.encode())
+    assert here.request.prompt_tokens == prompt
 
 
 async def test_messages_go_through_the_models_template() -> None:
@@ -261,7 +261,7 @@ async def test_long_prompts_are_encoded_whole(path: str) -> None:
     messages = {"messages": [{"role": "user", "content": text}]}
     async with api() as here:
         await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
-    assert bytes(here.request.prompt_tokens).count(b"x") == 100_000
+    assert here.request.prompt_tokens.count(ord("x")) == 100_000
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -287,10 +287,11 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     *((COMPLETIONS, "prompt", value, "") for value in ([], None, [-1], [1, INFO.vocab_size])),
     (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
     *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),
-    *((COMPLETIONS, "logit_bias", value, "") for value in ({"256": 1}, {"several": 1}, {"5": 101})),
+    *((COMPLETIONS, "logit_bias", {key: 1}, "") for key in (str(INFO.vocab_size), "several")),
+    (COMPLETIONS, "logit_bias", {"5": 101}, ""),
     (COMPLETIONS, "frequency_penalty", 2.5, ""),
     (COMPLETIONS, "presence_penalty", False, ""),
-    (COMPLETIONS, "stop_token_ids", [256], ""),
+    (COMPLETIONS, "stop_token_ids", [INFO.vocab_size], ""),
     (COMPLETIONS, "min_p", 1.5, ""),
     (COMPLETIONS, "guided_choice", [], ""),
     (CHAT, "messages", [], ""),
@@ -590,7 +591,7 @@ async def test_a_compressed_body_is_read(path: str, encoding: str) -> None:
         headers = JSON | {"content-encoding": encoding}
         response = await here.client.post(path, content=body, headers=headers)
     assert response.status_code == 200, response.text
-    assert b"abc" in bytes(here.request.prompt_tokens)
+    assert "abc" in here.service.loaded.tokenizer.decode(here.request.prompt_tokens)
 
 
 WHOLE = json.dumps(BODIES[GENERATE]).encode()

@@ -53,7 +53,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "max_input_tokens": 63, "max_tokens": 63,
         "id": "fake", "object": "model", "type": "model", "display_name": "fake",
         "max_model_len": 64, "owned_by": "specops", "context_length": 64,
-        "quantization": "int8-128", "drafters": ["draft", "suffix", "none"], "chat": False,
+        "quantization": "int8-128", "drafters": list(INFO.drafters), "chat": False,
         "batch_invariant": not foreign, "foreign_products": list(foreign),
         "sampling": {"temperature": 0.2}, "system": "Be brief.",
     }  # fmt: skip

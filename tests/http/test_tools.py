@@ -11,7 +11,7 @@ import pytest
 
 from specops.request import FinishReason, GrammarKind, Output, Piece
 from specops.text.tools.formats import THINKING
-from tests.fakes import STATS, FakeTokenizer, output
+from tests.fakes import FIRST_SPECIAL, STATS, FakeTokenizer, output
 from tests.http.chat_clients import (
     CHAT_TOOLS,
     PROTOCOLS,
@@ -319,30 +319,25 @@ async def test_tools_that_this_server_has_not_are_skipped_and_named(protocol: st
     assert "web_search" not in here.prompt
 
 
-class _Special(FakeTokenizer):
-    """Knows the tags as special tokens, which are no text."""
-
-    def token(self, text: str) -> int | None:
-        return {"[TOOL_CALLS]": 1, "[ARGS]": 2, THINKING[1][0]: 3, THINKING[1][1]: 4}.get(text)
-
-    def decode(self, tokens: Any) -> str:
-        return super().decode([token for token in tokens if token > 4])
-
-
 @both_ways
 @every_protocol
 async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: bool) -> None:
-    said = ((3, ""), (5, "hm"), (4, ""), (1, ""), (5, "get_weather"), (2, ""), (5, '{"city": "a"}'))
-    pieces = tuple(Piece(token, text, "target") for token, text in said)
+    tokenizer = FakeTokenizer("[TOOL_CALLS]", "[ARGS]", *THINKING[1])
+    calls, args, thinks, thought = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)
+    said: tuple[int | str, ...] = (thinks, "hm", thought, calls, "get_weather", args)
+    pieces = tuple(
+        Piece(ord(item[0]), item, "target") if isinstance(item, str) else Piece(item, "", "target")
+        for item in (*said, '{"city": "a"}')
+    )
     async with clients(TEMPLATES["mistral-args"] + "{# [/THINK] #}") as here:
-        here.service.loaded.tokenizer = _Special()
+        here.service.loaded.tokenizer = tokenizer
         here.script([Output("", pieces, FinishReason.STOP, STATS)])
         answer = await PROTOCOLS[protocol](here, stream=stream)
         assert (answer.reasoning, answer.calls) == ("hm", (("get_weather", {"city": "a"}),))
         await PROTOCOLS[protocol](here, stream=False, **tool_choice(protocol, "required"))
     lark = here.request.sampling.grammar.text
-    assert "start: thoughts? <[1]> calls" in lark
-    assert "<[2]> args_0" in lark
+    assert f"start: thoughts? <[{calls}]> calls" in lark
+    assert f"<[{args}]> args_0" in lark
 
 
 @both_ways
