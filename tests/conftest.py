@@ -23,6 +23,7 @@ from specops.models.convert import __main__ as converter
 from specops.models.graph import prepack, weight_cache
 from specops.runtime import calibration, kernels
 from specops.runtime.session import share_threads
+from tests.allowed_skips import watch_skips
 from tests.checkpoints import make_llama_checkpoint
 from tests.eagle_heads import write_head
 
@@ -36,7 +37,6 @@ TOGETHER = dict.fromkeys(  # files that share one Docker Engine
 )
 APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
 FIRST = (  # slow files, which would otherwise run at the end, when other workers have no more work
-    "tests/bench/peers/test_environment.py",
     "tests/engine/test_demo_pair.py",
     "tests/engine/test_threads.py",
     "tests/gateway/",
@@ -90,6 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    watch_skips(config)
     config.stash[_SUMMARY] = {}
 
 
