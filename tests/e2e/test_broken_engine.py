@@ -63,8 +63,8 @@ def test_the_reason_is_printed_and_the_native_stack_serves(tmp_path: Path) -> No
         assert answer.status_code == 200, answer.text
 
 
-# An engine with its own network, /run and data folder, beside that of other tests. Before it there is
-# no rule, or there are a few.
+# An engine with its own network, /run and data folder, beside that of other tests. Before it there
+# is no rule, or there are a few.
 ENGINE = """
 mkdir -p .cache/e2e && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs .cache/e2e || exit 125
 {rules} || exit 125
