@@ -20,12 +20,15 @@ from locust.env import Environment
 
 import options as load_options
 from charts import svg
-from record import Figures, as_csv
-from summary import Report, short
+from record import PROMPT_SIZES, SIZES, Figures, as_csv
+from summary import Report, found_in, short
 from users import served_model
 
 Row = Mapping[str, Any]
 
+# What `SIZES` are, in words.
+_TITLES = (*(f"to {size:,} tokens" for size in PROMPT_SIZES), f"above {PROMPT_SIZES[-1]:,} tokens")
+_SIZES = tuple(zip(SIZES, _TITLES, strict=True))
 # Tables: key, title of the tab, and columns as pairs of key and title. The page sorts by `name`.
 _QUANTILES = (("mean", "Mean"), *((f"p{q}", f"p{q}") for q in (50, 90, 95, 99)))
 TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
@@ -34,6 +37,18 @@ TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         (("what", "Time"), ("unit", "Unit"), ("count", "# Measured"), *_QUANTILES),
     ),
     "llm-rates": ("LLM rates", (("what", "Figure"), ("value", "Value"), ("unit", "Unit"))),
+    "llm-prompts": (
+        "Prompts and drafts",
+        (
+            ("stage", "Stage"),
+            ("repeated", "Prompts sent before"),
+            ("cached", "Prompt tokens known"),
+            ("passes", "Tokens a pass"),
+            ("found", "Accepted drafts from"),
+            *((size, f"TTFT p95 (ms), {title}") for size, title in _SIZES),
+            ("slowdown", "Slowdown p50 / p95"),
+        ),
+    ),
     "llm-stages": (
         "Stages and knee",
         (
@@ -59,6 +74,8 @@ _TIMES = (
     ("itl", "ITL: inter-token latency, per token", "ms"),
     ("latency", "E2EL: end-to-end latency", "ms"),
     ("speed", "Output tokens per second of one request, waiting included", "tokens/s"),
+    ("slowdown", "Slowdown: TTFT over the prompt's time alone, by the API's costs of passes", ""),
+    *((size, f"TTFT of prompts {title}", "ms") for size, title in _SIZES),
 )
 
 
@@ -67,6 +84,7 @@ def tables(report: Report) -> dict[str, list[Row]]:
     return {
         "llm-times": list(_named(_times(report.whole))),
         "llm-rates": list(_named(_rates(report))),
+        "llm-prompts": list(_named(_prompts(report))),
         "llm-stages": list(_named(_stages(report))),
     }
 
@@ -86,6 +104,8 @@ def _times(whole: Figures) -> Iterator[Row]:
 def _rates(report: Report) -> Iterator[Row]:
     whole = report.whole
     limits = report.options.goodput
+    if report.warning:
+        yield {"what": f"Warning: {report.warning}", "value": "", "unit": ""}
     for what, value, unit in (
         ("Duration", short(whole["seconds"]), "s"),
         ("Requests answered", f"{whole['answered']:,}", ""),
@@ -121,6 +141,20 @@ def _rates(report: Report) -> Iterator[Row]:
         if what.startswith("Cancelled") and not whole["cancelled"]:
             continue
         yield {"what": what, "value": value, "unit": unit}
+
+
+def _prompts(report: Report) -> Iterator[Row]:
+    stages = [(str(number), stage) for number, stage in enumerate(report.stages, start=1)]
+    for name, figures in (*stages, ("all", report.whole)):
+        yield {
+            "stage": name,
+            "repeated": _share(figures.get("repeated_share")),
+            "cached": _share(figures["cached_share"]),
+            "passes": short(figures["tokens_per_pass"]),
+            "found": found_in(figures) or "-",
+            **{size: short(figures[f"{size}_p95"], 1000) for size in SIZES},
+            "slowdown": " / ".join(short(figures[f"slowdown_p{q}"]) for q in (50, 95)),
+        }
 
 
 def _stages(report: Report) -> Iterator[Row]:

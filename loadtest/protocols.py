@@ -62,14 +62,13 @@ class Progress:
     Attributes:
         text: what it adds to the answer.
         tokens: number of tokens in the text; None if the protocol does not say.
-        input_tokens, output_tokens: the whole counts, from the last events.
+        whole: the counts of the whole answer, from the last events; times and text are not its.
         error: what went wrong.
     """
 
     text: str = ""
     tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    whole: Reply | None = None
     error: str | None = None
 
 
@@ -100,7 +99,7 @@ class Generate(ApiProtocol):
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """The request."""
-        body: dict[str, Any] = {"prompt": ask.prompt, "max_new_tokens": ask.tokens}
+        body = {"prompt": ask.prompt, "max_new_tokens": ask.tokens, "details": True}
         if ask.question:
             body["system"] = SYSTEM
         if ask.drafter:
@@ -111,15 +110,22 @@ class Generate(ApiProtocol):
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
-        return Reply(body["generated_text"], body["prompt_tokens"], body["generated_tokens"])
+        told = body.get("details") or {}
+        return Reply(
+            body["generated_text"],
+            body["prompt_tokens"],
+            body["generated_tokens"],
+            cached_tokens=told.get("cached_prompt_tokens"),
+            passes=told.get("sequence_steps"),
+            found_in=told.get("accepted_found_in") or {},
+        )
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         if "finish_reason" in event:
-            whole = self.answer(event)
-            return Progress(input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
+            return Progress(whole=self.answer(event))
         return Progress(text=event["text"], tokens=len(event["tokens"]))
 
 
@@ -149,20 +155,21 @@ class Completions(ApiProtocol):
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
-        usage = body["usage"]
-        text = "".join(map(self.text, body["choices"]))
-        return Reply(text, usage["prompt_tokens"], usage["completion_tokens"])
+        usage, told = body["usage"], body.get("timings") or {}
+        return Reply(
+            "".join(map(self.text, body.get("choices", []))),
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            **_timings(told),
+        )
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
-        usage = event.get("usage") or {}
-        return Progress(
-            text="".join(map(self.text, event.get("choices", []))),
-            input_tokens=usage.get("prompt_tokens"),
-            output_tokens=usage.get("completion_tokens"),
-        )
+        whole = self.answer(event) if event.get("usage") else None
+        return Progress("".join(map(self.text, event.get("choices", []))), whole=whole)
 
 
 class Chats(Completions):
@@ -194,7 +201,13 @@ class Messages(ApiProtocol):
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
         text = "".join(block.get("text", "") for block in body["content"])
-        return Reply(text, _input_tokens(body["usage"]), body["usage"]["output_tokens"])
+        return self._counted(text, body["usage"])
+
+    def _counted(self, text: str, usage: Mapping[str, Any]) -> Reply:
+        """Count the tokens of a prompt: Anthropic counts those from a cache apart."""
+        cached = usage.get("cache_read_input_tokens")
+        written = usage["output_tokens"]
+        return Reply(text, usage["input_tokens"] + (cached or 0), written, cached_tokens=cached)
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
@@ -204,14 +217,8 @@ class Messages(ApiProtocol):
         if event["type"] == "content_block_delta":
             return Progress(text=delta.get("text") or delta.get("thinking") or "")
         if event["type"] == "message_delta":
-            usage = event["usage"]
-            return Progress(input_tokens=_input_tokens(usage), output_tokens=usage["output_tokens"])
+            return Progress(whole=self._counted("", event["usage"]))
         return Progress()
-
-
-def _input_tokens(usage: Mapping[str, Any]) -> int:
-    """Tokens of a prompt: Anthropic counts those from a cache apart."""
-    return int(usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0))
 
 
 class Responses(ApiProtocol):
@@ -227,9 +234,10 @@ class Responses(ApiProtocol):
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
-        parts = (part for item in body["output"] for part in item.get("content") or [])
-        text = "".join(part.get("text") or "" for part in parts)
-        return Reply(text, body["usage"]["input_tokens"], body["usage"]["output_tokens"])
+        parts = (part for item in body.get("output", []) for part in item.get("content") or [])
+        text, usage = "".join(part.get("text") or "" for part in parts), body["usage"]
+        cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
+        return Reply(text, usage["input_tokens"], usage["output_tokens"], cached_tokens=cached)
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
@@ -238,10 +246,7 @@ class Responses(ApiProtocol):
         if event["type"].endswith(".delta"):
             return Progress(text=event["delta"])
         if event["type"] in ("response.completed", "response.incomplete"):
-            usage = event["response"]["usage"]
-            return Progress(
-                input_tokens=usage["input_tokens"], output_tokens=usage["output_tokens"]
-            )
+            return Progress(whole=self.answer(event["response"]))
         return Progress()
 
 
@@ -271,11 +276,8 @@ class OllamaPrompts(ApiProtocol):
         """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"]))
-        return Progress(
-            text=self.text(event),
-            input_tokens=event.get("prompt_eval_count"),
-            output_tokens=event.get("eval_count"),
-        )
+        whole = None if event.get("eval_count") is None else self.answer(event)
+        return Progress(self.text(event), whole=whole)
 
 
 class OllamaChats(OllamaPrompts):
@@ -297,11 +299,25 @@ class Infill(ApiProtocol):
     """`POST /infill`, llama-server's: a typing trace has its requests."""
 
     path = "/infill"
-    fields: ClassVar = {"response_fields": ["content", "tokens_evaluated", "tokens_predicted"]}
+    fields: ClassVar = {
+        "response_fields": ["content", "tokens_evaluated", "tokens_predicted", "timings"]
+    }
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
-        return Reply(body["content"], body["tokens_evaluated"], body["tokens_predicted"])
+        told = body.get("timings") or {}
+        return Reply(
+            body["content"],
+            body["tokens_evaluated"],
+            body["tokens_predicted"],
+            cached_tokens=told.get("cache_n"),
+            **_timings(told),
+        )
+
+
+def _timings(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What `timings` tell of passes and of accepted draft tokens."""
+    return {"passes": told.get("steps"), "found_in": told.get("accepted_found_in") or {}}
 
 
 PROTOCOLS: dict[str, ApiProtocol] = {

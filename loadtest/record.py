@@ -7,6 +7,8 @@ The figures have the field's definitions, the same for every protocol:
     tpot      seconds per output token after the first: (latency - ttft) / (output tokens - 1)
     itl       seconds between tokens: a chunk of n tokens counts n times an n-th of its gap
     speed     output tokens per second of one request, waiting included
+    slowdown  ttft over the seconds that the prompt would take alone (`prefill.py`)
+    ttft_*    ttft of prompts up to so many tokens, and of longer ones
 
 Every request counts in the stage in which it was sent. A stage's rates of answers and tokens count
 the seconds in which its requests were: from its start to the last of their ends. With `--processes`
@@ -19,6 +21,7 @@ import csv
 import json
 import math
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +31,13 @@ from typing import Any
 
 from shapes import Stage, stage_at
 
-TIMES = ("latency", "ttft", "tpot", "itl", "speed")
+PROMPT_SIZES = (128, 512, 2048)
+SIZES = (*(f"ttft_to_{size}" for size in PROMPT_SIZES), f"ttft_above_{PROMPT_SIZES[-1]}")
+TIMES = ("latency", "ttft", "tpot", "itl", "speed", "slowdown", *SIZES)
 COUNTS = ("answered", "refused", "failed", "cancelled", "unsent", "good")
 COUNTS += ("input_tokens", "output_tokens")
+# Of answers that tell: input tokens, how many were cached; passes, tokens after the first.
+COUNTS += ("told_tokens", "cached_tokens", "passes", "pass_tokens")
 ENDS = COUNTS[:4]  # what becomes of a request that was sent
 # By the second of the run: output tokens as they came, and times to the first token.
 SERIES = ("tokens_at", "ttft_at")
@@ -50,6 +57,10 @@ class Reply:
         latency: seconds.
         first: seconds to the first token; None if the answer came as a whole, or was empty.
         gaps: for each chunk after the first, seconds since the one before and its tokens.
+        cached_tokens: input tokens that the API knew from earlier requests; None: it does not say.
+        passes: the target's after the first token; None: it does not say.
+        found_in: accepted draft tokens, by where they were found; empty where it does not say.
+        alone: seconds that its prompt would take alone; None where nobody knows.
     """
 
     text: str
@@ -58,6 +69,20 @@ class Reply:
     latency: float = 0.0
     first: float | None = None
     gaps: Sequence[tuple[float, int]] = ()
+    cached_tokens: int | None = None
+    passes: int | None = None
+    found_in: Mapping[str, int] = field(default_factory=dict)
+    alone: float | None = None
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time to the first token over that of the same prompt alone; None where not known."""
+        return self.first / self.alone if self.first is not None and self.alone else None
+
+    @property
+    def size(self) -> str:
+        """The one of `SIZES` to which its prompt belongs."""
+        return SIZES[bisect_left(PROMPT_SIZES, self.input_tokens)]
 
     @property
     def tpot(self) -> float | None:
@@ -115,11 +140,15 @@ class Tally:
     good: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    told_tokens: int = 0
+    cached_tokens: int = 0
+    passes: int = 0
+    pass_tokens: int = 0
     user_seconds: float = 0.0
     started: float = 0.0
     last: float = 0.0
     spreads: dict[str, Spread] = field(
-        default_factory=lambda: {name: Counter() for name in (*TIMES, *SERIES)}
+        default_factory=lambda: {name: Counter() for name in (*TIMES, *SERIES, "found_in")}
     )
 
     @property
@@ -138,8 +167,16 @@ class Tally:
         self.good += reply.keeps(limits)
         self.input_tokens += reply.input_tokens
         self.output_tokens += reply.output_tokens
+        if reply.cached_tokens is not None:
+            self.told_tokens += reply.input_tokens
+            self.cached_tokens += reply.cached_tokens
+        if reply.passes is not None:
+            self.passes += reply.passes
+            self.pass_tokens += max(0, reply.output_tokens - 1)
+        self.spreads["found_in"].update(reply.found_in)
         speed = reply.output_tokens / reply.latency
         times = {"latency": reply.latency, "ttft": reply.first, "tpot": reply.tpot, "speed": speed}
+        times |= {"slowdown": reply.slowdown, reply.size: reply.first}
         for name, value in times.items():
             if value is not None:
                 self.spreads[name][_rounded(value)] += 1
@@ -239,7 +276,8 @@ class Recorder:
                 break
             asked = {"asked_users": stage.users, "asked_per_second": stage.rate}
             asking = min(stage.seconds, self._end() - begin)
-            found.append({**asked, **summary(tally, asking, max(asking, tally.last - begin))})
+            figures = summary(tally, asking, max(asking, tally.last - begin))
+            found.append({**asked, **figures, "found_in": dict(tally.spreads["found_in"])})
             begin += stage.seconds
         return found
 
@@ -254,7 +292,8 @@ class Recorder:
     def whole(self) -> Figures:
         """Figures of the whole run, which ends with its last request."""
         total, asking = self.total(), self._end() - self.started
-        return summary(total, asking, max(asking, total.last - self.started))
+        figures = summary(total, asking, max(asking, total.last - self.started))
+        return {**figures, "found_in": dict(total.spreads["found_in"])}
 
     def over_time(self, points: int = 60) -> list[Figures]:
         """At most so many pieces of the run, of equal length: tokens per second, TTFT."""
@@ -312,6 +351,8 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
     figures["output_tokens_per_second"] = tally.output_tokens / seconds
     for name in ("good", *ENDS[1:]):
         figures[f"{name}_share"] = ratio(figures[name], sent)
+    figures["cached_share"] = ratio(tally.cached_tokens, tally.told_tokens)
+    figures["tokens_per_pass"] = ratio(tally.pass_tokens, tally.passes)
     for name in TIMES:
         spread = tally.spreads[name]
         figures[f"{name}_count"] = spread.total()
@@ -326,7 +367,8 @@ def as_csv(rows: Sequence[Figures]) -> str:
     text = StringIO(newline="")
     writer = csv.DictWriter(text, rows[0])
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()})
     return text.getvalue()
 
 

@@ -19,6 +19,16 @@ def short(value: float | None, scale: float = 1) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+MOST_REPEATED = 0.2  # of a run's prompts, above which its speed is that of repetition
+
+
+def found_in(figures: Figures) -> str:
+    """Where accepted draft tokens were found, the most first; empty if no answer tells."""
+    places = sorted(figures["found_in"].items(), key=lambda item: -item[1])
+    total = sum(number for _, number in places)
+    return ", ".join(f"{place} {number / total:.0%}" for place, number in places if number)
+
+
 class Report:
     """The figures of a run so far.
 
@@ -56,6 +66,17 @@ class Report:
         if self.options.kind_of_prompt == EDITOR:
             return "suggestions were cancelled by the next key"
         return "requests were cut off at the end of the run"
+
+    @property
+    def warning(self) -> str:
+        """What makes the run's figures say less than they seem to; empty if nothing does."""
+        repeated = self.whole.get("repeated_share") or 0
+        if repeated <= MOST_REPEATED:
+            return ""
+        return (
+            f"{repeated:.0%} of the prompts were sent before: "
+            "caches and drafts make these figures better than new prompts would"
+        )
 
     @property
     def knee_text(self) -> str:
@@ -107,6 +128,13 @@ class Report:
             f"goodput: {whole['good_per_second']:.2f} requests per second "
             f"({short(whole['good_share'], 100)} %) within {self.options.goodput}",
         ]
+        drafts = found_in(whole)
+        lines.append(
+            f"prompt tokens known: {short(whole['cached_share'], 100)} %, tokens a pass: "
+            f"{short(whole['tokens_per_pass'])}{drafts and f', accepted drafts from: {drafts}'}"
+        )
+        if self.warning:
+            lines.append(f"warning: {self.warning}")
         if whole["cancelled"]:
             lines.append(
                 f"{whole['cancelled']} {self.cancelled} ({short(whole['cancelled_share'], 100)} %)"

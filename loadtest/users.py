@@ -32,6 +32,7 @@ from locust.exception import StopUser
 import options as load_options
 import slo
 from editor_trace import Event, trace
+from prefill import PassCosts
 from protocols import PROTOCOLS, Ask, Infill, stream_events
 from record import Recorder, Reply, Tally, token_gaps
 from workload import Conversation, Workload, share
@@ -110,6 +111,7 @@ class Run:
         most = self.options.max_concurrency
         self.slot = BoundedSemaphore(max(1, share(most, index, of))) if most else nullcontext()
         self.model = ""
+        self.costs: PassCosts | None = None
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -120,6 +122,9 @@ class Run:
         """
         served = served_model(self.host, self.options.api_key)
         self.model = served["id"]
+        headers = credentials(self.options.api_key)
+        metrics = requests.get(f"{self.host}/metrics", headers=headers, timeout=10)
+        self.costs = PassCosts.read(metrics.text)
         self.workload = Workload(
             self.options,
             chat=bool(served.get("chat", True)),
@@ -127,6 +132,13 @@ class Run:
             index=self.index,
             processes=self.processes,
         )
+
+    def seconds_alone(self, reply: Reply) -> float | None:
+        """Seconds that an answer's prompt would take alone, if the API tells enough."""
+        if self.costs is None or reply.cached_tokens is None:
+            return None
+        known = reply.cached_tokens
+        return self.costs.alone(reply.input_tokens - known, known)
 
     def _encode(self, text: str) -> list[bytes]:
         """Return the spellings of a text's tokens, by the API or, if it cannot, roughly."""
@@ -291,8 +303,8 @@ class ApiUser(HttpUser):
                 response.failure(problem)
                 self.load.recorder.at(sent).end("failed")
                 return None, 0.0 if response.status_code else 1.0  # do not knock all the time
-            timed = replace(reply, latency=time.perf_counter() - start)
-            at(sent).count(timed, self.load.limits)
+            latency, alone = time.perf_counter() - start, self.load.seconds_alone(reply)
+            at(sent).count(replace(reply, latency=latency, alone=alone), self.load.limits)
         return reply, 0.0
 
     def counted_lines(self, response: ResponseContextManager) -> Iterator[bytes]:
@@ -309,7 +321,7 @@ class ApiUser(HttpUser):
         """
         chunks: list[tuple[float, int | None, int]] = []
         text: list[str] = []
-        read = written = None
+        whole = None
         for event in stream_events(self.counted_lines(response)):
             now = time.perf_counter()
             progress = self.protocol.read(event)
@@ -318,16 +330,14 @@ class ApiUser(HttpUser):
             if progress.text or progress.tokens:
                 chunks.append((now, progress.tokens, len(progress.text)))
                 text.append(progress.text)
-            read = read if progress.input_tokens is None else progress.input_tokens
-            written = written if progress.output_tokens is None else progress.output_tokens
-        if written is None:
+            whole = progress.whole or whole
+        if whole is None:
             raise ValueError("the stream ended without its last event")
-        return Reply(
-            "".join(text),
-            read or 0,
-            written,
+        return replace(
+            whole,
+            text="".join(text),
             first=chunks[0][0] - start if chunks else None,
-            gaps=token_gaps(chunks, written),
+            gaps=token_gaps(chunks, whole.output_tokens),
         )
 
 

@@ -21,7 +21,7 @@ from tests.stack.support import ROOT
 def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The load test's own modules; they import each other without a package, as Locust does."""
     monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
-    names = ("options", "protocols", "record", "shapes", "slo", "summary", "workload")
+    names = ("options", "prefill", "protocols", "record", "shapes", "slo", "summary", "workload")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -108,6 +108,41 @@ def test_tokens_and_first_tokens_are_charted_when_they_came(
     assert drawn.count("<polyline") == 3  # one for the tokens; two of a single point
 
 
+def test_the_report_tells_what_was_known_and_how_long_prompts_waited(
+    load: SimpleNamespace,
+) -> None:
+    costs = load.prefill.PassCosts.read(
+        'specops_pass_cost_seconds{kind="tokens",size="1"} 0.01\n'
+        'specops_pass_cost_seconds{kind="tokens",size="101"} 0.11\n'
+        'specops_pass_cost_seconds{kind="draft_tokens",size="1"} 9.0\n'
+        'specops_pass_cost_seconds{kind="attention",size="1"} 1.0\n'
+    )
+    assert costs.alone(51, 0) == pytest.approx(0.06 + 51 * 52 / 2e6)
+    assert costs.alone(303, 1000) == pytest.approx(0.33 + (303_000 + 303 * 304 / 2) / 1e6)
+    assert load.prefill.PassCosts.read("no such metric") is None
+    recorder = load.record.Recorder([load.shapes.Stage(10, users=1)], 0)
+    for size, cached, found in (
+        (128, 100, {"text": 3}),
+        (129, 0, {"history": 1}),
+        (2049, None, {}),
+    ):
+        told = {"cached_tokens": cached, "passes": 2, "found_in": found, "alone": 0.25}
+        recorder.at(0).count(load.record.Reply("", size, 5, 2.0, 0.5, (), **told), {})
+    report = load.summary.Report(recorder, options(load), "")
+    whole = report.whole
+    assert whole["cached_share"] == 100 / 257
+    assert whole["tokens_per_pass"] == 2
+    assert (whole["slowdown_count"], whole["slowdown_p50"]) == (3, 2)
+    counts = [whole[f"{size}_count"] for size in load.record.SIZES]
+    assert counts == [1, 1, 0, 1]
+    assert load.summary.found_in(whole) == "text 75%, history 25%"
+    lines = "\n".join(report.lines())
+    assert "prompt tokens known: 38.9 %, tokens a pass: 2, accepted drafts from: text 75%" in lines
+    assert "warning" not in lines
+    report.whole["repeated_share"] = 0.21
+    assert "warning: 21% of the prompts were sent before" in "\n".join(report.lines())
+
+
 def test_answers_that_come_after_the_last_stage_take_their_time(load: SimpleNamespace) -> None:
     recorder = load.record.Recorder((load.shapes.Stage(10, users=2),), started=1000)
     recorder.ended = 1010
@@ -160,27 +195,31 @@ def test_where_a_protocol_counts_no_tokens_they_are_spread_over_the_chunks(
     assert load.record.token_gaps(chunks[:1], 5) == []
 
 
+FOUND = {"text": 1}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
+DETAILS = {"input_tokens_details": {"cached_tokens": 3}}
 EVENTS: dict[str, list[dict[str, Any]]] = {
     "generate": [
         {"text": "ab", "tokens": [{}, {}]},
-        {"finish_reason": "stop", "generated_text": "", "prompt_tokens": 7, "generated_tokens": 2},
+        {"finish_reason": "stop", "generated_text": "", "prompt_tokens": 7, "generated_tokens": 2}
+        | {"details": {"cached_prompt_tokens": 3, "sequence_steps": 1, "accepted_found_in": FOUND}},
     ],
     "openai": [
         {"choices": [{"text": "ab"}], "usage": None},
-        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+        {"choices": [], "usage": USAGE, "timings": {"steps": 1, "accepted_found_in": FOUND}},
     ],
     "chat": [
         {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
         {"choices": [{"delta": {"reasoning_content": "a"}}]},
         {"choices": [{"delta": {"content": "b"}}]},
-        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+        {"choices": [], "usage": USAGE, "timings": {"steps": 1, "accepted_found_in": FOUND}},
     ],
     "responses": [
         {"type": "response.created", "response": {}},
         {"type": "response.output_text.delta", "delta": "ab"},
         {
             "type": "response.completed",
-            "response": {"usage": {"input_tokens": 7, "output_tokens": 2}},
+            "response": {"usage": {"input_tokens": 7, "output_tokens": 2} | DETAILS},
         },
     ],
     "messages": [
@@ -215,8 +254,11 @@ def test_text_and_tokens_are_read_from_streams_of_every_protocol(
         protocol.read(event) for event in load.protocols.stream_events([*lines, b"data: [DONE]"])
     ]
     assert "".join(progress.text for progress in read) == "ab"
-    counted = [(p.input_tokens, p.output_tokens) for p in read if p.output_tokens is not None]
-    assert counted == [(7, 2)]
+    (whole,) = [progress.whole for progress in read if progress.whole is not None]
+    assert (whole.input_tokens, whole.output_tokens) == (7, 2)
+    assert whole.cached_tokens == (None if name.startswith("ollama") else 3)
+    tells = name in ("generate", "openai", "chat")
+    assert (whole.passes, whole.found_in) == ((1, FOUND) if tells else (None, {}))
 
 
 def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
@@ -406,7 +448,8 @@ def test_nothing_keeps_a_limit_on_what_was_not_measured(load: SimpleNamespace) -
         assert not ttft.good
         assert str(ttft) == f"ttft_p95 (at most 1): MISSED, {reason}"
     empty = load.record.summary(tally(), 5, 5)
-    assert load.record.as_csv([empty]).splitlines()[1].split(",").count("") == 5 * 5 + 4
+    nothing = load.record.as_csv([empty]).splitlines()[1].split(",").count("")
+    assert nothing == 5 * len(load.record.TIMES) + 6
     for name, value in empty.items():
         assert value is None or math.isfinite(value), name
 

@@ -89,6 +89,9 @@ class StandIn:
                     self.reply(200, ANSWER)
 
             def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    self.reply(404, {})
+                    return
                 assert self.path == "/v1/models"
                 if api.key and self.headers["Authorization"] != f"Bearer {api.key}":
                     self.reply(401, {})
