@@ -38,17 +38,18 @@ LOAD_SHAPES = ("users", "arrivals", "smoke", "ramp", "spike", "soak", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
 # Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;
-# a request takes up to minutes.
+# a request takes up to minutes. A quantile may be wrong by the width of its bucket, half its value.
 _STEP_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 _WAIT_BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0),
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0),
+    *(6.0, 8.0, 11.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0),
 )
 _REQUEST_BUCKETS = (
-    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+    *(0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
+    *(11.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0),
 )
 # Somebody who types on after half a second no longer looks.
 _SUGGESTION_BUCKETS = (
