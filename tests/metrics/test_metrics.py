@@ -324,7 +324,7 @@ def test_embeddings_have_prompts_and_no_answer(metrics: Readable) -> None:
 def test_latencies_name_a_request_that_had_them(metrics: Readable) -> None:
     """In OpenMetrics, where Prometheus reads them; the page in Prometheus' own format has none."""
     stats = GenerationStats(generated_tokens=9)
-    metrics.observe_finish(ASKED, FinishReason.STOP, stats, 3.0, 0.4)
+    metrics.observe_finish(ASKED, FinishReason.STOP, stats, 3.2, 0.4)
     later = replace(ASKED, request_id="its/id/8")
     metrics.observe_finish(later, FinishReason.STOP, stats, 3.5, 0.4)
     page, _ = metrics.expose("application/openmetrics-text; version=1.0.0")
