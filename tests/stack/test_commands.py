@@ -321,3 +321,12 @@ def test_a_part_that_ignores_sigterm_is_killed(
     part.stop(patience=0.2)
     assert part.process.returncode == -9
     assert "Stubborn did not stop" in capsys.readouterr().out
+
+
+def test_the_readmes_commands_can_be_pasted_and_its_words_are_explained_first() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for command in re.findall(r"^```bash\n(.*?)\n```", readme, flags=re.DOTALL | re.MULTILINE):
+        assert run("bash", "-n", "-c", command).returncode == 0, command
+        assert not re.search(r"\b[A-Z]{3,}\b(?!=)", command), f"a placeholder: {command}"
+    for word in ("suffix lookup", "draft model", "draft head", "MTP block"):
+        assert readme.index(word) == readme.index(f"**{word}**") + 2
