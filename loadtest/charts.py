@@ -7,7 +7,6 @@ a light and a dark page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from record import Figures
 
@@ -52,21 +51,17 @@ def _chart(
             f'<text x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{at:.3g} s</text>'
         )
     for index, (name, (label, colour)) in enumerate(lines.items()):
-        measured = [
-            (x((before + end) / 2), _TOP + high * (1 - row[name] * scale / top))
-            if row[name] is not None
-            else None
-            for before, end, row in zip([0.0, *ends], ends, rows, strict=False)
-        ]
-        for known, group in groupby(measured, lambda point: point is not None):
-            if known:
-                points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (p for p in group if p))
-                parts.append(
-                    f'<polyline points="{points} {points.split()[-1]}" fill="none" '
-                    f'stroke="{colour}" stroke-width="2" stroke-linecap="round"/>'
-                )
+        path, pen = "", "M"
+        for row, start in zip(rows, [0.0, *ends], strict=False):
+            if row[name] is None:
+                pen = "M"
+                continue
+            y = _TOP + high * (1 - row[name] * scale / top)
+            path += f"{pen}{x((start + row['seconds']) / 2):.1f} {y:.1f}h0"  # a lone one is a dot
+            pen = "L"
         parts.append(
-            f'<text x="{_WIDTH - 110 * (len(lines) - index - 1)}" y="16" text-anchor="end" '
-            f'fill="{colour}">{label}</text>'
+            f'<path d="{path}" class="line" fill="none" stroke="{colour}" stroke-width="2" '
+            f'stroke-linecap="round"/><text x="{_WIDTH - 110 * (len(lines) - index - 1)}" y="16" '
+            f'text-anchor="end" fill="{colour}">{label}</text>'
         )
     return "".join(parts)

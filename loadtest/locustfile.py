@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from signal import SIGINT, default_int_handler, signal
 from typing import Any
@@ -42,7 +43,7 @@ from locust.runners import (
 import options as load_options
 import page
 from record import Recorder, write
-from shapes import USERS, Stage, left_of_stage, stage_at
+from shapes import USERS, Stage, stage_at
 from summary import Report
 from users import (
     REQUEST_TIMEOUT,
@@ -76,7 +77,8 @@ class Shape(LoadTestShape):
         environment = self.runner.environment
         options = environment.parsed_options
         stages, ran = load_options.stages(options), self.get_run_time()
-        if 0 < (left := left_of_stage(stages, ran)) < 1:
+        ends = accumulate(stage.seconds for stage in stages)
+        if (left := next((end - ran for end in ends if end > ran), math.inf)) < 1:
             gevent.sleep(left)  # as the next tick would come too late
             ran += left
         index = stage_at(stages, ran)

@@ -276,8 +276,7 @@ class Recorder:
                 break
             asked = {"asked_users": stage.users, "asked_per_second": stage.rate}
             asking = min(stage.seconds, self._end() - begin)
-            figures = summary(tally, asking, max(asking, tally.last - begin))
-            found.append({**asked, **figures, "found_in": dict(tally.spreads["found_in"])})
+            found.append({**asked, **summary(tally, asking, max(asking, tally.last - begin))})
             begin += stage.seconds
         return found
 
@@ -292,24 +291,24 @@ class Recorder:
     def whole(self) -> Figures:
         """Figures of the whole run, which ends with its last request."""
         total, asking = self.total(), self._end() - self.started
-        figures = summary(total, asking, max(asking, total.last - self.started))
-        return {**figures, "found_in": dict(total.spreads["found_in"])}
+        return summary(total, asking, max(asking, total.last - self.started))
 
     def over_time(self, points: int = 60) -> list[Figures]:
         """At most so many pieces of the run, of equal length: tokens per second, TTFT."""
         total = self.total()
         seconds = max(1.0, max(self._end(), total.last) - self.started)
         width = math.ceil(seconds / points)
-        pieces = [(Counter[float](), [0]) for _ in range(max(1, round(seconds / width)))]
+        last = max(1, round(seconds / width)) - 1
+        tokens, ttft = Counter[int](), [Counter[float]() for _ in range(last + 1)]
         for at, number in total.spreads["tokens_at"].items():
-            pieces[min(at // width, len(pieces) - 1)][1][0] += number
+            tokens[min(at // width, last)] += number
         for (at, value), number in total.spreads["ttft_at"].items():
-            pieces[min(at // width, len(pieces) - 1)][0][value] += number
+            ttft[min(at // width, last)][value] += number
         found = []
-        for index, (ttft, (tokens,)) in enumerate(pieces):
-            end = seconds if index == len(pieces) - 1 else (index + 1) * width
-            rate = tokens / (end - index * width)
-            quantiles = {f"ttft_p{q * 100:g}": quantile(ttft, q) for q in (0.5, 0.95)}
+        for piece, firsts in enumerate(ttft):
+            end = seconds if piece == last else (piece + 1) * width
+            rate = tokens[piece] / (end - piece * width)
+            quantiles = {f"ttft_p{q * 100:g}": quantile(firsts, q) for q in (0.5, 0.95)}
             found.append({"seconds": end, "output_tokens_per_second": rate, **quantiles})
         return found
 
@@ -342,7 +341,7 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
     sent = tally.sent
     figures: Figures = {"seconds": seconds, "asking_seconds": asking}
     asking, seconds = max(asking, 1e-9), max(seconds, 1e-9)
-    figures["users"] = tally.user_seconds / asking
+    figures["users"] = tally.user_seconds / asking or None
     figures |= {name: getattr(tally, name) for name in COUNTS}
     figures["arrived_per_second"] = (sent + tally.unsent) / asking
     figures["answered_per_second"] = tally.answered / seconds
@@ -353,6 +352,7 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
         figures[f"{name}_share"] = ratio(figures[name], sent)
     figures["cached_share"] = ratio(tally.cached_tokens, tally.told_tokens)
     figures["tokens_per_pass"] = ratio(tally.pass_tokens, tally.passes)
+    figures["found_in"] = dict(tally.spreads["found_in"])
     for name in TIMES:
         spread = tally.spreads[name]
         figures[f"{name}_count"] = spread.total()

@@ -51,15 +51,6 @@ FIXED: dict[str, tuple[Stage, ...]] = {
 SHAPES = (USERS, ARRIVALS, *FIXED)
 
 
-def left_of_stage(stages: Sequence[Stage], seconds: float) -> float:
-    """What is left of the stage that runs `seconds` after the start; 0 after the last one."""
-    for stage in stages:
-        if seconds < stage.seconds:
-            return stage.seconds - seconds
-        seconds -= stage.seconds
-    return 0.0
-
-
 def stage_at(stages: Sequence[Stage], seconds: float) -> int | None:
     """The index of the stage that runs `seconds` after the start; None after the last one."""
     for index, stage in enumerate(stages):

@@ -186,13 +186,13 @@ def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_p
         page.get_by_role("tab", name="LLM rates").click()
         page.locator("tr", has_text="Goodput").wait_for()
         page.get_by_text("TTFT (ms)", exact=True).wait_for()  # the charts are below
-        page.locator("#llm-charts polyline").first.wait_for()
+        page.locator("#llm-charts .line").first.wait_for()
         page.get_by_role("tab", name="Prompts and drafts").click()
         told = page.locator("tr", has_text="all").locator("td")
         assert re.fullmatch(r"[\d.]+ %", told.nth(2).inner_text())
         assert float(told.nth(3).inner_text()) >= 1  # tokens a pass
         page.get_by_role("tab", name="Statistics").click()
-        page.locator("#llm-charts polyline").first.wait_for(state="detached")
+        page.locator("#llm-charts .line").first.wait_for(state="detached")
         streams = page.locator("tr", has_text="/v1/chat/completions (stream)")
         assert int(streams.locator("td").nth(2).inner_text()) > 0
         assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,7 +106,8 @@ def test_tokens_and_first_tokens_are_charted_when_they_came(
     drawn = importlib.import_module("charts").svg(pieces)
     for _, _, lines in importlib.import_module("charts").CHARTS:
         assert all(f">{label}<" in drawn for label, _ in lines.values())
-    assert drawn.count("<polyline") == 3  # one for the tokens; two of a single point
+    paths = "".join(re.findall('d="([^"]*)" class="line"', drawn))
+    assert re.findall(r"[ML]", paths) == [*"MLLLLMM"]
 
 
 def test_the_report_tells_what_was_known_and_how_long_prompts_waited(
@@ -449,7 +451,8 @@ def test_nothing_keeps_a_limit_on_what_was_not_measured(load: SimpleNamespace) -
         assert str(ttft) == f"ttft_p95 (at most 1): MISSED, {reason}"
     empty = load.record.summary(tally(), 5, 5)
     nothing = load.record.as_csv([empty]).splitlines()[1].split(",").count("")
-    assert nothing == 5 * len(load.record.TIMES) + 6
+    assert nothing == 5 * len(load.record.TIMES) + 7
+    assert empty.pop("found_in") == {}
     for name, value in empty.items():
         assert value is None or math.isfinite(value), name
 
