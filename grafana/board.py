@@ -139,7 +139,7 @@ def _instance() -> QueryVariable:
 # two fields of Prometheus' annotations, so grafana/generate.py adds them.
 MARKS = {
     "Unreachable": ("Unreachable: {{instance}}", "Prometheus gets no figures from this API."),
-    "Alert": ("Alert: {{alertname}}", "Prometheus' page /alerts says what to do."),
+    "Alert": ("Alert: {{alertname}}", "Prometheus' page of alerts says what to do."),
     "Model became ready": ("Ready: {{instance}}", "The model became ready."),
     "Restart": ("Restart: {{instance}}", "The process was started again."),
     "Load test": ("Load test: {{shape}}", "Locust sent requests, in a load of this shape."),

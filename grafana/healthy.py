@@ -87,7 +87,7 @@ def _glance() -> Panels:
         "Alerts",
         "Alerts of prometheus/rules/alerts.yml that fire now; the orange marks on the curves say "
         "from when to when. The one that began first is usually the cause of the others. "
-        "Prometheus' page /alerts says what to do about each.",
+        "Prometheus' page of alerts says what to do about each.",
         {
             "{{alertname}}": f"count by (alertname) ({FIRING})",
             "none": f"vector(1) and on () {UP} unless on () {FIRING}",
