@@ -1,4 +1,4 @@
-"""The shared parts of the five dashboards: state, links, variables, annotations, refresh."""
+"""The shared parts of all dashboards: title, state, links, variables, annotations, refresh."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from panels import DATASOURCE, UNREACHABLE, words
-from promql import INSTANCES, series, states
+from empty import Empty
+from panels import DATASOURCE, words
+from promql import ANSWERS, INSTANCES, series, states
 
 TAG = "specops"
 Panels = Iterator[Any]  # builders of rows and panels, in order
 
-STATE_COLOURS = {"ready": "green", "idle": "blue", "failed": "red", UNREACHABLE: "red"}
+STATE_COLOURS = {"ready": "green", "idle": "blue", "failed": "red", Empty.UNREACHABLE: "red"}
 
 
 def board(
-    uid: str, title: str, description: str, sections: Iterable[Callable[[], Panels]]
+    uid: str, question: str, description: str, sections: Iterable[Callable[[], Panels]]
 ) -> Dashboard:
-    """Build one dashboard; `title` is the question that it answers.
+    """Build one dashboard, titled with the product's name and the `question` that it answers.
 
     It can be imported into another Grafana: its data source and the job are variables, with what
     Grafana is provisioned with here as their values.
     """
     made = (
-        Dashboard(title)
+        Dashboard(f"Spec-Ops: {question}")
         .uid(f"specops-{uid}")
         .description(description)
         .tags([TAG])
@@ -58,15 +59,34 @@ def board(
     for annotation in _annotations():
         made.annotation(annotation)
     for section in sections:
-        for item in section():
-            made = made.with_row(item) if isinstance(item, Row) else made.with_panel(item)
+        first, *panels = section()
+        if not isinstance(first, Row):
+            panels.insert(0, first)
+        elif first.build().collapsed:  # its panels stand in it
+            for panel in panels:
+                first.with_panel(panel)
+            panels = []
+        if isinstance(first, Row):
+            made.with_row(first)
+        for panel in panels:
+            made.with_panel(panel)
     return made
 
 
-def state(width: int = 6, *, counted: bool = False) -> Tile:
-    """The first tile of every dashboard; with `counted` it says how many are in each state."""
+def folded(title: str) -> Row:
+    """A row that a click opens: with most services its panels are empty."""
+    return Row(title).collapsed(True)
+
+
+def killed() -> str:
+    """Processes of the service that the kernel killed for memory in the last hour."""
+    return f"sum(increase({series('specops_oom_kills_total')}[1h]) {ANSWERS})"
+
+
+def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Tile:
+    """How the service is; with `counted` it says how many replicas are in each state."""
     return words(
-        "State",
+        title,
         "`ready`: the model answers requests. `idle`: it would, and none came in the last minute. "
         "`unreachable`: Prometheus gets no figures from the API, so no panel has new ones; is it "
         "running? Prometheus' page /targets says why. `failed`: GET /health says why. Any other "
@@ -135,29 +155,37 @@ def _instance() -> QueryVariable:
     return _several(_query("instance", "Instance", "which API", query))
 
 
-# Title and text of the marks on all curves; Grafana fills in {{label}}. The SDK does not know these
-# two fields of Prometheus' annotations, so grafana/generate.py adds them.
+READY = "Ready"
+# Title and text of the marks at the time axis; Grafana fills in {{label}}. The SDK does not know
+# these two fields of Prometheus' annotations, so grafana/generate.py adds them.
 MARKS = {
     "Unreachable": ("Unreachable: {{instance}}", "Prometheus gets no figures from this API."),
     "Alert": ("Alert: {{alertname}}", "Prometheus' page of alerts says what to do."),
-    "Model became ready": ("Ready: {{instance}}", "The model became ready."),
-    "Restart": ("Restart: {{instance}}", "The process was started again."),
-    "Load test": ("Load test: {{shape}}", "Locust sent requests, in a load of this shape."),
+    READY: ("Ready: {{instance}}", "The process was started, and its model became ready."),
+    "Load test": (
+        "Load test: {{shape}}",
+        "Locust began to send requests, in a load of this shape.",
+    ),
 }
 
 
+def _begins(expr: str, selector: str) -> str:
+    """Where the expression has a value and had none one step before: Grafana then draws a line at
+    the beginning, instead of a region that tints every panel. It reads this `selector` alone.
+    """
+    return f"{expr} unless {expr.replace(selector, f'{selector} offset $__interval')}"
+
+
 def _annotations() -> list[AnnotationQuery]:
-    ready = series("specops_model_ready_timestamp_seconds")
-    began = series("process_start_time_seconds")
-    load = series("specops_load_test_requests_total")
-    up = f"up{{{INSTANCES}}}"
+    ready = f"({series('specops_model_ready_timestamp_seconds')} > 0) * 1000"
+    load = f"{series('specops_load_test_requests_total')}[$__rate_interval]"
+    up, firing = f"up{{{INSTANCES}}}", 'ALERTS{alertstate="firing"}'
     none = f'label_replace(absent({up}), "instance", "the API", "", "")'
-    found = {  # Grafana marks where the value is above 0
-        "Unreachable": ("red", f"1 - {up} > 0 or {none}"),
-        "Alert": ("orange", 'max by (alertname) (ALERTS{alertstate="firing"})'),
-        "Model became ready": ("green", f"changes({ready}[1m]) > 0"),
-        "Restart": ("red", f"changes({began}[1m]) > 0"),
-        "Load test": ("blue", f"sum by (shape) (increase({load}[1m])) > 0"),
+    found = {  # Grafana marks where the value is above 0; for READY, the time that is the value
+        "Unreachable": ("red", _begins(f"(1 - {up} > 0 or {none})", up)),
+        "Alert": ("orange", _begins(f"(max by (alertname) ({firing}))", firing)),
+        READY: ("green", ready),
+        "Load test": ("blue", _begins(f"(sum by (shape) (increase({load})) > 0)", load)),
     }
     return [
         AnnotationQuery()

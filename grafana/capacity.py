@@ -1,19 +1,26 @@
-"""The dashboard "Will it fit?": memory, processor and disk against what the machine grants."""
+"""The dashboard "Will it fit?": memory, processor and disk against what the machine grants, and the
+load against the replicas that share it.
+"""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board, state
-from panels import COUNT, MEAN, PER_SECOND, UNREACHABLE, curves, tile
+from board import Panels, board, folded, killed, state
+from empty import Empty
+from panels import COUNT, MEAN, MEMORY, PER_SECOND, TIMES, curves, tile
 from promql import (
     ANSWERS,
     NOW,
+    QUANTILE_WINDOW,
+    WINDOW,
     gauge,
     now,
     now_by,
     part,
     rate_by,
+    rates,
+    replicas_missing,
     series,
     share,
     time_share,
@@ -21,10 +28,19 @@ from promql import (
     total,
 )
 
-MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
+BYTES, DISK = "specops_memory_bytes", "specops_disk_bytes"
 FREE, TOTAL = 'kind="free"', 'kind="total"'
-STATES, NO_STATES = "specops_state_bytes", "this model has no states"
-NO_QUOTA = "no quota"
+STATES = "specops_state_bytes"
+REQUESTS, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
+CACHED, COMPUTED = "specops_cached_prompt_tokens_total", "specops_prompt_tokens_total"
+BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
+GENERATING = 'envoy_cluster_name="replicas"'  # the gateway's two ways to the replicas
+EITHER = 'envoy_cluster_name=~"replicas|replicas_any"'
+CLIENTS = 'envoy_http_conn_manager_prefix="gateway"'
+OUT_OF_ROTATION = (
+    f"sum(envoy_cluster_membership_total{{{GENERATING}}}) "
+    f"- sum(envoy_cluster_membership_healthy{{{GENERATING}}})"
+)
 
 
 def _glance() -> Panels:
@@ -35,18 +51,20 @@ def _glance() -> Panels:
         "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
         "smaller weights (SPECOPS_QUANT).",
         "percentunit",
-        part(MEMORY, 'kind="anon"', 'kind="limit"'),
+        part(BYTES, 'kind="anon"', 'kind="limit"'),
         warn=0.75,
         alarm=0.9,
+        empty_when=Empty.UNREACHABLE,
     )
     yield tile(
         "Swap in use",
         "Memory that was moved to disk. A little that does not move is no problem; growing "
         "swap, together with pressure, makes every token slow.",
         "bytes",
-        now(MEMORY, 'kind="swap"'),
+        now(BYTES, 'kind="swap"'),
         warn=64 << 20,
         alarm=1 << 30,
+        empty_when=Empty.UNREACHABLE,
     )
     yield tile(
         "Lost for memory",
@@ -54,7 +72,7 @@ def _glance() -> Panels:
         "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS.",
         "percentunit",
         time_share("specops_memory_pressure_seconds_total", 'kind="some"', NOW),
-        nothing="unknown",
+        empty_when=Empty.NEVER,
         warn=0.02,
         alarm=0.1,
     )
@@ -66,6 +84,17 @@ def _glance() -> Panels:
         "percentunit",
         f"clamp_max({total('process_cpu_seconds_total', window=NOW)} "
         f"/ ({now('specops_cpus')} > 0), 1)",
+        empty_when=Empty.UNREACHABLE,
+    )
+    yield tile(
+        "Killed, last hour",
+        "Processes of the service that the kernel killed for lack of memory. Not 0: lower "
+        "SPECOPS_KV_TOKENS or the weights' size until the memory below stays under its limit.",
+        COUNT,
+        killed(),
+        alarm=1,
+        decimals=0,
+        empty_when=Empty.UNREACHABLE,
     )
     yield tile(
         "Throttled",
@@ -74,7 +103,7 @@ def _glance() -> Panels:
         "quota.",
         "percentunit",
         share("specops_cpu_throttled_periods_total", "specops_cpu_periods_total", window=NOW),
-        nothing=NO_QUOTA,
+        empty_when=Empty.NO_QUOTA,
         warn=0.05,
         alarm=0.25,
     )
@@ -87,6 +116,7 @@ def _glance() -> Panels:
         f"max(1 - {gauge(DISK, FREE)} / ignoring (kind) ({gauge(DISK, TOTAL)} > 0))",
         warn=0.85,
         alarm=0.95,
+        empty_when=Empty.UNREACHABLE,
     )
 
 
@@ -99,12 +129,13 @@ def _memory() -> Panels:
         "near the limit is no problem by itself.",
         "bytes",
         {
-            "{{kind}}": now_by("kind", MEMORY, 'kind=~"anon|file"'),
-            "limit": now(MEMORY, 'kind="limit"'),
+            "{{kind}}": now_by("kind", BYTES, 'kind=~"anon|file"'),
+            "limit": now(BYTES, 'kind="limit"'),
         },
-        limits=("limit",),
+        limits={"limit": "anon"},
+        named=MEMORY,
         stacked=True,
-        nothing=UNREACHABLE,
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
         "Swap",
@@ -113,11 +144,11 @@ def _memory() -> Panels:
         "machine.",
         "bytes",
         {
-            "used": now(MEMORY, 'kind="swap"'),
-            "limit": now(MEMORY, 'kind="swap_limit"') + " > 0",
+            "swap": now(BYTES, 'kind="swap"'),
+            "swap limit": now(BYTES, 'kind="swap_limit"') + " > 0",
         },
-        limits=("limit",),
-        nothing=UNREACHABLE,
+        limits={"swap limit": "swap"},
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
         "Time lost for lack of memory",
@@ -126,9 +157,10 @@ def _memory() -> Panels:
         "or useless; lower SPECOPS_KV_TOKENS now.",
         "percentunit",
         {"{{kind}}": time_share_by("kind", "specops_memory_pressure_seconds_total")},
+        named=("some", "full"),
         warn=0.02,
         alarm=0.1,
-        nothing="no time was lost",
+        empty_when=Empty.NEVER,
     )
     yield curves(
         "Page faults per second",
@@ -139,23 +171,23 @@ def _memory() -> Panels:
         PER_SECOND,
         {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
         right={"minor": PER_SECOND},
-        colours={"major": "red"},
+        named=("major", "minor"),
         width=12,
-        nothing=UNREACHABLE,
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
-        "Killed for memory, and restarts",
-        "Processes that the kernel killed in the service's cgroup, and restarts in the last "
+        "Kills and restarts, last hour",
+        "Processes that the kernel killed in the service's cgroup, and restarts, of the last "
         "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
         "panel above stays below its limit.",
         COUNT,
         {
-            "killed": now("specops_oom_kills_total"),
+            "killed": killed(),
             "restarts": f"sum(changes({series('process_start_time_seconds')}[1h]) {ANSWERS})",
         },
         alarm=1,
         width=12,
-        nothing=UNREACHABLE,
+        empty_when=Empty.UNREACHABLE,
     )
 
 
@@ -173,8 +205,8 @@ def _cache() -> Panels:
             "kept": now("specops_kv_kept_tokens"),
             "capacity": now("specops_kv_capacity_tokens"),
         },
-        limits=("capacity",),
-        nothing=UNREACHABLE,
+        limits={"capacity": "running"},
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
         "KV blocks",
@@ -184,7 +216,8 @@ def _cache() -> Panels:
         "although prompts begin alike: see SPECOPS_PREFIX_CACHE.",
         COUNT,
         {"{{state}}": now_by("state", "specops_kv_blocks", moved=True)},
-        nothing=UNREACHABLE,
+        named=("used", "shared", "kept", "free"),
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
         "Preemptions",
@@ -195,8 +228,12 @@ def _cache() -> Panels:
         {"preemptions": total("specops_preemptions_total")},
         warn=0.1,
         alarm=1,
-        nothing=UNREACHABLE,
+        empty_when=Empty.UNREACHABLE,
     )
+
+
+def _states() -> Panels:
+    yield folded("Do recurrent layers have room? (LFM2, Qwen3.5, Granite 4.0 H)")
     yield curves(
         "Memory of states",
         "What recurrent layers keep (LFM2, Qwen3.5, Granite 4.0 H): `slots` for the running "
@@ -208,9 +245,10 @@ def _cache() -> Panels:
             "{{kind}}": now_by("kind", STATES, 'kind=~"slots|snapshots"') + " > 0",
             "limit of snapshots": now(STATES, 'kind="limit"') + " > 0",
         },
-        limits=("limit of snapshots",),
+        limits={"limit of snapshots": "snapshots"},
+        named=("slots", "snapshots"),
         width=12,
-        nothing=NO_STATES,
+        empty_when=Empty.NO_STATES,
     )
     yield curves(
         "Snapshots of states",
@@ -221,7 +259,7 @@ def _cache() -> Panels:
         PER_SECOND,
         {"{{event}}": rate_by("event", "specops_state_snapshots_total")},
         width=12,
-        nothing="none were taken",
+        empty_when=Empty.NEVER,
     )
 
 
@@ -237,8 +275,8 @@ def _rest() -> Panels:
             "used": total("process_cpu_seconds_total"),
             "granted": now("specops_cpus"),
         },
-        limits=("granted",),
-        nothing=UNREACHABLE,
+        limits={"granted": "used"},
+        empty_when=Empty.UNREACHABLE,
         width=6,
     )
     yield curves(
@@ -252,7 +290,7 @@ def _rest() -> Panels:
         },
         warn=0.05,
         alarm=0.25,
-        nothing=NO_QUOTA,
+        empty_when=Empty.NO_QUOTA,
         width=6,
     )
     yield curves(
@@ -265,8 +303,8 @@ def _rest() -> Panels:
             "free": now(DISK, FREE, of="min"),
             "total": now(DISK, TOTAL, of="min"),
         },
-        limits=("total",),
-        nothing=UNREACHABLE,
+        limits={"total": "free"},
+        empty_when=Empty.UNREACHABLE,
         width=6,
     )
     yield curves(
@@ -279,8 +317,186 @@ def _rest() -> Panels:
             f"/ ({now_by('model', 'specops_download_total_bytes')} > 0)"
         },
         maximum=1,
-        nothing="nothing is downloaded",
+        empty_when=Empty.NEVER,
         width=6,
+    )
+
+
+def _gateway(counter: str, labels: str = EITHER, window: str = WINDOW) -> str:
+    """Events per second at the gateway."""
+    return f"sum(rate({counter}{{{labels}}}[{window}]) {ANSWERS})"
+
+
+def _seconds(histogram: str, labels: str, q: float) -> str:
+    """A quantile of one of the gateway's histograms, which count milliseconds."""
+    rate = f"rate({histogram}_bucket{{{labels}}}[{QUANTILE_WINDOW}]) {ANSWERS}"
+    return f"histogram_quantile({q}, sum by (le) ({rate})) / 1000 >= 0"
+
+
+def _mean(histogram: str, labels: str) -> str:
+    """The mean of one of the gateway's histograms, in seconds."""
+    total, number = (
+        _gateway(f"{histogram}_{part}", labels, QUANTILE_WINDOW) for part in ("sum", "count")
+    )
+    return f"{total} / ({number} > 0) / 1000"
+
+
+def _cached_share() -> str:
+    """Cached prompt tokens of all, by replica; the second counter has only computed ones."""
+    cached, computed = (f"sum by (instance) ({rates(name)})" for name in (CACHED, COMPUTED))
+    return f"{cached} / ({cached} + {computed} > 0)"
+
+
+def _replicas() -> Panels:
+    yield folded("How is the load spread?")
+    yield state(8, title="Replicas, by state", counted=True)
+    yield tile(
+        "Replicas missing",
+        "Replicas that answered Prometheus within the last half hour, and do not now. Not 0 "
+        "although none was removed on purpose: is its process running, and what does its log say?",
+        COUNT,
+        replicas_missing(),
+        warn=1,
+        alarm=1,
+        width=8,
+        empty_when=Empty.TOO_EARLY,
+    )
+    per_replica = f"sum by (instance) ({rates(REQUESTS, window='5m')})"
+    yield tile(
+        "Most over mean",
+        "Requests of the replica that gets the most, over the mean of all, in five minutes. 1 "
+        "is even; the gateway bounds what runs at the same time to 1.25. Above 1.5 for long: "
+        "few sessions make most of the load, or one replica answers faster than the others.",
+        TIMES,
+        f"max({per_replica}) / (avg({per_replica}) > 0)",
+        warn=1.5,
+        alarm=2.5,
+        decimals=2,
+        width=8,
+    )
+    yield curves(
+        "Requests by replica",
+        "Requests per second that each replica finished. Lines far apart for long: look at "
+        "what runs and waits there. A line at 0 while others are not: it is out of rotation.",
+        PER_SECOND,
+        {"{{instance}}": rate_by("instance", REQUESTS)},
+        width=6,
+        empty_when=Empty.NO_REQUESTS,
+    )
+    yield curves(
+        "Prompt tokens from the cache, by replica",
+        "Share of the prompt tokens that each replica read from its prefix cache. One far below "
+        "the others: conversations reach it that belong elsewhere, or its cache is too small "
+        "(SPECOPS_KV_TOKENS). All low: no X-Session-ID, and prompts do not begin alike.",
+        "percentunit",
+        {"{{instance}}": _cached_share()},
+        maximum=1,
+        width=6,
+    )
+    yield curves(
+        "Running and waiting, by replica",
+        "Requests that run or wait at each replica now. One long queue beside empty ones "
+        "should not be: look whether requests go around the gateway. All long: add a replica.",
+        COUNT,
+        {
+            "{{instance}} runs": now_by("instance", "specops_requests_running"),
+            "{{instance}} waits": now_by("instance", "specops_requests_waiting", moved=True),
+        },
+        width=6,
+        empty_when=Empty.UNREACHABLE,
+    )
+    yield curves(
+        "Refused, by replica",
+        "Answers 429 per second of each replica. The gateway asks another one then, so clients "
+        "see fewer of them. One replica alone: it is slower or smaller than the others.",
+        PER_SECOND,
+        {"{{instance}}": rate_by("instance", REFUSED, BY_LOAD)},
+        width=6,
+        empty_when=Empty.NEVER,
+    )
+
+
+def _gateway_row() -> Panels:
+    yield folded("What does the gateway do?")
+    yield tile(
+        "Out of rotation",
+        "Replicas that the gateway skips: their checks fail, or a connection to them broke off. "
+        "Not 0 for minutes: GET /health of each says which one, its log says why.",
+        COUNT,
+        OUT_OF_ROTATION,
+        warn=1,
+        empty_when=Empty.NO_GATEWAY,
+        width=6,
+    )
+    yield tile(
+        "Tried again",
+        "Requests per second that the gateway sent to another replica: the first could not be "
+        "reached, broke off before its answer, or was full. More than a few in a hundred: see "
+        "below which replica it is.",
+        PER_SECOND,
+        _gateway("envoy_cluster_upstream_rq_retry", window=NOW),
+        decimals=1,
+        empty_when=Empty.NO_GATEWAY,
+        width=6,
+    )
+    yield tile(
+        "Refused to clients",
+        "Answers 4xx per second through the gateway, 429 among them: every replica that was "
+        "asked was full, or one client exceeded its rate. Many: add a replica.",
+        PER_SECOND,
+        _gateway("envoy_http_downstream_rq_xx", f'{CLIENTS}, envoy_response_code_class="4"', NOW),
+        decimals=1,
+        empty_when=Empty.NO_GATEWAY,
+        width=6,
+    )
+    yield tile(
+        "The gateway's part",
+        "What a mean request takes at the gateway beyond what its last replica takes, with "
+        "the time to send it in. Under a millisecond is usual; more with many retries, or "
+        "with clients that send slowly.",
+        "s",
+        f"({_mean('envoy_http_downstream_rq_time', CLIENTS)}) - "
+        f"({_mean('envoy_cluster_upstream_rq_time', EITHER)}) >= 0",
+        warn=0.05,
+        empty_when=Empty.NO_GATEWAY,
+        width=6,
+    )
+    yield curves(
+        "Tried again, and with success",
+        "Requests per second that went to another replica, and those that were answered there. "
+        "Far apart: no replica had room, or none could be reached.",
+        PER_SECOND,
+        {
+            "tried again": _gateway("envoy_cluster_upstream_rq_retry"),
+            "answered": _gateway("envoy_cluster_upstream_rq_retry_success"),
+        },
+        empty_when=Empty.NO_GATEWAY,
+    )
+    yield curves(
+        "Ejected and unhealthy",
+        "Replicas that a broken connection or a 503 has taken out, and all that are out of "
+        "rotation. A spike at a restart is right. For longer: that replica's log says why.",
+        COUNT,
+        {
+            "ejected": f"sum(envoy_cluster_outlier_detection_ejections_active{{{GENERATING}}})",
+            "out of rotation": OUT_OF_ROTATION,
+        },
+        empty_when=Empty.NO_GATEWAY,
+    )
+    yield curves(
+        "Latency, with and without the gateway",
+        "What clients of the gateway wait for a whole answer, and what of that its replicas "
+        "take. The lines should coincide; a gap means retries, or clients that read slowly.",
+        "s",
+        {
+            f"{name} {q}": _seconds(histogram, labels, quantile)
+            for q, quantile in (("p50", 0.5), ("p95", 0.95))
+            for name, histogram, labels in (
+                ("with", "envoy_http_downstream_rq_time", CLIENTS),
+                ("without", "envoy_cluster_upstream_rq_time", EITHER),
+            )
+        },
+        empty_when=Empty.NO_GATEWAY,
     )
 
 
@@ -289,6 +505,6 @@ def build() -> Dashboard:
     return board(
         "capacity",
         "Will it fit?",
-        "Memory, processor and disk against what the machine grants.",
-        (_glance, _memory, _cache, _rest),
+        "Memory, processor and disk against what the machine grants; load by replica.",
+        (_glance, _memory, _cache, _rest, _states, _replicas, _gateway_row),
     )

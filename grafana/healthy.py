@@ -1,32 +1,39 @@
 """The dashboard "Is it healthy?": the first one to look at, and the page that Grafana opens on.
 
-From top to bottom: two lines of figures, then how fast it is, how long people wait, whether it is
-overloaded, whether it fits. Each panel's description says what to do when it looks bad; the other
-dashboards go deeper. Every panel here has data while there is any traffic.
+From top to bottom: the three figures that the service is judged by, a line of small ones, then how
+fast it is, how long people wait, whether it is overloaded, whether it keeps its promise, and who
+asks. Each panel's description says what to do when it looks bad; the other dashboards go deeper.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board, state
+from board import Panels, board, folded, killed, state
+from empty import Empty
 from panels import (
     COUNT,
+    ENDS,
     MEAN,
+    MEMORY,
+    PER_SECOND,
+    REASONS,
+    STATUSES,
     TIMES,
     TOKENS_PER_SECOND,
-    UNREACHABLE,
     curves,
+    headline,
     tile,
     words,
 )
 from promql import (
     FIRING,
+    GAIN,
+    NEWEST,
     NOW,
     QUANTILE_WINDOW,
     TOKENS_PER_PASS,
     UP,
-    gauge,
     now,
     now_by,
     or_few,
@@ -34,9 +41,9 @@ from promql import (
     quantile,
     quantiles,
     rate_by,
+    rates,
     ratio,
     series,
-    share,
     share_and,
     speed,
     total,
@@ -45,9 +52,46 @@ from promql import (
 OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
 ENDED, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
 BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
-JUMP = "Tokens per pass (average jump length)"
 # Recorded by instance; the service may be gone, and the hour that they look back over is not.
 BURNING = f"and on (instance) {UP}"
+
+
+def _headlines() -> Panels:
+    yield headline(
+        "Tokens per second",
+        "Tokens generated for all requests together, over the last minute. Low while requests "
+        "wait: look at the jump length beside it, and at `Where does the time go?`.",
+        {"generated": speed("specops_generated_tokens_total", window=NOW)},
+        [TOKENS_PER_SECOND],
+        decimals=1,
+    )
+    yield headline(
+        "Average jump length",
+        "Tokens per pass: new tokens of a request from one pass of the target, over the last "
+        "minute; and how many times as fast as plain decoding that is, by the measured costs of "
+        "passes. 1 is plain decoding; below about 1.2 drafting hardly pays: `Does speculation "
+        "pay?` says which drafter to try.",
+        {"tokens per pass": TOKENS_PER_PASS, "gain over plain decoding": GAIN},
+        [MEAN, TIMES],
+        decimals=2,
+        warn=1,
+        alarm=0.95,
+        low_is_bad=True,
+    )
+    latency = "specops_latency_seconds"
+    yield headline(
+        "Latency",
+        "From a request's arrival to its end, waiting included: half of the requests, and 95 of "
+        "100, were answered faster in the last two minutes; the objective is 30 s. High with a "
+        "long queue: overload. High without one: long answers, or a slow machine.",
+        {
+            f"p{q * 100:g}": or_few(quantile(q, latency), f"{latency}_count") + NEWEST
+            for q in (0.5, 0.95)
+        },
+        ["s", "s"],
+        warn=OBJECTIVE / 2,
+        alarm=OBJECTIVE,
+    )
 
 
 def _glance() -> Panels:
@@ -60,79 +104,7 @@ def _glance() -> Panels:
         f"{total(ENDED, window=NOW)} + {total(REFUSED, window=NOW)}",
         width=4,
         decimals=2,
-    )
-    yield tile(
-        "Tokens per second",
-        "Tokens generated for all requests together, over the last minute. Low while requests "
-        "wait: look at tokens per pass, and at `Where does the time go?`.",
-        TOKENS_PER_SECOND,
-        speed("specops_generated_tokens_total", window=NOW),
-        width=4,
-        decimals=1,
-    )
-    yield tile(
-        JUMP,
-        "New tokens of a request per pass of the target, over the last minute. 1 is plain "
-        "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
-        "drafter to try.",
-        MEAN,
-        TOKENS_PER_PASS,
-        width=6,
-        decimals=2,
-        warn=1,
-        alarm=0.99,
-        low_is_bad=True,
-    )
-    yield words(
-        "Alerts",
-        "Alerts of prometheus/rules/alerts.yml that fire now; the orange marks on the curves say "
-        "from when to when. The one that began first is usually the cause of the others. "
-        "Prometheus' page of alerts says what to do about each.",
-        {
-            "{{alertname}}": f"count by (alertname) ({FIRING})",
-            "none": f"vector(1) and on () {UP} unless on () {FIRING}",
-            UNREACHABLE: f"vector(1) unless on () {UP}",
-        },
-        {"none": "green", UNREACHABLE: "red"},
-        width=6,
-        other="orange",
-    )
-
-
-def _objectives() -> Panels:
-    yield tile(
-        "First token, p95",
-        "95 of 100 requests had their first token sooner, waiting included, in the last two "
-        "minutes. High with a full queue: overload. High without one: long prompts; see `Where "
-        "does the time go?`.",
-        "s",
-        or_few(
-            quantile(0.95, "specops_time_to_first_token_seconds"),
-            "specops_time_to_first_token_seconds_count",
-        ),
-        warn=5,
-        alarm=20,
-    )
-    yield tile(
-        "Latency, p95",
-        "95 of 100 requests were answered faster, waiting included, in the last two minutes; the "
-        "objective is 30 s. Bad together with a long queue: overload. Bad without one: long "
-        "outputs, or a slow machine.",
-        "s",
-        or_few(quantile(0.95, "specops_latency_seconds"), "specops_latency_seconds_count"),
-        warn=OBJECTIVE / 2,
-        alarm=OBJECTIVE,
-    )
-    yield tile(
-        "Queue in use",
-        "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
-        "does; if it stays up, send less, or add slots (SPECOPS_SLOTS) if memory allows. When it "
-        "is full, further requests get 429.",
-        "percentunit",
-        f"{now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0)",
-        warn=0.25,
-        alarm=0.8,
-        nothing="no queue",
+        empty_when=Empty.UNREACHABLE,
     )
     yield tile(
         "Refused",
@@ -141,18 +113,21 @@ def _objectives() -> Panels:
         "machines.",
         "percentunit",
         or_few(share_and(REFUSED, ENDED, BY_LOAD, window=QUANTILE_WINDOW), REFUSED, ENDED),
+        width=4,
         warn=0.01,
         alarm=0.2,
     )
     yield tile(
-        "Failed",
-        "Share of the requests of the last two minutes that ended with an error or at their "
-        "deadline. Errors: the API's log says why. Deadlines: the queue is too long for this "
-        "machine, lower SPECOPS_QUEUE_SIZE.",
+        "Queue in use",
+        "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
+        "does; if it stays up, send less, or add slots (SPECOPS_SLOTS) if memory allows. When it "
+        "is full, further requests get 429.",
         "percentunit",
-        or_few(share(ENDED, ENDED, 'outcome=~"error|timeout"', window=QUANTILE_WINDOW), ENDED),
-        warn=0.001,
-        alarm=0.05,
+        f"{now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0)",
+        width=4,
+        warn=0.25,
+        alarm=0.8,
+        empty_when=Empty.NO_QUEUE,
     )
     yield tile(
         "Memory of the cap",
@@ -161,29 +136,26 @@ def _objectives() -> Panels:
         "weights (SPECOPS_QUANT).",
         "percentunit",
         part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
+        width=4,
         warn=0.75,
         alarm=0.9,
-        nothing="no limit",
+        empty_when=Empty.UNREACHABLE,
     )
-    yield tile(
-        "Error budget burn",
-        "How fast slow answers of the last hour use up the 5 % that may take longer than the "
-        "objective of 30 s: 1 uses it up exactly, 10 pages. Above 1 for long: shorten the queue "
-        "(SPECOPS_QUEUE_SIZE) so that requests are refused sooner, or give it more processors.",
-        TIMES,
-        f"max(instance:specops_slow_requests:burn_rate1h {BURNING})",
-        decimals=2,
-        warn=1,
-        alarm=10,
-    )
-    yield tile(
-        "Ready for",
-        "Time since the model became ready. Short although nobody restarted it: it ended by "
-        "itself; `docker inspect` says whether for lack of memory, the API's log gives other "
-        "reasons.",
-        "s",
-        f"time() - min({gauge('specops_model_ready_timestamp_seconds')} > 0)",
-        nothing="not ready",
+    yield words(
+        "Alerts",
+        "Alerts of prometheus/rules/alerts.yml that fire now, and `killed for memory` for an hour "
+        "after the kernel did; orange marks at the time axis say when each began. The one that "
+        "began first is usually the cause of the others. Prometheus' page of alerts says what to "
+        "do about each.",
+        {
+            "killed for memory": f"{killed()} > 0",
+            "{{alertname}}": f"count by (alertname) ({FIRING})",
+            "none": f"vector(1) and on () {UP} unless on () ({FIRING} or {killed()} > 0)",
+            Empty.UNREACHABLE: f"vector(1) unless on () {UP}",
+        },
+        {"none": "green", "killed for memory": "red", Empty.UNREACHABLE: "red"},
+        width=4,
+        other="orange",
     )
 
 
@@ -201,10 +173,9 @@ def _speed() -> Panels:
             "prompt": speed("specops_prompt_tokens_total"),
             "wasted": speed("specops_wasted_tokens_total"),
         },
-        colours={"wasted": "red"},
     )
     yield curves(
-        f"{JUMP} over time",
+        "Tokens per pass (average jump length)",
         "Tokens that a request gets from one pass of the target, from the counters and as the "
         "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
         "the text has become harder to predict, see `Does speculation pay?`.",
@@ -215,19 +186,19 @@ def _speed() -> Panels:
         },
     )
     yield curves(
-        "Output that drafts brought",
-        "Share of the generated tokens that were draft tokens: the target only checked them. "
-        "Falling while the load is the same: the text has become harder to predict. 0 for long: "
-        "drafting is off, or does not pay; see `Does speculation pay?`.",
-        "percentunit",
-        {"of all tokens": share("specops_accepted_tokens_total", "specops_generated_tokens_total")},
+        "Time between tokens",
+        "What a reader of a stream notices. It grows with the number of running requests, which "
+        "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
+        "or SPECOPS_MAX_INTER_TOKEN_LATENCY if it stutters.",
+        "s",
+        quantiles("specops_inter_token_latency_seconds"),
     )
 
 
 def _waiting() -> Panels:
     yield Row("How long do people wait?")
     yield curves(
-        "Latency",
+        "Latency over time",
         "From a request's arrival to its end. p99 far above p50: some ask for much more than "
         "others, or wait in the queue; compare with the time to first token. Dots are single "
         "requests.",
@@ -246,12 +217,18 @@ def _waiting() -> Panels:
         exemplars="p99",
     )
     yield curves(
-        "Time between tokens",
-        "What a reader of a stream notices. It grows with the number of running requests, which "
-        "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
-        "or SPECOPS_MAX_INTER_TOKEN_LATENCY if it stutters.",
-        "s",
-        quantiles("specops_inter_token_latency_seconds"),
+        "Error budget burn",
+        "The share of answers slower than 30 s, over the 5 % that may be, in four windows: 1 uses "
+        "the budget up exactly, 10 pages. An alert needs a long and a short window at once: it "
+        "neither pages for one slow answer nor sleeps through a slow hour. Above 1 for long: "
+        "shorten the queue (SPECOPS_QUEUE_SIZE), or add processors.",
+        TIMES,
+        {
+            window: f"max(instance:specops_slow_requests:burn_rate{window} {BURNING})"
+            for window in ("5m", "30m", "1h", "6h")
+        },
+        warn=3,
+        alarm=10,
     )
 
 
@@ -269,25 +246,22 @@ def _load() -> Panels:
             "slots": now("specops_slots"),
             "room to wait": now("specops_queue_size"),
         },
-        limits=("slots", "room to wait"),
-        nothing=UNREACHABLE,
+        limits={"slots": "running", "room to wait": "waiting"},
+        empty_when=Empty.UNREACHABLE,
     )
     yield curves(
         "Requests per second, by their end",
-        "`stop` and `length` are good ends. `refused`: not admitted; `How is the load spread?` "
-        "says for which reason. `cancelled`: the client left. `timeout`: the deadline passed, so "
-        "the queue is too long for this machine. `error`: the engine failed, and the API's log "
-        "says why.",
+        "`stop` and `length` are good ends. `refused`: not admitted; `Turned away, by reason` says "
+        "why. `cancelled`: the client left. `timeout`: the deadline passed, so the queue is too "
+        "long for this machine. `error`: the engine failed, and the API's log says why.",
         "reqps",
         {
             "{{outcome}}": rate_by("outcome", ENDED),
             "refused": f"{total(REFUSED)} and on () sum(increase({series(REFUSED)}[$__range])) > 0",
         },
         stacked=True,
-        colours={
-            **{"stop": "green", "length": "blue", "cancelled": "yellow"},
-            **{"timeout": "orange", "error": "red", "refused": "purple"},
-        },
+        named=ENDS,
+        empty_when=Empty.NO_REQUESTS,
     )
     yield curves(
         "Memory against the cap",
@@ -299,28 +273,81 @@ def _load() -> Panels:
             "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file"'),
             "limit": now("specops_memory_bytes", 'kind="limit"'),
         },
-        limits=("limit",),
+        limits={"limit": "anon"},
+        named=MEMORY,
         stacked=True,
-        nothing=UNREACHABLE,
+        empty_when=Empty.UNREACHABLE,
     )
 
 
-def _promises() -> Panels:
-    yield Row("Does it keep its promise?")
+def _clients() -> Panels:
+    yield Row("Who asks, and what becomes of it?")
     yield curves(
-        "Error budget burn, by window",
-        "The share of answers slower than 30 s, over the 5 % that may be, in four windows. "
-        "An alert needs a long and a short window at once: it neither pages for one slow "
-        "answer nor sleeps through a slow hour.",
-        TIMES,
-        {
-            window: f"max(instance:specops_slow_requests:burn_rate{window} {BURNING})"
-            for window in ("5m", "30m", "1h", "6h")
-        },
-        warn=3,
-        alarm=10,
-        width=24,
+        "Tokens by client",
+        "Tokens generated per second for each client, by the name of its key (SPECOPS_API_KEYS). "
+        "One takes most of them while others wait: give it a replica of its own, or bound its rate "
+        "at the gateway.",
+        TOKENS_PER_SECOND,
+        {"{{client}}": f"sum by (client) ({rates('specops_client_generated_tokens_total')}) > 0"},
+        stacked=True,
     )
+    yield curves(
+        "HTTP status, by endpoint",
+        "Requests per second by endpoint and status. 429: refused for load. 499: the client left. "
+        "503: loading or draining. Other 4xx: the client's mistakes. 5xx: the API's log says why.",
+        "reqps",
+        {"{{endpoint}} {{status}}": _http()},
+        stacked=True,
+        matching=STATUSES,
+        empty_when=Empty.NO_REQUESTS,
+    )
+    yield curves(
+        "Turned away, by reason",
+        "`queue_full`, `kv_tokens`, `memory` and `pressure` are overload (429): right during "
+        "a peak, wrong if it lasts; then send less or add machines. `not_ready`: loading "
+        "or draining. The others are the client's mistakes.",
+        "reqps",
+        {"{{reason}}": rate_by("reason", REFUSED)},
+        stacked=True,
+        named=REASONS,
+        empty_when=Empty.NEVER,
+    )
+
+
+def _faults() -> Panels:
+    yield folded("Did anything go wrong?")
+    yield curves(
+        "Connections closed, by reason",
+        "`idle` is normal. `slow_headers`, `slow_body` and `unread`: clients that sent or "
+        "read too slowly; many of them are an attack, or a network that loses packets. `full`: "
+        "too many connections at once; put a proxy in front, or find who opens them. "
+        "`malformed`: the bytes were not HTTP, such as TLS on this port.",
+        PER_SECOND,
+        {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
+        stacked=True,
+        width=12,
+        empty_when=Empty.NEVER,
+    )
+    yield curves(
+        "Failed callbacks, by origin",
+        "Callbacks of the service itself that raised an exception. `connection`, `engine` and "
+        "`trace`: one client's connection or request ended. `scrape`: figures are missing. `tick` "
+        "and `loop`: the server continued without it. Each is a defect: the API's log has its "
+        "traceback.",
+        PER_SECOND,
+        {"{{where}}": rate_by("where", "specops_callback_failures_total")},
+        stacked=True,
+        width=12,
+        empty_when=Empty.NEVER,
+    )
+
+
+def _http() -> str:
+    """Requests per second for each endpoint and status, without the stack's own health checks."""
+    counter = "specops_http_requests_total"
+    api = 'endpoint!~"/health.*|/metrics"'
+    moved = f"increase({series(counter, api)}[$__range]) > 0"
+    return f"sum by (endpoint, status) ({rates(counter, api)} and {moved})"
 
 
 def build() -> Dashboard:
@@ -329,5 +356,5 @@ def build() -> Dashboard:
         "healthy",
         "Is it healthy?",
         "Speed, waiting, load and memory of the inference service at a glance.",
-        (_glance, _objectives, _speed, _waiting, _load, _promises),
+        (_headlines, _glance, _speed, _waiting, _load, _clients, _faults),
     )

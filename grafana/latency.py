@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board, state
-from panels import COUNT, MEAN, PER_SECOND, TOKENS_PER_SECOND, curves, heat, tile
+from board import Panels, board, folded, state
+from empty import Empty
+from panels import COUNT, MEAN, PASSES, PER_SECOND, TOKENS_PER_SECOND, curves, heat, tile
 from promql import (
     NOW,
     QUANTILE_WINDOW,
@@ -24,8 +25,6 @@ from promql import (
 
 STEPS = "specops_target_step_seconds"
 SUGGESTED, SUGGESTIONS = "specops_suggestion_tokens_total", "specops_suggestions_total"
-NO_SUGGESTIONS = "no suggestions"
-KINDS = ("prefill", "mixed", "decode", "verify")
 OFFERED, PROMPT = "specops_prompt_budget_tokens_total", 'use="prompt"'
 
 
@@ -35,7 +34,7 @@ def _difference(longer: str, shorter: str) -> str:
 
 
 def _glance() -> Panels:
-    yield state()
+    yield state(6)
     yield tile(
         "Queue wait, p95",
         "95 of 100 requests got a slot faster. It grows when more requests arrive than the machine "
@@ -95,7 +94,7 @@ def _glance() -> Panels:
         "short.",
         "percentunit",
         share("specops_pass_tokens_total", OFFERED, PROMPT, window=NOW),
-        nothing="no prompts",
+        empty_when=Empty.NO_PROMPTS,
     )
 
 
@@ -118,7 +117,7 @@ def _parts() -> Panels:
         width=12,
     )
     yield curves(
-        "A second of the engine",
+        "Where the engine's time goes",
         "Parts of each second that go into passes with prompts alone (`prefill`), with prompts "
         "beside requests that decode (`mixed`), into plain ones, verifying and drafting. Near "
         "1 the engine is fully used and more load makes it slower; a lot of `prefill` and "
@@ -126,10 +125,12 @@ def _parts() -> Panels:
         "s",
         {
             "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
-            "draft": speed("specops_draft_seconds_total"),
+            "drafting": speed("specops_draft_seconds_total"),
         },
+        named=PASSES,
         stacked=True,
         width=12,
+        empty_when=Empty.NO_REQUESTS,
     )
 
 
@@ -171,6 +172,7 @@ def _steps() -> Panels:
         "short.",
         "s",
         {"{{kind}}": ratio_by("kind", f"{STEPS}_sum", f"{STEPS}_count")},
+        named=PASSES,
     )
     yield curves(
         "Time per pass, p95",
@@ -178,7 +180,7 @@ def _steps() -> Panels:
         "and then, or weights are read from disk again; see major page faults on `Will it "
         "fit?`.",
         "s",
-        {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in KINDS},
+        {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in PASSES},
     )
     yield curves(
         "Passes and requests per pass",
@@ -194,7 +196,9 @@ def _steps() -> Panels:
                 bottom='kind=~"decode|verify|mixed"',
             ),
         },
+        named=PASSES,
         right={"requests per pass": "suffix:requests"},
+        empty_when=Empty.NO_REQUESTS,
     )
 
 
@@ -209,6 +213,7 @@ def _contents() -> Panels:
         "speculation pay?`.",
         MEAN,
         {"{{use}}": each_per("use", tokens, passes)},
+        named=("decoded", "verified", "prompt"),
         stacked=True,
         width=12,
     )
@@ -279,7 +284,7 @@ def _saved() -> Panels:
 
 
 def _suggestions() -> Panels:
-    yield Row("Do suggestions come in time?")
+    yield folded("Do suggestions come in time?")
     yield curves(
         "Time to a suggestion",
         "From the arrival of an editor's request to the whole suggestion, where it was not "
@@ -291,7 +296,7 @@ def _suggestions() -> Panels:
         warn=0.5,
         alarm=2,
         width=6,
-        nothing=NO_SUGGESTIONS,
+        empty_when=Empty.NO_SUGGESTIONS,
     )
     yield curves(
         "Suggestions that were cancelled",
@@ -306,7 +311,7 @@ def _suggestions() -> Panels:
             )
         },
         width=6,
-        nothing=NO_SUGGESTIONS,
+        empty_when=Empty.NO_SUGGESTIONS,
     )
     yield curves(
         "Tokens per pass of suggestions",
@@ -321,7 +326,7 @@ def _suggestions() -> Panels:
             ),
         },
         width=6,
-        nothing=NO_SUGGESTIONS,
+        empty_when=Empty.NO_SUGGESTIONS,
     )
     yield curves(
         "Prompts of suggestions, reused",
@@ -331,7 +336,7 @@ def _suggestions() -> Panels:
         "percentunit",
         {"of all tokens": share(SUGGESTED, SUGGESTED, 'use="cached"', 'use=~"cached|computed"')},
         width=6,
-        nothing=NO_SUGGESTIONS,
+        empty_when=Empty.NO_SUGGESTIONS,
     )
 
 

@@ -22,6 +22,8 @@ QUANTILE_WINDOW = "2m"  # a CPU answers few requests a minute: shorter windows h
 LATELY = "30s"  # without an event for as long, the load has ended
 FEWEST = 20  # events that a share or a quantile is made of
 FEW = -1  # stands for a figure of fewer; the panel maps it to a word
+# In a curve, what stands for a word is the newest value alone: `few` would be drawn as a figure.
+NEWEST = " and on () vector(time()) > $__to / 1000 - 15"
 _FIRING = 'ALERTS{alertstate="firing"}'
 FIRING = f"({_FIRING} and timestamp({_FIRING}) {FRESH})"
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import Panels, board, state
-from panels import MEAN, PER_SECOND, TIMES, TOKENS_PER_SECOND, bars, curves, heat, tile
+from empty import Empty
+from panels import (
+    DRAFTERS,
+    FOUND,
+    MEAN,
+    PER_SECOND,
+    TIMES,
+    TOKENS_PER_SECOND,
+    bars,
+    curves,
+    heat,
+    tile,
+    words,
+)
 from promql import (
+    ANSWERS,
     GAIN,
     NOW,
     TOKENS_PER_PASS,
+    UP,
     buckets,
     each_share,
     gauge,
@@ -18,6 +33,7 @@ from promql import (
     rate_by,
     ratio,
     ratio_by,
+    series,
     share,
     share_by,
     speed,
@@ -34,7 +50,6 @@ COST = "specops_pass_cost_seconds"
 # The service measures 17 sizes; the powers of two say as much.
 SOME, ONE_TOKEN = 'kind="tokens", size=~"2|4|8|16|32|64"', 'kind="tokens", size="1"'
 ONE_DRAFT_TOKEN, ATTENTION = 'kind="draft_tokens", size="1"', 'kind="attention"'
-NO_DRAFTS = "no drafts"
 LATELY = "5m"  # the window of the bars
 
 
@@ -44,7 +59,22 @@ def _acceptance_length(window: str) -> str:
 
 
 def _glance() -> Panels:
-    yield state(3)
+    yield state()
+    lately = f"sum by (drafter) (increase({series(DRAFTS)}[{LATELY}]) {ANSWERS}) > 0"
+    yield words(
+        "Drafters",
+        "Drafters that proposed tokens in the last 5 minutes. `none`: speculation is off "
+        "(SPECOPS_DRAFTER), does not pay on this text, or nobody asks; all panels about drafts are "
+        "empty then.",
+        {
+            "{{drafter}}": f"count by (drafter) ({lately})",
+            "none": f"vector(1) and on () {UP} unless on () ({lately})",
+            Empty.UNREACHABLE: f"vector(1) unless on () {UP}",
+        },
+        DRAFTERS | {"none": "text", Empty.UNREACHABLE: "red"},
+        width=3,
+        other="green",
+    )
     yield tile(
         "Gain",
         "How many times as fast as plain decoding, by the service's own estimate from the "
@@ -65,8 +95,8 @@ def _glance() -> Panels:
         share(ACCEPTED, GENERATED, window=NOW),
     )
     yield tile(
-        "Tokens per pass",
-        "The average jump length: tokens that a request gets from one pass of the target; passes "
+        "Jump length",
+        "Tokens per pass: those that a request gets from one pass of the target; passes "
         "without a draft count. 1 is plain decoding. Low with a high acceptance: the drafter often "
         "has nothing to propose.",
         MEAN,
@@ -84,7 +114,7 @@ def _glance() -> Panels:
         MEAN,
         _acceptance_length(NOW),
         decimals=2,
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
     )
     yield tile(
         "Drafts accepted",
@@ -95,16 +125,7 @@ def _glance() -> Panels:
         warn=0.4,
         alarm=0.15,
         low_is_bad=True,
-        nothing=NO_DRAFTS,
-    )
-    yield tile(
-        "Draft length",
-        "Draft tokens per pass and request over the last minute, passes without a draft "
-        "included. It falls under load, as it should: passes are then full of other requests' "
-        "tokens, and each draft token has to be worth its time.",
-        MEAN,
-        ratio(DRAFTED, STEPS, window=NOW),
-        decimals=2,
+        empty_when=Empty.NO_DRAFTS,
     )
     seconds, working = (
         total(name, window=NOW) for name in ("specops_draft_seconds_total", STEP_SECONDS)
@@ -129,33 +150,29 @@ def _worth() -> Panels:
         "would be if draft tokens were free: tokens per pass. 1 is the line between gain and "
         "loss. Below it for long: leave `adaptive` on, choose another drafter, or none.",
         TIMES,
-        {"estimated": GAIN, "if drafts were free": TOKENS_PER_PASS},
+        {"gain over plain decoding": GAIN, "tokens per pass": TOKENS_PER_PASS},
         warn=1,
         low_is_bad=True,
     )
     yield curves(
-        "Tokens per pass (average jump length) over time",
+        "Tokens per pass (average jump length)",
         "Tokens per pass counts every pass; mean acceptance length leaves out passes without "
         "a draft. A wide gap between them: the drafter often has nothing to propose, so `cascade` "
         "may do better than one alone.",
         MEAN,
         {
-            "tokens per pass": ratio(TOKENS, STEPS),
+            "now": ratio(TOKENS, STEPS),
             "last minute": TOKENS_PER_PASS,
             "mean acceptance length": _acceptance_length("$__rate_interval"),
         },
     )
     yield curves(
-        "Where the engine's time goes",
-        "Seconds of each second spent on each kind of pass of the target, and on drafting; the "
-        "rest up to 1 is idle. Verify and draft together should take less than decode alone "
-        "would take for the same tokens. A large `draft`: see `Time drafting`.",
-        "s",
-        {
-            "{{kind}}": rate_by("kind", STEP_SECONDS),
-            "draft": speed("specops_draft_seconds_total"),
-        },
-        stacked=True,
+        "Output by drafts over time",
+        "Share of the generated tokens that were draft tokens: the target only checked them. "
+        "Falling while the load is the same: the text has become harder to predict. 0 for long: "
+        "drafting is off, or does not pay.",
+        "percentunit",
+        {"of all tokens": share(ACCEPTED, GENERATED)},
     )
 
 
@@ -168,8 +185,9 @@ def _drafts() -> Panels:
         "at a high temperature lowers both.",
         "percentunit",
         {"{{drafter}}": share_by("drafter", ACCEPTED, DRAFTED)},
+        named=DRAFTERS,
         maximum=1,
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
     )
     yield curves(
         "What drafters promise, and what they keep",
@@ -182,7 +200,7 @@ def _drafts() -> Panels:
             "{{drafter}} accepted": share_by("drafter", KEPT, PROMISES),
         },
         maximum=1,
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
     )
     yield bars(
         "Accepted, by what was promised",
@@ -190,8 +208,9 @@ def _drafts() -> Panels:
         "promised, in the last 5 minutes. Calibrated: 0 is near 5 %, 9 near 95 %, and those "
         "between rise evenly.",
         "tenth",
+        "promised ${1}0 to ${1}9 %",
         share_by("tenth", KEPT, PROMISES, LATELY),
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
     )
     yield bars(
         "Accepted, by position",
@@ -199,18 +218,30 @@ def _drafts() -> Panels:
         "falls from position to position. Hardly any beyond some position: draft tokens there "
         "are wasted, so a lower k_draft costs nothing.",
         "position",
+        "token $1",
         ordered("position", each_share("position", POSITION, DRAFTS, LATELY)),
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
     )
     yield curves(
         "Accepted over time, by position",
         "The same over time. Falling at the first positions: the text has become harder to "
         "predict. Falling at the last ones only: drafts have become too long.",
         "percentunit",
-        {"{{position}}": ordered("position", each_share("position", POSITION, DRAFTS))},
+        {"token {{position}}": ordered("position", each_share("position", POSITION, DRAFTS))},
         maximum=1,
-        width=16,
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
+    )
+    yield curves(
+        "Accepted tokens, by where they were found",
+        "Draft tokens per second that were accepted: found in the request's own `text`, in the "
+        "client's earlier requests (`history`), in the model's `table` of n-grams, or by a draft "
+        "head or model. Much `history` under a load test: it repeats its prompts, so people's "
+        "requests will gain less.",
+        TOKENS_PER_SECOND,
+        {"{{found_in}}": rate_by("found_in", "specops_accepted_tokens_found_total")},
+        stacked=True,
+        named=FOUND,
+        empty_when=Empty.NO_DRAFTS,
     )
 
 
@@ -226,6 +257,9 @@ def _lengths() -> Panels:
             "{{drafter}}": ratio_by("drafter", DRAFTED, DRAFTS),
             "all passes": ratio(DRAFTED, STEPS),
         },
+        named=DRAFTERS,
+        empty_when=Empty.NO_DRAFTS,
+        width=6,
     )
     yield curves(
         "Hits and misses",
@@ -237,7 +271,8 @@ def _lengths() -> Panels:
             "{{drafter}} drafted": rate_by("drafter", DRAFTS),
             "{{drafter}} missed": rate_by("drafter", "specops_draft_misses_total"),
         },
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
+        width=6,
     )
     yield curves(
         "Draft tokens per second",
@@ -246,7 +281,18 @@ def _lengths() -> Panels:
         "SPECOPS_MAX_K_DRAFT.",
         TOKENS_PER_SECOND,
         {"verified": speed(DRAFTED), "accepted": speed(ACCEPTED)},
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NO_DRAFTS,
+        width=6,
+    )
+    yield heat(
+        "Lengths chosen",
+        "How many draft tokens the service chose, pass by pass; 0 is not drafting. All at 0: "
+        "drafting does not pay on this text, or at this load. All at the top: try a larger "
+        "SPECOPS_MAX_K_DRAFT.",
+        MEAN,
+        buckets("specops_chosen_draft_tokens"),
+        empty_when=Empty.NO_DRAFTS,
+        width=6,
     )
 
 
@@ -263,7 +309,8 @@ def _reckoning() -> Panels:
         "(SPECOPS_QUANT) make wide passes cheaper than `int4`.",
         TIMES,
         {"{{size}} tokens": ordered("size", relative)},
-        nothing="no model yet",
+        empty_when=Empty.NOT_READY,
+        width=12,
     )
     yield curves(
         "Cost of a token, a draft token, attention",
@@ -278,17 +325,8 @@ def _reckoning() -> Panels:
             "attention": f"{now(COST, ATTENTION, of='max')} > 0",
         },
         right={"attention": "s"},
-        nothing="no model yet",
-    )
-    yield heat(
-        "Lengths chosen",
-        "How many draft tokens the service chose, pass by pass; 0 is not drafting. All at 0: "
-        "drafting does not pay on this text, or at this load. All at the top: try a larger "
-        "SPECOPS_MAX_K_DRAFT.",
-        MEAN,
-        buckets("specops_chosen_draft_tokens"),
-        width=8,
-        nothing=NO_DRAFTS,
+        empty_when=Empty.NOT_READY,
+        width=12,
     )
 
 

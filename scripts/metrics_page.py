@@ -44,14 +44,15 @@ RECORDED = """
 
 
 def shown_on() -> dict[str, str]:
-    """All expressions of each dashboard, by its title."""
+    """All expressions of each dashboard, by the question that it answers."""
     found = {}
     for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         board = json.loads(path.read_text("utf-8"))
-        targets = [target for panel in board["panels"] for target in panel.get("targets", [])]
+        panels = [each for panel in board["panels"] for each in (panel, *panel.get("panels", []))]
+        targets = [target for panel in panels for target in panel.get("targets", [])]
         targets += [mark["target"] for mark in board["annotations"]["list"]]
         expressions = [target["expr"] for target in targets]
-        found[board["title"]] = "\n".join(expressions)
+        found[board["title"].partition(": ")[2]] = "\n".join(expressions)
     return found
 
 

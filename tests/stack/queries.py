@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import yaml
 
+from grafana.empty import Empty
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
@@ -47,8 +49,11 @@ _WORDS |= {"group_left", "group_right", "inf", "nan"}
 # Grafana's variables: the job of prometheus.yml, every model and instance, over 15 minutes.
 VARIABLES = {
     **{"$__rate_interval": "20s", "$__range": "15m", "$__interval": "15s"},
+    "$__to": "0",  # ms; every time is a late one
     **{"$job": "specops", "$instance": ".*", "$model": ".*"},
 }
+# States that a service under load is never in.
+LOADED = (Empty.UNREACHABLE, Empty.NOT_READY, Empty.IDLE, Empty.NO_REQUESTS)
 # Labels whose values are known only once a model is served.
 OF_THE_MODEL = {("specops_model_info", "name"), ("specops_pass_cost_seconds", "size")}
 
@@ -69,14 +74,24 @@ def boards() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
 
 
+def panels_of(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows and panels of a dashboard, those in folded rows included."""
+    return [each for panel in board["panels"] for each in (panel, *panel.get("panels", []))]
+
+
 def panels() -> list[tuple[str, dict[str, Any]]]:
     """(dashboard, panel) for every panel that shows data."""
     return [
         (name, panel)
         for name, board in boards().items()
-        for panel in board["panels"]
+        for panel in panels_of(board)
         if panel["type"] != "row"
     ]
+
+
+def targets(panel: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a panel asks for, without the clock that a curve is joined with."""
+    return [target for target in panel["targets"] if target["legendFormat"] != "clock"]
 
 
 def asked_for() -> list[tuple[str, str]]:
@@ -84,7 +99,7 @@ def asked_for() -> list[tuple[str, str]]:
     return [
         (f"{name} / {panel['title']}: {target['legendFormat']}", target["expr"])
         for name, panel in panels()
-        for target in panel["targets"]
+        for target in targets(panel)
     ]
 
 
@@ -93,12 +108,30 @@ def dashboard_queries() -> list[tuple[str, str]]:
     return [(name, filled(promql)) for name, promql in asked_for()]
 
 
-def by_panel(dashboard: str) -> dict[str, list[str]]:
-    """The filled queries of each panel of a dashboard, by its title."""
+def empty_when(panel: dict[str, Any]) -> Empty:
+    """The state in which the panel may show nothing."""
+    return Empty(panel["fieldConfig"]["defaults"]["noValue"])
+
+
+def words() -> set[str]:
+    """Titles of the tiles that show the legends of their queries."""
     return {
-        panel["title"]: [filled(target["expr"]) for target in panel["targets"]]
+        panel["title"]
+        for _, panel in panels()
+        if panel["type"] == "stat" and panel["options"]["graphMode"] == "none"
+        if panel["options"]["textMode"] != "value"
+    }
+
+
+def by_panel(dashboard: str, states: Iterable[Empty] = Empty) -> dict[str, list[str]]:
+    """The filled queries of each panel of a dashboard, by its title.
+
+    Those alone that may be empty in one of these states, and in no other.
+    """
+    return {
+        panel["title"]: [filled(target["expr"]) for target in targets(panel)]
         for name, panel in panels()
-        if name == dashboard
+        if name == dashboard and empty_when(panel) in states
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grafana.empty import Empty
 from specops.metrics.metrics import STATES
 from tests.stack import queries
 from tests.stack.support import promtool, read_yaml, succeed
@@ -19,12 +21,11 @@ from tests.stack.support import promtool, read_yaml, succeed
 PANELS = queries.panels()
 Sample = dict[str, Any]  # of promtool: labels and value
 (SOURCE,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
-QUESTIONS = {
-    "Is it healthy?",
-    "Does speculation pay?",
-    "Where does the time go?",
-    "Will it fit?",
-    "How is the load spread?",
+TITLES = {
+    "Spec-Ops: Is it healthy?",
+    "Spec-Ops: Does speculation pay?",
+    "Spec-Ops: Where does the time go?",
+    "Spec-Ops: Will it fit?",
 }
 
 
@@ -48,7 +49,7 @@ def test_every_panel_has_a_unit_an_explanation_and_asks_the_chosen_instances() -
         assert {source["uid"] for source in sources} == {"${datasource}"}, where
         for target in panel["targets"]:
             for series, matchers in queries.asked(
-                target["expr"].replace("$__interval", "15s")
+                target["expr"].replace("$__interval", "15s").replace("$__to", "0")
             ).series:
                 chosen = {("job", "$job"), ("instance", "$instance")} <= set(matchers)
                 recorded = series.startswith("instance:")  # joined with `up` of the chosen ones
@@ -66,7 +67,13 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
         assert text.strip(), where
         # Of a range, a panel with one figure would show the last value that there was.
         one_figure = panel["type"] in {"stat", "bargauge"}
-        assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), where
+        assert text in set(Empty), f"{where}: in which state may it be empty?"
+        asks = [bool(target["instant"]) for target in panel["targets"]]
+        if panel["type"] == "stat" and panel["options"]["graphMode"] == "area":
+            assert not any(asks), where
+            assert "clock" in [target["legendFormat"] for target in panel["targets"]], where
+        else:
+            assert all(ask is one_figure for ask in asks), where
         if one_figure:
             assert panel["options"]["reduceOptions"]["calcs"] == ["last"]
             *special, few = panel["fieldConfig"]["defaults"]["mappings"]
@@ -79,12 +86,56 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
             assert mapped["null"]["text"] == text
 
 
-def test_every_dashboard_begins_with_the_state() -> None:
-    for board in queries.boards().values():
-        first = min(
-            board["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"])
-        )
-        assert first["title"] == "State"
+def test_every_dashboard_begins_with_its_figures_and_the_state() -> None:
+    for name, board in queries.boards().items():
+        places = {
+            (panel["gridPos"]["y"], panel["gridPos"]["x"]): panel for panel in board["panels"]
+        }
+        first = [places[place] for place in sorted(places)]
+        if name == "healthy":
+            largest, first = first[:3], first[3:]
+            titles = [panel["title"] for panel in largest]
+            assert titles == ["Tokens per second", "Average jump length", "Latency"]
+            for panel in largest:
+                assert (panel["gridPos"]["w"], panel["timeFrom"]) == (8, "15m")
+                assert panel["gridPos"]["h"] > first[0]["gridPos"]["h"]
+        assert first[0]["title"] == "State"
+
+
+def test_what_has_one_name_has_one_colour() -> None:
+    colours: dict[str, set[str | None]] = {}
+    times: Counter[str] = Counter()
+    for _, panel in PANELS:
+        if panel["type"] != "timeseries":
+            continue
+        known = {
+            override["matcher"]["options"]: item["value"]["fixedColor"]
+            for override in panel["fieldConfig"]["overrides"]
+            for item in override["properties"]
+            if item["id"] == "color"
+        }
+        for name, colour in known.items():
+            colours.setdefault(name, set()).add(colour)
+        legends = {target["legendFormat"] for target in panel["targets"]} - set(known)
+        times.update(name for name in legends if "{{" not in name)
+        dashed = {
+            override["matcher"]["options"]
+            for override in panel["fieldConfig"]["overrides"]
+            for item in override["properties"]
+            if item["id"] == "custom.lineStyle"
+        }
+        lines = [colour for name, colour in known.items() if name not in dashed]
+        assert len(set(lines)) == len(lines), panel["title"]
+        assert not lines or not [name for name in legends if "{{" not in name], panel["title"]
+    assert {name: found for name, found in colours.items() if len(found) > 1} == {}
+    assert [name for name, number in times.items() if number > 1 or name in colours] == []
+
+
+def test_curves_name_their_last_and_greatest_value() -> None:
+    for name, panel in PANELS:
+        if panel["type"] == "timeseries":
+            legend = panel["options"]["legend"]
+            assert (legend["displayMode"], legend["calcs"]) == ("list", ["last", "max"]), name
 
 
 def test_axes_and_legends_stay_sensible_where_nothing_happens() -> None:
@@ -103,8 +154,8 @@ def test_axes_and_legends_stay_sensible_where_nothing_happens() -> None:
 
 def test_a_dashboard_can_be_imported_into_another_grafana() -> None:
     boards = queries.boards().values()
-    assert {board["title"] for board in boards} == QUESTIONS
-    assert len({board["uid"] for board in boards}) == len(QUESTIONS)
+    assert {board["title"] for board in boards} == TITLES
+    assert len({board["uid"] for board in boards}) == len(TITLES)
     for board in boards:
         assert board["id"] is None
         assert board["uid"].startswith("specops-")
@@ -125,7 +176,7 @@ def test_a_dashboard_can_be_imported_into_another_grafana() -> None:
         assert "__inputs" not in board
         assert "${DS_" not in json.dumps(board)
         for key in ("title", "id"):
-            values = [panel[key] for panel in board["panels"]]
+            values = [panel[key] for panel in queries.panels_of(board)]
             assert len(set(values)) == len(values)
 
 
@@ -145,14 +196,38 @@ def test_every_mark_on_the_curves_says_what_it_is() -> None:
 
 def test_panels_do_not_overlap() -> None:
     for board in queries.boards().values():
-        taken: set[tuple[int, int]] = set()
-        for panel in board["panels"]:
-            grid = panel["gridPos"]
-            columns = range(grid["x"], grid["x"] + grid["w"])
-            cells = {(x, grid["y"] + dy) for x in columns for dy in range(grid["h"])}
-            assert grid["x"] + grid["w"] <= 24
-            assert not cells & taken, panel["title"]
-            taken |= cells
+        for panels in [board["panels"], *(panel.get("panels", []) for panel in board["panels"])]:
+            taken: set[tuple[int, int]] = set()
+            for panel in panels:
+                grid = panel["gridPos"]
+                columns = range(grid["x"], grid["x"] + grid["w"])
+                cells = {(x, grid["y"] + dy) for x in columns for dy in range(grid["h"])}
+                assert grid["x"] + grid["w"] <= 24
+                assert not cells & taken, panel["title"]
+                taken |= cells
+
+
+@pytest.mark.parametrize("mark", ["Unreachable", "Alert", "Load test"])
+def test_a_mark_stands_at_the_beginning_alone(tmp_path: Path, mark: str) -> None:
+    """A region in a row would tint every panel."""
+    before, after = 24, 48  # scrapes
+    attached = {"job": "specops", "instance": "a"}
+    begun = {
+        "up": ({}, f"1x{before} 0x{after}"),
+        "ALERTS": ({"alertstate": "firing", "alertname": "A"}, f"_x{before} 1x{after}"),
+        "specops_load_test_requests_total": ({"shape": "soak"}, f"0x{before} 5+5x{after}"),
+    }
+    series = [
+        {"series": name + written({**attached, **labels}), "values": values}
+        for name, (labels, values) in begun.items()
+    ]
+    (promql,) = (
+        queries.filled(one["target"]["expr"])
+        for one in queries.boards()["healthy"]["annotations"]["list"]
+        if one["name"] == mark
+    )
+    times = f"count_over_time(({promql})[{STEP * (before + after - 4)}s:15s])"
+    evaluate(series, before + after - 2, {f"max({times})": ONE}, tmp_path)
 
 
 # -- What panels show: their queries and the rules, evaluated by promtool --------------------
@@ -229,9 +304,9 @@ def test_within_three_scrapes_of_its_death_every_panel_says_that_the_api_is_unre
     rest = 2
     cases: dict[str, list[Sample]] = {}
     for name, panel in PANELS:
-        for target in panel["targets"]:
+        for target in queries.targets(panel):
             promql, legend = queries.filled(target["expr"]), target["legendFormat"]
-            if panel["title"] in {"State", "Alerts"}:
+            if panel["title"] in queries.words():
                 cases[promql] = ONE if legend == "unreachable" else []
             elif panel["type"] in {"stat", "bargauge"}:
                 cases[f"count(({promql}) != ({promql}))"] = ONE
@@ -264,40 +339,25 @@ def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) 
         query("healthy", "Requests per second"): [{"labels": "{}", "value": rate}],
         query("healthy", "State", "unreachable"): ONE,
         query("healthy", "State", "{{state}}"): [{"labels": '{state="ready"}', "value": 2}],
-        query("spread", "Replicas missing"): ONE,
+        query("capacity", "Replicas missing"): ONE,
     }
     evaluate(series, BUSY + rest, cases, tmp_path)
 
 
-# Panels whose value may be 0 although no request comes, as of a machine or a queue; the others then
-# have none.
-TRUE_AT_0 = {
-    *("Requests per second", "Queue in use", "Memory of the cap", "Ready for", "Replicas missing"),
-    *("Swap in use", "Lost for memory", "Processors used", "Disk in use", "Queue", "Swap"),
-    *("Memory against the cap", "Time lost for lack of memory", "Page faults per second"),
-    *("Killed for memory, and restarts", "Tokens in the KV cache", "KV blocks", "Preemptions"),
-    *("Memory of states", "Snapshots of states"),
-    *("Processors", "Stopped by the processor quota", "Disk of the models", "Model on its way"),
-    *("Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"),
-    *("State", "Alerts", "Requests per second, by their end", "Running and waiting, by replica"),
-    *("Requests by replica", "Refused, by replica", "HTTP status, by endpoint"),
-    *("Turned away, by reason", "Connections closed, by reason", "Failed callbacks, by origin"),
-    "Where the engine's time goes",
-    *("A second of the engine", "Passes and requests per pass", "Hits and misses"),
-}
+# States in which a panel must have no value after ten minutes without a request.
+RESTING = {Empty.IDLE, Empty.NO_PROMPTS, Empty.NO_DRAFTS, Empty.NO_SUGGESTIONS}
+COUNTED = {"Hits and misses", "Accepted tokens, by where they were found"}  # 0 after them
 
 
 def test_idle_for_ten_minutes_no_latency_no_ratio_and_no_speed_has_a_value(tmp_path: Path) -> None:
     rest = 10 * 60 // STEP
     cases: dict[str, list[Sample]] = {}
-    titles = {panel["title"] for _, panel in PANELS}
-    assert titles >= TRUE_AT_0
     for _, panel in PANELS:
-        for target in panel["targets"]:
-            promql = queries.filled(target["expr"])
-            if panel["title"] not in TRUE_AT_0:
-                burns = re.search(r"burn_rate(30m|1h|6h)", promql)  # they look back further
-                if panel["type"] != "heatmap" and not burns:
+        resting = queries.empty_when(panel) in RESTING
+        if resting and panel["type"] != "heatmap" and panel["title"] not in COUNTED:
+            for target in queries.targets(panel):
+                promql = queries.filled(target["expr"])
+                if not re.search(r"burn_rate(30m|1h|6h)", promql):  # they look back further
                     cases[number(promql)] = []
     cases[query("healthy", "State", "idle")] = ONE
     cases[query("healthy", "State", "{{state}}")] = []
@@ -363,7 +423,7 @@ def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_failed_callbacks_are_named_only_where_one_failed(tmp_path: Path, *, dead: bool) -> None:
-    promql = query("spread", "Failed callbacks, by origin")
+    promql = query("healthy", "Failed callbacks, by origin")
     rest = 2
     healthy = service("a", rest, dead=dead)
     evaluate(healthy, BUSY + rest, {promql: []}, tmp_path)

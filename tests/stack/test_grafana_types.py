@@ -66,7 +66,7 @@ def test_every_dashboard_has_the_types_that_grafana_publishes(name: str) -> None
     assert [fault("annotation", mark) for mark in board["annotations"]["list"]] == [None] * len(
         board["annotations"]["list"]
     )
-    wrong = {panel["title"]: faults(panel) for panel in board["panels"]}
+    wrong = {panel["title"]: faults(panel) for panel in queries.panels_of(board)}
     assert {title: found for title, found in wrong.items() if found} == {}
 
 

@@ -59,8 +59,8 @@ def test_every_alert_says_what_to_do_and_has_a_case_that_fires_and_one_that_does
 
 def test_every_runbook_names_only_dashboards_panels_and_alerts_that_exist() -> None:
     boards = queries.boards().values()
-    known = {board["title"] for board in boards}
-    known |= {panel["title"] for board in boards for panel in board["panels"]}
+    known = {board["title"].partition(": ")[2] for board in boards}
+    known |= {panel["title"] for board in boards for panel in queries.panels_of(board)}
     alerts = {
         rule["alert"]: rule["annotations"]["runbook"] for rule in queries.rules() if "alert" in rule
     }

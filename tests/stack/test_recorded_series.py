@@ -27,7 +27,7 @@ def query(panel: str, legend: str | None = None, board: str = "healthy") -> str:
     (promql,) = (
         target["expr"]
         for name, found in queries.panels()
-        for target in found["targets"]
+        for target in queries.targets(found)
         if (name, found["title"]) == (board, panel) and legend in {None, target["legendFormat"]}
     )
     return queries.filled(promql)
@@ -38,7 +38,7 @@ def measured(*units: str) -> list[str]:
     return [
         queries.filled(target["expr"])
         for name, panel in queries.panels()
-        for target in panel["targets"]
+        for target in queries.targets(panel)
         if panel["fieldConfig"]["defaults"]["unit"] in units and name != "capacity"
         if not panel["title"].startswith("Ready for")
     ]
@@ -83,7 +83,7 @@ def test_under_load_each_figure_is_what_happened_or_says_few(
 ) -> None:
     recording, service = load
     bounds = service.bounds("specops_latency_seconds")
-    tile, p95 = query("Latency, p95"), query("Latency", "p95")
+    tile, p95 = query("Latency, p95", board="latency"), query("Latency over time", "p95")
     cases: list[Case] = [(IDLE, tile, NONE)]
     for at in range(IDLE + SCRAPE, IDLE + LOAD, SCRAPE):
         lately = sorted(latency for end, latency in service.ended if at - 120 < end <= at)
@@ -112,8 +112,8 @@ def test_no_share_is_more_than_the_whole_and_no_gain_more_than_the_tokens_per_pa
     # Each prompt's beginning was known. While the queue fills, more have begun than have ended.
     known = query("Requests with a known beginning", board="latency")
     cases += always(known, 1, IDLE + 60, IDLE + LOAD)
-    gain = query("Gain over plain decoding", "estimated", "speculation")
-    bound = query("Gain over plain decoding", "if drafts were free", "speculation")
+    gain = query("Gain over plain decoding", "gain over plain decoding", "speculation")
+    bound = query("Gain over plain decoding", "tokens per pass", "speculation")
     assert service.gain > TOKENS
     cases += [never_above(f"{gain} - {bound}", 0, 0, recording.now)]
     cases += [(IDLE + LOAD + SCRAPE, promql, one(TOKENS)) for promql in (gain, bound)]
@@ -125,21 +125,24 @@ def test_after_a_load_curves_stop_or_fall(load: tuple[Recording, Service], tmp_p
     latest = max(end for end, _ in service.ended)
     end = math.ceil(latest / SCRAPE) * SCRAPE  # the scrape that saw the last answer
     cases: list[Case] = [
-        (end, f"count({query('Latency', 'p50')})", one(1)),
-        (end, f"count({query('Error budget burn, by window', '5m')})", one(1)),
+        (end, f"count({query('Latency over time', 'p50')})", one(1)),
+        (end, f"count({query('Error budget burn', '5m')})", one(1)),
     ]
     for promql in measured("s", "percentunit", "suffix:x", "suffix:tok/s", "reqps", "short"):
         last = f"last_over_time(({promql})[{SCRAPE - 1}s:{SCRAPE}s] @ {end})"
         for at in (*range(end + SCRAPE, end + 45, SCRAPE), *range(end + 60, end + 500, 60)):
             # The window of a quantile moves on for as long as the latest answer counts as of now.
             cases += [(at, f"({promql}) > 1.02 * {last} or ({promql}) unless {last}", NONE)]
-    for title in ("Latency", "Time to first token", "Time between tokens"):
+    for title in ("Latency over time", "Time to first token", "Time between tokens"):
         cases += [(end + 35, query(title, q), NONE) for q in ("p50", "p95", "p99")]
     cases += [
-        (end + minutes * 60, query("Error budget burn, by window", window), NONE)
+        (end + minutes * 60, query("Error budget burn", window), NONE)
         for window, minutes in (("5m", 2), ("30m", 4), ("1h", 6), ("6h", 6))
     ]
-    cases += [(end + 300, query("Latency, p95"), NONE), (end + 65, query("State", "idle"), one(1))]
+    cases += [
+        (end + 300, query("Latency, p95", board="latency"), NONE),
+        (end + 65, query("State", "idle"), one(1)),
+    ]
     recording.check(cases, tmp_path)
 
 
@@ -181,14 +184,14 @@ def test_a_service_and_its_successor_count_once(how: str, tmp_path: Path) -> Non
     cases += [
         never_above(query("Tokens per second, by use", "generated"), 1.1 * count * SPEED, 0, end)
     ]
-    cases += always(query("Replicas missing", board="spread"), 0, begin + SCRAPE, end)
+    cases += always(query("Replicas missing", board="capacity"), 0, begin + SCRAPE, end)
     cases += [(end, over("max", firing("ReplicasMissing"), 0, end), NONE)]
     cases += [
         (at, f"({promql}) > 1", NONE)
         for promql in measured("percentunit")
         for at in range(begin, begin + 120, 3 * SCRAPE)
     ]
-    restarts = query("Killed for memory, and restarts", "restarts", "capacity")
+    restarts = query("Kills and restarts, last hour", "restarts", "capacity")
     cases += [(end, restarts, one(float(before == after)))]
     recording.check(cases, tmp_path)
 
@@ -228,7 +231,7 @@ def test_of_two_replicas_one_is_left(tmp_path: Path) -> None:
     recording.play(300, SLOTS, a=left, b=Service())
     gone = recording.now
     recording.play(5 * 60, SLOTS, a=left)
-    slots, missing = query("Queue", "slots"), query("Replicas missing", board="spread")
+    slots, missing = query("Queue", "slots"), query("Replicas missing", board="capacity")
     cases = always(slots, 2 * SLOTS, 5, gone) + always(slots, SLOTS, gone, recording.now)
     cases += always(missing, 1, gone, recording.now)
     speed = query("Tokens per second, by use", "generated")
