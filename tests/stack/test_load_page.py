@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE, answers, wait
 # What the form must not show: it is for the command line.
 HIDDEN = {"gate", "objective", "report", "api_key", "dataset"}
 USERS = 3
-MAKE = ("make", "load", "SHAPE=users", "ARGS=--web")
+MAKE = ("make", "load", "SHAPE=spike", "ARGS=--web")
 
 
 @contextmanager
@@ -174,6 +174,9 @@ def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_p
         labels = filter(None, page.locator("form label").all_inner_texts())
         titles = [label.split(" (")[0] for label in labels]
         assert titles[3:6] == ["Load Shape", "Request Rate", "Max Concurrency"]
+        shape = page.get_by_label("Load Shape (")
+        assert shape.input_value() == "spike"
+        shape.select_option("users")
         page.get_by_label("Protocol (").select_option("chat")
         page.get_by_role("button", name="Start").click()
 
