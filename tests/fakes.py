@@ -173,12 +173,6 @@ def grammars() -> Grammars:
     return Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({END_TOKEN}))
 
 
-@cache
-def grammars() -> Grammars:
-    """Grammars over these tokens."""
-    return Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({END_TOKEN}))
-
-
 class Waiting(FakeTokenizer):
     """A tokenizer, a chat template and a compiler of grammars that work when the test lets them."""
 
