@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from specops.config import Settings
 from specops.engine.drafting import Drafting
+from specops.engine.order import Order
 from specops.engine.pass_budget import PassBudget
-from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduler import Scheduler
 from specops.engine.slots import SlotManager
@@ -316,6 +316,11 @@ def make_budget(
     )
 
 
+def make_order(cache: KvCache | None = None) -> Order:
+    """Who goes first, by TinyLlama's passes; by default nothing is cached."""
+    return Order(cache or KvCache(SHAPE, num_blocks=1, num_slots=1, context=1), tinyllama().reading)
+
+
 def make_drafting(
     cache: KvCache,
     drafters: Mapping[str, Chain],
@@ -323,7 +328,7 @@ def make_drafting(
     clock: Clock | None = None,
 ) -> Drafting:
     """What collects draft tokens for TinyLlama's passes."""
-    slots = SlotManager(cache)
+    slots = SlotManager(cache, make_order(cache), 96)
     return Drafting(cache, slots, drafters, controller, make_budget(), clock=clock or Clock())
 
 
@@ -336,7 +341,7 @@ def make_scheduler(
     max_inter_token_latency: float = float("inf"),
     max_batched_tokens: int | None = None,
     positions: int = 8,
-    waiting: RequestQueue | None = None,
+    order: Order | None = None,
 ) -> Scheduler:
     """A scheduler with the target's clock and costs; each drafter is asked alone."""
     costs = tinyllama()
@@ -350,7 +355,7 @@ def make_scheduler(
         end_tokens=end_tokens,
         max_batched_tokens=max_batched_tokens or target.max_tokens,
         max_inter_token_latency=max_inter_token_latency,
-        waiting=waiting,
+        order=order,
         clock=target.clock,
     )
 

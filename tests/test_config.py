@@ -35,7 +35,6 @@ CHANGED = {
     "max_batched_tokens": ("64", 64),
     "max_inter_token_latency": ("0.5", 0.5),
     "prefix_cache": ("off", "off"),
-    "queue_order": ("clients", "clients"),
     "threads": ("2", 2),
     "queue_size": ("0", 0),
     "max_new_tokens": ("10", 10),

@@ -276,12 +276,6 @@ class Settings:
         "who shares cached prefixes and earlier texts: the requests of one `client`, `all` "
         "requests, or none (`off`)",
     )
-    queue_order: str = _knob(
-        "arrival",
-        _choice("arrival", "clients"),
-        "which request gets a free slot: the oldest (`arrival`), or one of the client with the "
-        "least use (`clients`)",
-    )
     threads: int = _knob(
         0, _number(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )

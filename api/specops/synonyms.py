@@ -36,6 +36,7 @@ FORMER_SETTINGS = {  # refused, with what to do instead
     "SPECOPS_LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts logs prompts and answers",
     "SPECOPS_MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT the KV cache "
     "takes what fits",
+    "SPECOPS_QUEUE_ORDER": "is gone: short prompts go first, and keys get equal shares",
     "SPECOPS_QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT includes the wait for a slot",
     "SPECOPS_SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says which requests share",
 }

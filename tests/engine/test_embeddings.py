@@ -130,8 +130,8 @@ def test_a_prompt_that_comes_later_goes_first() -> None:
 
 
 def test_preempted_and_computed_again_they_stay_the_same() -> None:
-    texts = [longer(seed, 150) for seed in range(6)]
-    target = SimulatedTarget(num_slots=3, context=256, num_blocks=6)
+    texts = [longer(seed, 150) for seed in range(14)]
+    target = SimulatedTarget(num_slots=3, context=256, num_blocks=7)
     first, second = make_request(60, 150), make_request(60, 150)
     asked = request(*texts)
     served = serve(make_scheduler(target), first, second, asked)

@@ -21,12 +21,9 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo-cache")
 
 
-@pytest.mark.parametrize(
-    ("slots", "kv_tokens", "queue_order"),
-    [(1, 0, "arrival"), (5, 0, "clients"), (5, 576, "arrival")],
-)
+@pytest.mark.parametrize(("slots", "kv_tokens"), [(1, 0), (5, 0), (5, 448)])
 def test_outputs_are_those_of_plain_requests_that_are_alone(
-    slots: int, kv_tokens: int, queue_order: str, cache_dir: Path
+    slots: int, kv_tokens: int, cache_dir: Path
 ) -> None:
     """On the demo pair, every drafter, seeded and greedy, in narrow passes; also preempted."""
     settings = replace(
@@ -35,7 +32,6 @@ def test_outputs_are_those_of_plain_requests_that_are_alone(
         kv_tokens=kv_tokens,
         cache_dir=cache_dir,
         max_batched_tokens=16,
-        queue_order=queue_order,
     )
     engine = Engine.load(settings)
     steps = iter(range(400))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specops.engine import order
+from specops.engine.order import Order
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.request import FinishReason
 from tests.simulated_target import (
     Served,
     SimulatedTarget,
+    make_order,
     make_request,
     make_scheduler,
     make_state,
+    serve,
 )
 
 _arrivals = count()
@@ -43,9 +47,8 @@ def cost(prompt: int, output: int) -> float:
     return prompt + 2 * output
 
 
-@pytest.mark.parametrize("by_client", [False, True])
-def test_one_client_is_served_in_the_order_of_its_coming(by_client: bool) -> None:
-    queue = RequestQueue(by_client=by_client)
+def test_equal_requests_are_served_in_the_order_of_their_coming() -> None:
+    queue = RequestQueue(make_order())
     items = [waiting("ann", 3) for _ in range(5)]
     for item in items:
         queue.add(item)
@@ -60,18 +63,19 @@ def test_one_client_is_served_in_the_order_of_its_coming(by_client: bool) -> Non
 @settings(deadline=None)
 @given(
     st.integers(1, 4),
+    st.sampled_from([0, 100]),
     st.lists(st.tuples(st.sampled_from("abcd"), requests), min_size=1, max_size=60),
     st.data(),
 )
 def test_no_client_starves_and_shares_are_equal(
-    slots: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
+    slots: int, lead: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
 ) -> None:
     """Slots are taken and given back in any order; all arrive at once, or when they like.
 
     While two clients both have requests waiting, what they have been given differs by no more than
-    what slots and one more request of the largest size hold.
+    the allowed lead and what slots and one more request of the largest size hold.
     """
-    queue = RequestQueue(by_client=True)
+    queue = RequestQueue(make_order())
     to_come, running = list(items), []
     outputs: dict[str, int] = {}
     given: dict[str, float] = {}
@@ -88,7 +92,8 @@ def test_no_client_starves_and_shares_are_equal(
                 outputs[item.request.request_id] = output
                 queue.add(item)
             case "begin":
-                item = taken(queue)
+                with patch.object(order, "LEAD", lead):
+                    item = taken(queue)
                 served += 1
                 running.append(item)
                 client = item.request.client
@@ -96,20 +101,19 @@ def test_no_client_starves_and_shares_are_equal(
             case "end":
                 item = running.pop(data.draw(st.integers(0, len(running) - 1)))
                 output = outputs[item.request.request_id]
-                queue.generated(item, output)
+                queue.order.generated(item, output)
                 given[item.request.client] += 2 * output
         clients = {item.request.client for item in queue}
         pairs = {frozenset((a, b)) for a in clients for b in clients if a < b}
         backlogged = {pair: backlogged.get(pair, dict(given)) for pair in pairs}
         for pair, before in backlogged.items():
             a, b = (given.get(name, 0.0) - before.get(name, 0.0) for name in sorted(pair))
-            assert abs(a - b) <= 2 * (slots + 1) * largest
+            assert abs(a - b) <= lead + 2 * (slots + 1) * largest
     assert served == len(items)
 
 
-@pytest.mark.parametrize("by_client", [False, True])
-def test_a_suggestion_goes_first_and_warming_last_and_each_turn_comes(by_client: bool) -> None:
-    queue = RequestQueue(by_client=by_client)
+def test_a_suggestion_goes_first_and_warming_last_and_each_turn_comes() -> None:
+    queue = RequestQueue(make_order())
 
     def add(priority: int, arrival: float) -> RequestState:
         request = make_request(3, 5, client="ann", arrival=arrival, priority=priority)
@@ -122,35 +126,50 @@ def test_a_suggestion_goes_first_and_warming_last_and_each_turn_comes(by_client:
     gone = suggestions.pop(3)
     assert queue.remove(gone)
     assert not queue.remove(gone)
-    order = [taken(queue) for _ in range(len(queue))]
-    assert order[:2] == suggestions[:2]
-    waits = {state: order.index(state) for state in (*chats, warming)}
-    assert waits[chats[0]] < waits[chats[1]] < waits[warming] == len(order) - 1
-    assert order[waits[chats[0]] - 1].request.arrival == 10.0  # those after it came 10 s later
+    each = [taken(queue) for _ in range(len(queue))]
+    assert each[:2] == suggestions[:2]
+    waits = {state: each.index(state) for state in (*chats, warming)}
+    assert waits[chats[0]] < waits[chats[1]] < waits[warming] == len(each) - 1
+    assert each[waits[chats[0]] - 1].request.arrival == 10.0  # those after it came 10 s later
 
 
-def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests() -> None:
+def test_many_texts_to_embed_in_one_request_bring_no_more_than_many_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A request for many embeddings is charged for all of its texts."""
-    queue = RequestQueue(by_client=True)
+    monkeypatch.setattr(order, "LEAD", 0)
+    queue = RequestQueue(make_order())
     for client, texts in [("many", 5)] * 3 + [("single", 1)] * 8:
         more = ((1,) * 10,) * (texts - 1)
         queue.add(waiting(client, 10, more_prompts=more, embed=True))
-    order = [taken(queue).request.client for _ in range(len(queue))]
-    assert order[:8] == ["many", *["single"] * 5, "many", "single"]
+    taken_from = [taken(queue).request.client for _ in range(len(queue))]
+    assert taken_from[:8] == ["many", *["single"] * 5, "many", "single"]
 
 
-@pytest.mark.parametrize("by_client", [False, True])
-def test_no_step_looks_at_all_that_wait(by_client: bool) -> None:
-    """Not when requests come, go, are cancelled or pass their deadline, nor the client's others."""
+@pytest.mark.parametrize("clients", [1, 8])
+def test_a_step_looks_at_few_of_those_that_wait(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where requests come, go, are cancelled or pass their deadline."""
+    ranked, rank = 0, Order.rank
 
-    class Closed(RequestQueue):
-        def __iter__(self) -> Iterator[RequestState]:
-            raise AssertionError("a step looks at the whole queue")
+    def counted(self: Order, state: RequestState) -> float:
+        nonlocal ranked
+        ranked += 1
+        return rank(self, state)
 
+    def closed(self: RequestQueue) -> None:
+        raise AssertionError("a step looks at the whole queue")
+
+    monkeypatch.setattr(Order, "rank", counted)
+    monkeypatch.setattr(RequestQueue, "__iter__", closed)
     target = SimulatedTarget(num_slots=2)
-    scheduler = make_scheduler(target, waiting=Closed(by_client=by_client))
+    scheduler = make_scheduler(target)
     deadlines = {0: 0.5, 1: 1e9}
-    requests = [make_request(5, 3, deadline=deadlines[index % 2]) for index in range(60)]
+    requests = [
+        make_request(5, 3, deadline=deadlines[index % 2], client=str(index % clients))
+        for index in range(600)
+    ]
     for request in requests:
         scheduler.add(request)
     for request in requests[41::2]:
@@ -158,8 +177,29 @@ def test_no_step_looks_at_all_that_wait(by_client: bool) -> None:
     served = Served()
     while scheduler.busy:
         target.clock.now += 0.05
+        before = ranked
         served.step(scheduler)
+        assert ranked - before < 60
     ends = Counter(served.finish(request) for request in requests)
-    assert ends[FinishReason.CANCELLED] == 10
+    assert ends[FinishReason.CANCELLED] == 280
     assert ends[FinishReason.LENGTH] >= 20
-    assert ends.total() == ends[FinishReason.TIMEOUT] + ends[FinishReason.LENGTH] + 10
+    assert ends.total() == ends[FinishReason.TIMEOUT] + ends[FinishReason.LENGTH] + 280
+
+
+def test_a_prompt_that_becomes_known_or_unknown_while_it_waits_changes_its_place() -> None:
+    target = SimulatedTarget(num_slots=2, context=2048, num_blocks=32)
+    document, other = make_request(640).prompt_tokens, make_request(640).prompt_tokens
+    queue = RequestQueue(make_order(target.cache))
+    short, again, new = (
+        make_state(make_request(prompt, 1, arrival=arrival))
+        for prompt, arrival in ((200, 0.3), (document, 0.0), (other, 0.0))
+    )
+    for state in (short, again, new):
+        queue.add(state)
+    assert queue.first() is short
+    serve(make_scheduler(target), make_request(document, 1))
+    assert taken(queue) is short  # ranks are computed anew as slots are given
+    assert queue.first() is again
+    serve(make_scheduler(target), *(make_request(1500, 1) for _ in range(2)))  # its blocks go
+    assert taken(queue) is new or again
+    assert len(queue) == 1

@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specops.engine.request_queue import RequestQueue
 from specops.request import FinishReason, GenerationRequest, SamplingParams
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import PrefixCache
@@ -48,7 +47,6 @@ class Serving(RuleBasedStateMachine):
         reuse=st.sampled_from(PrefixCache),
         budget=st.sampled_from([16, 50, 96]),
         pause=st.sampled_from([0.05, float("inf")]),
-        by_client=st.booleans(),
     )
     def begin(
         self,
@@ -58,7 +56,6 @@ class Serving(RuleBasedStateMachine):
         reuse: PrefixCache,
         budget: int,
         pause: float,
-        by_client: bool,
     ) -> None:
         blocks = -(-CONTEXT // BLOCK_TOKENS) + spare  # one request of any length always fits
         self.target = SimulatedTarget(
@@ -69,7 +66,6 @@ class Serving(RuleBasedStateMachine):
             drafters(self.target.text),
             max_inter_token_latency=pause,
             max_batched_tokens=budget,
-            waiting=RequestQueue(by_client=by_client),
         )
         self.served = Served()
         self.requests: list[GenerationRequest] = []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specops.engine.request_queue import RequestQueue
 from specops.request import FinishReason
 from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import Served, SimulatedTarget, make_request, make_scheduler
@@ -26,21 +24,19 @@ arrivals = st.lists(
 
 
 @given(
-    st.booleans(),
     st.integers(1, 4),
     st.sampled_from([6, 100]),
     arrivals,
 )
 @settings(max_examples=60, deadline=None)
 def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_beside(
-    by_client: bool,
     slots: int,
     blocks: int,
     coming: list[tuple[str, int, int, int, int | None]],
 ) -> None:
     """Every step computes something, so the steps are bounded by what there is to compute."""
     target = SimulatedTarget(num_slots=slots, context=384, num_blocks=blocks, max_tokens=32)
-    scheduler = make_scheduler(target, waiting=RequestQueue(by_client=by_client))
+    scheduler = make_scheduler(target)
     patience: dict[str, int | None] = {}
     served, requests, steps, pause = Served(), [], 0, 0
     to_come = list(coming)
@@ -71,13 +67,11 @@ def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_besid
     assert target.cache.used_blocks == 0
 
 
-@pytest.mark.parametrize("by_client", [False, True])
-def test_who_is_preempted_is_not_charged_again_and_loses_no_place(
-    by_client: bool,
-) -> None:
+def test_who_is_preempted_is_not_charged_again_and_loses_no_place() -> None:
     target = SimulatedTarget(num_slots=2, context=256, num_blocks=4, reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target, waiting=RequestQueue(by_client=by_client))
-    first, second = make_request(100, 120, client="ann"), make_request(60, 100, client="bob")
+    scheduler = make_scheduler(target)
+    first = make_request(100, 120, client="ann", arrival=-100.0)
+    second = make_request(60, 100, client="bob", arrival=-50.0)
     others = [make_request(60, 2, client="eve") for _ in range(4)]
     served = Served()
     for request in (first, second, *others):

@@ -8,10 +8,12 @@ from specops.engine.slots import SlotManager
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import (
+    Served,
     SimulatedTarget,
     Text,
     chains,
     expected,
+    make_order,
     make_request,
     make_scheduler,
     make_state,
@@ -21,22 +23,25 @@ from tests.speculation.drafters.scripted import Scripted
 
 
 def made(
-    num_blocks: int, num_slots: int = 4, reuse: PrefixCache = PrefixCache.OFF
+    num_blocks: int, num_slots: int = 4, most_tokens: int = 4096
 ) -> tuple[SlotManager, SimulatedTarget, RequestQueue, Scripted]:
     target = SimulatedTarget(
-        num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=reuse
+        num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=PrefixCache.OFF
     )
     drafter = Scripted(Text(), 1.0)
-    return SlotManager(target.cache), target, RequestQueue(), drafter
+    order = make_order(target.cache)
+    return SlotManager(target.cache, order, most_tokens), target, RequestQueue(order), drafter
 
 
 def coming(
     waiting: RequestQueue, *lengths: int, drafter: Scripted | None = None
 ) -> list[RequestState]:
+    """Requests that come long after each other."""
     asked = chains(drafter or Scripted(Text(), 1.0))
+    fields = {"drafter": "scripted", "k_draft": 2}
     sequences = [
-        make_state(make_request(length, 200, drafter="scripted", k_draft=2), asked)
-        for length in lengths
+        make_state(make_request(length, 200, arrival=1000.0 * number, **fields), asked)
+        for number, length in enumerate(lengths)
     ]
     for sequence in sequences:
         waiting.add(sequence)
@@ -77,7 +82,7 @@ def test_blocks_that_running_prompts_will_need_are_not_given_away() -> None:
     assert len(running) == 2
 
 
-def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
+def test_the_last_in_the_order_is_preempted_and_comes_back_first() -> None:
     running, target, waiting, drafter = made(3, num_slots=3)
     first, second, third = coming(waiting, 60, 60, 60, drafter=drafter)
     running.admit(waiting)
@@ -105,7 +110,7 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
     """With a prefix cache only what others have taken is computed again."""
     target = SimulatedTarget(num_slots=2, context=320, num_blocks=5)
     scheduler = make_scheduler(target)
-    first, second = make_request(120, 150), make_request(60, 100)
+    first, second = make_request(90, 150, arrival=-100.0), make_request(60, 100)
     served = serve(scheduler, first, second)
     for request in (first, second):
         assert served.tokens(request) == expected(target.text, request)
@@ -113,7 +118,7 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
     assert stats.preemptions >= 1
     assert stats.queue_seconds == 0  # it left the queue once, at the beginning
     assert sum(result.preempted for result in served.results) >= 1
-    again = target.computed - (120 + 150 - 1) - (60 + 100 - 1)
+    again = target.computed - (90 + 150 - 1) - (60 + 100 - 1)
     assert 0 < again < stats.preemptions * (60 + 100)
 
 
@@ -133,19 +138,23 @@ def test_no_sequence_of_the_batch_is_preempted_for_a_prompt() -> None:
 
 
 def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> None:
-    """It has found its beginning in the cache, a block that the prompt before it needs."""
-    target = SimulatedTarget(num_slots=3, context=512, num_blocks=8)
-    scheduler = make_scheduler(target, max_batched_tokens=2)
-    left = make_request(64, 1)
-    growing, long = make_request(60, 300), make_request(250, 3)
-    short = make_request((*left.prompt_tokens, 1, 2, 3, 4, 5), 3)
-    serve(scheduler, left)
-    scheduler.add(growing)
-    while not scheduler.running or scheduler.running[0].num_uncomputed_tokens:
-        scheduler.step()
-    served = serve(scheduler, long, short)
-    stats = served.stats(short)
-    assert stats.preemptions == 1
+    """It was overtaken by a short one, which needs a block."""
+    target = SimulatedTarget(num_slots=3, context=512, num_blocks=12)
+    scheduler = make_scheduler(target)
+    long, short = make_request(400, 3), make_request(150, 3)
+    served = Served()
+    for request in (long, short):
+        scheduler.add(request)
+        served.step(scheduler)
+    assert [len(batch.spans) for batch in target.passes] == [1, 1]  # the long one is parked
+    target.cache.begin(2, [1])
+    assert target.cache.reserve(2, 64 * target.cache.available_blocks)
+    assert served.step(scheduler).preempted == 1
+    assert [len(span.tokens) for span in target.passes[-1].spans] == [150 - 96]
+    target.cache.release(2)
+    while scheduler.busy:
+        served.step(scheduler)
+    assert served.stats(long).preemptions == 1
     for request in (long, short):
         assert served.tokens(request) == expected(target.text, request)
 
@@ -154,8 +163,8 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     """A draft model keeps blocks of its cache for each prompt that it follows."""
     target = SimulatedTarget(num_slots=4)
     drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
-    running = SlotManager(target.cache)
-    waiting = RequestQueue()
+    order = make_order(target.cache)
+    running, waiting = SlotManager(target.cache, order, 4096), RequestQueue(order)
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
         request = make_request(40, drafter=drafter, k_draft=k_draft)

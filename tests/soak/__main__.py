@@ -42,7 +42,7 @@ CALM_SECONDS = 20.0  # after that, so that each kind of request is served: some 
 ALONE = {"SPECOPS_PREFIX_CACHE": "off", "SPECOPS_SLOTS": "1", "SPECOPS_DRAFTER": "none"}
 ALONE |= {"SPECOPS_DRAIN_TIMEOUT": "50"}
 # The KV cache is small, so that all of it has been used and freed before the first window.
-WATCHED = {"SPECOPS_KV_TOKENS": "2048", "SPECOPS_QUEUE_ORDER": "clients"}
+WATCHED = {"SPECOPS_KV_TOKENS": "2048"}
 COLUMNS = ("sixth", "answers", "median, ms", "95 %, ms", "CPU, ms", "memory, MB")
 COLUMNS += ("descriptors", "threads", "others' cores")
 TABLE = f"| {' | '.join(COLUMNS)} |\n|{'---:|' * len(COLUMNS)}"

@@ -15,7 +15,6 @@ from typing import Any
 from specops.config import ConfigError, Settings
 from specops.engine.loading import LoadedModels, load_models
 from specops.engine.model_info import ModelInfo, Report
-from specops.engine.request_queue import RequestQueue
 from specops.engine.scheduler import Scheduler
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
@@ -87,7 +86,6 @@ class Engine:
             end_tokens=target.folder.end_tokens,
             max_batched_tokens=target.runner.max_tokens,
             max_inter_token_latency=settings.max_inter_token_latency,
-            waiting=RequestQueue(by_client=settings.queue_order == "clients"),
         )
         chat_template = _chat_template(target.folder.path)
         begin = target.folder.bos_token

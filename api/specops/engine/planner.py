@@ -57,12 +57,9 @@ class Planner:
             started: when the step began.
         """
         batch, decoding = Batch(), self._slots.schedule_decodes()
+        prompts = self._prompts(step) if len(decoding) < len(self._slots) else []
+        self._slots.order.sort(prompts)
         waiting, begun, reading = 0, self._clock(), self._drafting.count_reading()
-        prompts: list[RequestState] = []
-        if len(decoding) < len(self._slots):
-            prompts = [
-                item for item in self._slots if item.num_uncomputed_tokens and not item.finish
-            ]
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self._budget.usual_chunk)
@@ -79,6 +76,13 @@ class Planner:
         step.kind = _kind(step, batch)
         return batch, scheduled
 
+    def _prompts(self, step: Step) -> list[RequestState]:
+        """The prompts in slots, less what other requests have computed of their beginnings."""
+        prompts = [item for item in self._slots if item.num_uncomputed_tokens and not item.finish]
+        for state in prompts:
+            self._take_prefix(step, state)
+        return [state for state in prompts if not state.finish]  # a drafter may have failed
+
     def _add_prompts(
         self,
         step: Step,
@@ -87,9 +91,7 @@ class Planner:
         prompts: list[RequestState],
         started: float,
     ) -> None:
-        """Fill the pass with the prompts' next tokens, as far as the budget goes."""
-        # A text to be embedded may be far longer than any prompt, so it gets what is left.
-        prompts.sort(key=lambda state: (state.request.embed, state.turn))
+        """Fill the pass with the prompts' next tokens, the first's first, within the budget."""
         others = [item.state.request for item in scheduled]
         urgent = min(request.priority for request in (*others, prompts[0].request))
         # Nobody waits for prompts that are computed ahead, but a request that arrives meanwhile
@@ -103,10 +105,8 @@ class Planner:
         for state in prompts:
             if state.slot < 0:  # preempted for one before it
                 continue
-            held = self._take_prefix(step, state)
-            if state.finish:  # its drafter has failed
-                continue
-            if state.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
+            held = state.num_computed
+            if state.request.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
                 seconds = min(seconds, least)
             each = state.reader.seconds if state.reader and not state.generated else 0.0
             followed = self._drafting.read_seconds(state)
@@ -166,14 +166,13 @@ class Planner:
             for slot, end in ends
         )
 
-    def _take_prefix(self, step: Step, state: RequestState) -> int:
-        """Skip what other requests have computed of the beginning; returns the computed tokens."""
+    def _take_prefix(self, step: Step, state: RequestState) -> None:
+        """Skip what other requests have computed of the beginning."""
         before = state.num_computed if state.was_scheduled else state.num_cached_tokens
         held = self._slots.share_prefix(state)
         if held > before and not state.preemptions:
             step.cached_tokens += held - before
             state.num_cached_tokens += held - before
-        return held
 
 
 def _kind(step: Step, batch: Batch) -> StepKind | None:

@@ -1,119 +1,116 @@
-"""The request queue: in which order waiting requests get slots.
+"""The request queue: requests that wait for a slot, by the order that prompts in slots follow, too.
 
-First come, first served is fair between requests. But a suggestion for an editor is worth little
-after a second, and a prompt that is only computed ahead can wait: a request's priority moves its
-turn by a number of seconds. The turn is fixed on arrival, so no request starves.
-
-Where one client sends many requests and others few, shares per client are fairer: the client that
-has used the least goes first. That is start-time fair queueing with tokens for packets (Goyal, Vin
-and Cheng, SIGCOMM 1996; for language models: Sheng et al., Fairness in Serving Large Language
-Models, OSDI 2024). No request starves in either order: each token that a client gets moves it back,
-and waiting moves no other client ahead.
+Each client has a heap, so a request comes and goes in logarithmic time. What is known of a prompt's
+beginning changes while it waits, and its rank with it: the first one's is computed anew before it
+gets a slot, and those of a few others in turn whenever a slot was given.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
 
+from specops.engine.order import Order
 from specops.engine.request_state import RequestState
 
-_GENERATED = 2.0  # prompt tokens that a generated token counts as: at best slots share its pass
+_RENEWED = 8  # ranks that are computed anew after each slot that is given
+_SPARE = 64  # outdated entries that heaps may hold beside as many as wait
 
 
 class RequestQueue:
-    """Requests that wait for a slot: the earliest turn goes first.
+    """Requests that wait for a slot.
 
-    Args:
-        by_client: clients with waiting requests get equal shares. A client's account is the number
-            of tokens that it got; the lowest account goes first. A client that returns starts at
-            the account that was served last: idling earns no credit. Otherwise all requests belong
-            to one client.
+    Attributes:
+        order: who goes first.
     """
 
-    def __init__(self, *, by_client: bool = False) -> None:
-        self._by_client = by_client
-        # By client and priority, in the order of arrival; none is empty.
-        self._queues: dict[str, dict[int, OrderedDict[RequestState, None]]] = {}
-        self._accounts: dict[str, float] = {}  # only those above the last served
-        self._last_served = 0.0
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._ranks: dict[RequestState, tuple[float, int]] = {}  # with the number of its arrival
+        # By client. An entry whose rank is not the request's is outdated.
+        self._heaps: dict[str, list[tuple[float, int, RequestState]]] = {}
+        self._round: deque[RequestState] = deque()  # whose rank is renewed next
+        self._numbers = count()
+        self._outdated = 0
 
     def __len__(self) -> int:
-        return sum(len(queue) for queues in self._queues.values() for queue in queues.values())
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[RequestState]:
         """All that wait, in no particular order."""
-        for queues in self._queues.values():
-            for queue in queues.values():
-                yield from queue
+        return iter(self._ranks)
 
     def add(self, state: RequestState) -> None:
-        """Append a request to its client's queue of this priority."""
-        client = self._client(state)
-        if not self._queues:  # no request had to wait: no client took anything from another
-            self._last_served = max(self._accounts.values(), default=self._last_served)
-            self._accounts.clear()
-        if client not in self._queues:
-            self._queues[client] = {}
-            self._accounts[client] = self._account(client)
-        self._queues[client].setdefault(state.request.priority, OrderedDict())[state] = None
+        """Add a request that has arrived."""
+        self.order.arrive(state.request.client, filter(self._top, list(self._heaps)))
+        self._rank(state)
+        self._round.append(state)
 
     def first(self) -> RequestState:
-        """The request that gets the next slot, of the client with the lowest account.
+        """The request that gets the next slot.
 
         Raises:
             IndexError: the queue is empty.
         """
-        if not self._queues:
-            raise IndexError("the queue is empty")
-        return self._first(min(self._queues, key=self._order))
+        while True:
+            tops = {name: top for name in list(self._heaps) if (top := self._top(name))}
+            if not tops:
+                raise IndexError("the queue is empty")
+            ahead = self.order.ahead({name: self.order.account(name) for name in tops})
+            *_, state = min(top for name, top in tops.items() if name not in ahead)
+            if not self._rank(state, worse=True):
+                return state
 
     def take(self, state: RequestState) -> None:
         """Remove the first request, which got a slot, and charge its client's account for it."""
-        client = self._client(state)
-        self._last_served = self._accounts[client]
         self.remove(state)
-        self._charge(client, sum(map(len, state.request.prompts)))
-        self._forget()
+        self.order.admitted(state)
+        for _ in range(min(_RENEWED, len(self._round))):
+            other = self._round.popleft()
+            if other in self._ranks:
+                self._rank(other)
+                self._round.append(other)
 
     def remove(self, state: RequestState) -> bool:
-        """Remove a request that has left, in constant time; False if it does not wait."""
-        client, priority = self._client(state), state.request.priority
-        queues = self._queues.get(client, {})
-        queue = queues.get(priority)
-        if queue is None or queue.pop(state, state) is not None:
+        """Remove a request that has left; False if it does not wait."""
+        if self._ranks.pop(state, None) is None:
             return False
-        if not queue:
-            del queues[priority]
-        if not queues:
-            del self._queues[client]
+        self._outdated += 1
+        if self._outdated > len(self._ranks) + _SPARE:
+            self._round = deque(self._ranks)
+            for heap in self._heaps.values():
+                heap[:] = filter(self._valid, heap)
+                heapify(heap)
+            self._outdated = 0
         return True
 
-    def generated(self, state: RequestState, tokens: int) -> None:
-        """Charge the account of a request's client for new tokens, where there are accounts."""
-        if self._by_client:
-            self._charge(state.request.client, _GENERATED * tokens)
+    def _rank(self, state: RequestState, *, worse: bool = False) -> bool:
+        """Compute a request's rank anew; `worse`: keep one that became better.
 
-    def _client(self, state: RequestState) -> str:
-        return state.request.client if self._by_client else ""
+        Returns:
+            Whether the rank changed.
+        """
+        rank, before = self.order.rank(state), self._ranks.get(state)
+        if before is not None and (rank == before[0] or (worse and rank < before[0])):
+            return False
+        self._outdated += before is not None
+        number = next(self._numbers) if before is None else before[1]
+        self._ranks[state] = rank, number
+        heappush(self._heaps.setdefault(state.request.client, []), (rank, number, state))
+        return True
 
-    def _order(self, client: str) -> tuple[float, float]:
-        return self._accounts[client], self._first(client).request.turn
+    def _valid(self, entry: tuple[float, int, RequestState]) -> bool:
+        return self._ranks.get(entry[2]) == entry[:2]
 
-    def _first(self, client: str) -> RequestState:
-        first = (next(iter(queue)) for queue in self._queues[client].values())
-        return min(first, key=lambda state: state.request.turn)
-
-    def _account(self, client: str) -> float:
-        return max(self._accounts.get(client, 0.0), self._last_served)
-
-    def _charge(self, client: str, tokens: float) -> None:
-        self._accounts[client] = self._account(client) + tokens
-
-    def _forget(self) -> None:
-        """Drop the accounts at or below the last served: a new one would be the same."""
-        self._accounts = {
-            client: account
-            for client, account in self._accounts.items()
-            if account > self._last_served or client in self._queues
-        }
+    def _top(self, client: str) -> tuple[float, int, RequestState] | None:
+        """A client's first entry; a client without one is forgotten."""
+        heap = self._heaps[client]
+        while heap and not self._valid(heap[0]):
+            heappop(heap)
+            self._outdated -= 1
+        if not heap:
+            del self._heaps[client]
+            return None
+        return heap[0]

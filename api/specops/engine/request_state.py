@@ -12,7 +12,6 @@ import numpy as np
 from specops.engine.prompt_reader import PromptReader
 from specops.request import (
     GRAMMAR,
-    PRIORITY_SECONDS,
     TARGET,
     Draft,
     FinishReason,
@@ -43,6 +42,7 @@ class RequestState:
         chain: the drafters that it asks.
         tokens: prompt and generated tokens.
         num_computed: number of tokens that the target's cache holds.
+        more_tokens: number of tokens of the prompts to embed after this one.
         num_cached_tokens: number of prompt tokens that another request had computed.
         was_scheduled: a pass has computed tokens of it since it got its slot.
         slot: its row in the caches' block tables; below 0 while it has none.
@@ -70,8 +70,9 @@ class RequestState:
         self.chain = chain if request.k_draft and not request.embed else NO_DRAFTERS
         self.tokens = list(request.prompt_tokens)
         self.num_computed = self.num_cached_tokens = 0
+        self.more_tokens = sum(map(len, request.more_prompts))
         self.was_scheduled = False
-        self.slot = 0
+        self.slot = -1
         self.preemptions = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
@@ -152,11 +153,6 @@ class RequestState:
     def adjusts(self) -> bool:
         """Whether tokens are chosen from other logits than the target's."""
         return self.matcher is not None or self._processor is not None
-
-    @property
-    def turn(self) -> float:
-        """Of prompts in slots, the one with the earliest turn is computed first."""
-        return (self._started or 0.0) + PRIORITY_SECONDS * self.request.priority
 
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
@@ -257,6 +253,7 @@ class RequestState:
             self.finish = FinishReason.STOP
             return False
         self.tokens, self._prompt_length = list(following), len(following)
+        self.more_tokens -= len(following)
         self.num_computed = 0
         return True
 

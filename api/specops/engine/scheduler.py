@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from specops.engine.drafting import Drafting
+from specops.engine.order import Order
 from specops.engine.pass_budget import PassBudget
 from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
@@ -44,7 +45,7 @@ class Scheduler:
         end_tokens: tokens that end a text.
         max_batched_tokens: most tokens of a pass.
         max_inter_token_latency: seconds between two tokens of a stream that prompts may cause.
-        waiting: the order in which requests get slots; first come, first served by default.
+        order: who goes first.
         clock: seconds; replaced in tests.
     """
 
@@ -60,17 +61,20 @@ class Scheduler:
         end_tokens: frozenset[int],
         max_batched_tokens: int,
         max_inter_token_latency: float = _NO_BOUND,
-        waiting: RequestQueue | None = None,
+        order: Order | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self.drafters = drafters
         self.cost_model = cost_model
         self.draft_cost_model = draft_cost_model
-        self.waiting = RequestQueue() if waiting is None else waiting
+        self._order = order or Order(target.cache, cost_model.reading)
+        self.waiting = RequestQueue(self._order)
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
         self._slots = SlotManager(
             target.cache,
+            self._order,
+            max_batched_tokens,
             lambda state, lookup: (
                 not state.request.adaptive or self.controller.follows(lookup.name)
             ),
@@ -186,7 +190,7 @@ class Scheduler:
     def _hand_out(self, step: Step, state: RequestState) -> None:
         """Add a request's new output to the step's; its client's account is charged for it."""
         if (output := state.output()) is not None:
-            self.waiting.generated(state, len(output.pieces))
+            self._order.generated(state, len(output.pieces))
             step.outputs.append(output)
 
     def _run(self, step: Step, batch: Batch, scheduled: list[Scheduled], started: float) -> None:

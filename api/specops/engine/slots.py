@@ -1,16 +1,17 @@
 """Gives requests slots and KV blocks, and takes blocks away when none is left.
 
 The slots bound how many requests run. The KV blocks, taken as requests grow, decide how many
-actually do. If no block is free, the request that was admitted last is preempted: the requests
-before it get its blocks, and it is computed again when there is room. So the first request always
-makes progress.
+actually do. If no block is free, the last request by the order (`order`) is preempted: one before
+it gets its blocks, and it is computed again when there is room. So the first always makes progress:
+the more of a prompt is computed, the further it moves ahead, and a request that has given up its
+blocks moves back.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
+from specops.engine.order import Order
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
@@ -28,22 +29,28 @@ class SlotManager:
 
     Args:
         cache: the target's.
+        order: who goes first, in the queue, too.
+        most_tokens: of a pass.
         follows: whether it pays that a lookup reads a request's text.
 
     Attributes:
+        order: who goes first.
         preemptions: number of preemptions since the start.
     """
 
     def __init__(
         self,
         cache: KvCache,
+        order: Order,
+        most_tokens: int,
         follows: Callable[[RequestState, LookupDrafter], bool] = lambda state, lookup: True,
     ) -> None:
         self.preemptions = 0
-        self._cache = cache
+        self.order = order
+        self._cache, self._most_tokens = cache, most_tokens
         self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
-        self._in_line: deque[RequestState] = deque()  # preempted ones: next for a slot
+        self._in_line: list[RequestState] = []  # preempted ones: next for a slot
         self._free = list(range(cache.num_slots - 1, -1, -1))
         self._refused: tuple[RequestState, int] | None = None  # with the blocks left then
 
@@ -56,15 +63,17 @@ class SlotManager:
     def admit(self, waiting: RequestQueue) -> None:
         """Give free slots to preempted requests, then to waiting ones, while blocks are left.
 
-        A request that lacks blocks holds up those behind it, or it might never get enough. It stays
-        in the queue, where one with an earlier turn may still arrive and go first.
+        A request whose prompt has to wait for others in slots stays in the queue, or a long one
+        would hold a slot that a short one needs. One that lacks blocks holds up those behind it, or
+        it might never get enough; one that goes before it may still arrive.
         """
         while self._free and (self._in_line or len(waiting)):
-            state = self._in_line[0] if self._in_line else waiting.first()
-            if not self._admit(state):
+            again = min(self._in_line, key=self.order.rank, default=None)
+            state = again or waiting.first()
+            if not ((again or self._has_room(state)) and self._admit(state)):
                 return
-            if self._in_line:
-                self._in_line.popleft()
+            if again:
+                self._in_line.remove(again)
             else:
                 waiting.take(state)
 
@@ -79,7 +88,7 @@ class SlotManager:
                 decoding.append(state)
             else:
                 self._preempt(state)
-        return decoding
+        return [state for state in decoding if state.slot >= 0]
 
     def reserve(self, state: RequestState, length: int, batch: Batch) -> bool:
         """Make room for a piece of a prompt, without preempting a request of the batch.
@@ -119,6 +128,15 @@ class SlotManager:
         for state in gone:
             self._in_line.remove(state)
         return ended + gone
+
+    def _has_room(self, state: RequestState) -> bool:
+        """Whether the prompts in slots that go before a request's leave room for it in a pass."""
+        prompts = [item for item in self._states if item.num_uncomputed_tokens]
+        if not prompts:
+            return True
+        place = self.order.place(state)
+        before = (item for item in prompts if self.order.place(item) <= place)
+        return sum(item.num_uncomputed_tokens for item in before) < self._most_tokens
 
     def _admit(self, state: RequestState) -> bool:
         """Give a request a slot, if its tokens fit beside those that running ones still need."""
@@ -160,13 +178,16 @@ class SlotManager:
         return min((count for count in held if count is not None), default=None)
 
     def _make_room(self, state: RequestState, length: int, keep: Collection[int]) -> bool:
-        """Preempt requests that were admitted after this one, the last first, until it fits."""
+        """Preempt requests that come after this one in the order, the last first, until it fits."""
         while not self._cache.reserve(state.slot, length):
-            later = self._states[self._states.index(state) + 1 :]
-            victim = next((item for item in reversed(later) if item.slot not in keep), None)
-            if victim is None:
+            _, index = max(
+                (self.order.rank(item), index)
+                for index, item in enumerate(self._states)
+                if item is state or item.slot not in keep
+            )
+            if self._states[index] is state:
                 return False
-            self._preempt(victim)
+            self._preempt(self._states[index])
         return True
 
     def _preempt(self, state: RequestState) -> None:
@@ -174,7 +195,7 @@ class SlotManager:
         state.num_computed = 0
         state.preemptions += 1
         self.preemptions += 1
-        self._in_line.appendleft(state)  # it was admitted before the others in line
+        self._in_line.append(state)
 
     def _leave(self, state: RequestState) -> None:
         self._states.remove(state)

@@ -62,6 +62,10 @@ class ReadingSpeed:
     token_seconds: float
     pair_seconds: float = 0.0
 
+    def seconds(self, tokens: int, position: int = 0) -> float:
+        """Seconds for so many tokens of a prompt, from a position on."""
+        return tokens * (self.token_seconds + self.pair_seconds * (position + tokens / 2))
+
     def tokens(self, seconds: float, position: int) -> float:
         """Tokens of a prompt, from a position on, that are read within a time; not rounded."""
         # seconds = n * each + pair_seconds * n^2 / 2, as a token looks at all before it

@@ -237,6 +237,14 @@ class KvCache:
             self._held(slot).borders = self._borders(tokens, count)
         return count
 
+    def cached(self, tokens: Sequence[int], client: str = "") -> int:
+        """Number of a prompt's first tokens that `begin` would find now, in whole blocks."""
+        root = self._trie.root(client if self.reuse is PrefixCache.CLIENT else "")
+        if root is None:
+            return 0
+        _, end = _walk(root, tokens, 0, len(tokens) - 1)
+        return end if self.kept_inputs is None else self.kept_inputs.longest(root, tokens, end)
+
     def extend_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Look again for a longer cached beginning: other requests may have computed it.
 
@@ -449,14 +457,9 @@ class KvCache:
 
     def _covered(self, held: _Slot, tokens: Sequence[int], most: int) -> int:
         """Number of `tokens`, at most `most`, whose keys and values requests have computed."""
-        node, end = held.last, held.registered
-        while node is not None and end + BLOCK_TOKENS <= most:
-            child = node.children.get(tuple(tokens[end : end + BLOCK_TOKENS]))
-            if child is None:
-                break
-            node, end = child, end + BLOCK_TOKENS
-        if node is None:
+        if held.last is None:
             return held.length
+        node, end = _walk(held.last, tokens, held.registered, most)
         _, _, common = self._closest(node, end, tuple(tokens[end : end + BLOCK_TOKENS]))
         return max(held.length, min(end + common, most))
 
@@ -515,6 +518,16 @@ class KvCache:
         held.length = held.registered = held.end = held.branch = 0
         if self.kept_inputs is not None:
             self.kept_inputs.clear(slot)
+
+
+def _walk(node: Node, tokens: Sequence[int], end: int, most: int) -> tuple[Node, int]:
+    """Follow registered blocks from a node whose block ends at `end`, up to `most` tokens."""
+    while end + BLOCK_TOKENS <= most:
+        child = node.children.get(tuple(tokens[end : end + BLOCK_TOKENS]))
+        if child is None:
+            break
+        node, end = child, end + BLOCK_TOKENS
+    return node, end
 
 
 def _blocks_for(tokens: int) -> int:

@@ -80,6 +80,10 @@ class PrefixTrie:
         """Number of kept nodes: `evict` can free their blocks."""
         return len(self._kept)
 
+    def root(self, name: str) -> Node | None:
+        """A client's root; None where it has neither a running request nor a kept block."""
+        return self._roots.get(name)
+
     def hold_root(self, name: str) -> Node:
         """Hold a client's root; create it if there is none."""
         root = self._roots.get(name)

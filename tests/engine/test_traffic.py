@@ -1,0 +1,381 @@
+"""Real traffic through the scheduler, without a clock: the order of prompts beside first come.
+
+Steps cost what a cost model says; lengths and arrivals are those of public traces, or of somebody
+who means no good. `python -m tests.engine.test_traffic` prints the whole table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specops.engine import order
+from specops.engine.order import LEAD, PATIENCE, Order
+from specops.engine.request_state import RequestState
+from specops.engine.scheduler import Scheduler
+from specops.request import GenerationRequest
+from specops.runtime.batch import Batch
+from specops.runtime.cost_model import CostModel
+from specops.runtime.sampling import Floats
+from specops.speculation.controller import Controller
+from tests.simulated_target import SimulatedTarget, make_request, tokenizer
+
+SLOTS, CONTEXT, WIDEST = 8, 8192, 96
+# Milliseconds of a pass by its tokens: SmolLM2 135M on two cores of an Intel Xeon, AVX512-VNNI.
+SMOLLM2 = {1: 3.0, 2: 3.7, 4: 5.5, 8: 8.0, 16: 13.0, 32: 22.0, 64: 41.0, 96: 60.0}
+SMOLLM2_PAIR = 6e-7
+# The bundled pair's target, two cores of an AMD EPYC, Zen 5.
+DEMO = {1: 0.109, 2: 0.119, 4: 0.141, 8: 0.196, 16: 0.335, 32: 0.579, 64: 1.086, 96: 1.189}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Lengths in tokens, as quantiles at equal distances."""
+
+    prompts: Sequence[int]
+    answers: Sequence[int]
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """Lengths of prompts and answers, which hardly depend on each other: each as often."""
+        grid = (np.arange(count) + 0.5) / count
+        columns = (
+            rng.permutation(np.interp(grid, np.linspace(0, 1, len(each)), each).astype(int))
+            for each in (self.prompts, self.answers)
+        )
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+# From the first 100 conversations of "Azure LLM inference trace 2023", data of Microsoft Azure,
+# CC BY 4.0, https://github.com/Azure/AzurePublicDataset (Patel et al., Splitwise, ISCA 2024).
+AZURE = Trace(
+    (
+        2,
+        89,
+        117,
+        172,
+        193,
+        203,
+        205,
+        210,
+        373,
+        385,
+        391,
+        398,
+        421,
+        866,
+        1037,
+        1089,
+        1119,
+        1313,
+        1439,
+        4073,
+        4094,
+    ),
+    (
+        12,
+        16,
+        43,
+        57,
+        63,
+        82,
+        87,
+        93,
+        105,
+        123,
+        144,
+        157,
+        170,
+        177,
+        183,
+        217,
+        224,
+        383,
+        399,
+        414,
+        426,
+    ),
+)
+# From requests of Mooncake's conversation trace, Apache 2.0,
+# https://github.com/kvcache-ai/Mooncake (Qin et al., FAST 2025). Each prompt is new here.
+MOONCAKE = Trace((898, 934, 1477, 2038, 2350, 6760), (3, 173, 316, 347, 366, 615))
+
+
+class FirstCome(Order):
+    """What the order is compared with."""
+
+    def rank(self, state: RequestState) -> float:
+        """When it came."""
+        return state.request.turn
+
+    def ahead(self, given: Mapping[str, float]) -> set[str]:
+        """No client."""
+        return set()
+
+
+class Timed(SimulatedTarget):
+    """Takes its time and says nothing: all logits are 0."""
+
+    def forward(self, batch: Batch) -> Floats:
+        """Move the clock."""
+        self.clock.now += self._costs.cost(batch.num_tokens, batch.attention_work)
+        rows = sum(span.num_logits for span in batch.spans)
+        self._states = [0] * rows  # for embeddings
+        return self._logits[:rows]
+
+
+def smollm2() -> CostModel:
+    return CostModel(list(SMOLLM2), [item / 1000 for item in SMOLLM2.values()], SMOLLM2_PAIR)
+
+
+def demo() -> CostModel:
+    return CostModel(list(DEMO), [item / 1000 for item in DEMO.values()], 5e-9)
+
+
+@dataclass
+class Outcome:
+    """What requests waited, in their order, in seconds: to the first token, to the end, a slot."""
+
+    requests: Sequence[GenerationRequest]
+    first: npt.NDArray[np.float64]
+    whole: npt.NDArray[np.float64]
+    queue: npt.NDArray[np.float64]
+    alone: npt.NDArray[np.float64]  # what the prompts take alone
+
+    @property
+    def row(self) -> dict[str, float]:
+        """First token: mean, p50, p95; whole: p99; slowdown: p95; share within 1 s."""
+        mean, half, late = self.first.mean(), *np.quantile(self.first, [0.5, 0.95])
+        slowdown = np.quantile(self.first / self.alone, 0.95)
+        whole, soon = np.quantile(self.whole, 0.99), (self.first <= 1).mean()
+        names = ("mean", "p50", "p95", "whole p99", "slowdown p95", "within 1 s")
+        return dict(zip(names, map(float, (mean, half, late, whole, slowdown, soon)), strict=True))
+
+
+def run(
+    requests: Iterable[GenerationRequest],
+    rule: type[Order] = Order,
+    costs: Callable[[], CostModel] = smollm2,
+    until: float = float("inf"),
+) -> Outcome:
+    """Answer requests that come at their arrivals; those without an answer `until` then wait on."""
+    coming = sorted(requests, key=lambda request: request.arrival)
+    model = costs()
+    target = Timed(num_slots=SLOTS, context=CONTEXT, max_tokens=WIDEST, costs=costs())
+    target._logits[:] = 0
+    scheduler = Scheduler(
+        target,  # type: ignore[arg-type]
+        {},
+        Controller(model, None, 8),
+        model,
+        tokenizer(),
+        end_tokens=frozenset(),
+        max_batched_tokens=WIDEST,
+        max_inter_token_latency=0.25,
+        order=rule(target.cache, model.reading),
+        clock=target.clock,
+    )
+    first: dict[str, float] = {}
+    whole: dict[str, float] = {}
+    queue: dict[str, float] = {}
+    number = 0
+    while (number < len(coming) or scheduler.busy) and target.clock.now < until:
+        if not scheduler.busy:
+            target.clock.now = max(target.clock.now, coming[number].arrival)
+        while number < len(coming) and coming[number].arrival <= target.clock.now:
+            scheduler.add(coming[number])
+            number += 1
+        for output in scheduler.step().outputs:
+            first.setdefault(output.request_id, target.clock.now)
+            if output.stats is not None:
+                whole[output.request_id] = target.clock.now
+                queue[output.request_id] = output.stats.queue_seconds
+    arrivals = np.array([request.arrival for request in coming])
+
+    def since(times: Mapping[str, float]) -> npt.NDArray[np.float64]:
+        ends = [times.get(request.request_id, np.inf) for request in coming]
+        return np.array(ends) - arrivals
+
+    waits = np.array([queue.get(request.request_id, np.inf) for request in coming])
+    alone = np.array([model.reading.seconds(len(request.prompt_tokens)) for request in coming])
+    return Outcome(coming, since(first), since(whole), waits, alone)
+
+
+def poisson(
+    lengths: Sequence[tuple[int, int]], rate: float, seed: int = 0, keys: int = 1
+) -> list[GenerationRequest]:
+    """Requests of these lengths that come at random moments, each from one of so many clients."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, len(lengths))).tolist()
+    clients = rng.integers(0, keys, len(lengths)).tolist()
+    return [
+        make_request(prompt, answer, arrival=arrival, client=str(client))
+        for (prompt, answer), arrival, client in zip(lengths, arrivals, clients, strict=True)
+    ]
+
+
+@cache
+def saturating(trace: str, costs: Callable[[], CostModel] = smollm2) -> float:
+    """Requests a second that are answered where all come at once."""
+    lengths = TRACES[trace].draw(200, np.random.default_rng(9))
+    return len(lengths) / float(run(poisson(lengths, 1e9), FirstCome, costs).whole.max())
+
+
+TRACES = {"azure": AZURE, "mooncake": MOONCAKE}
+# Trace, share of the rate that saturates, keys, costs.
+CASES = {
+    "azure, half": ("azure", 0.5, 1, smollm2),
+    "azure, 0.75": ("azure", 0.75, 1, smollm2),
+    "azure, nine tenths": ("azure", 0.9, 1, smollm2),
+    "azure, nine tenths, eight keys": ("azure", 0.9, 8, smollm2),
+    "mooncake, nine tenths": ("mooncake", 0.9, 1, smollm2),
+    "azure, nine tenths, demo pair": ("azure", 0.9, 1, demo),
+}
+
+
+def both(case: str, seeds: Iterable[int], count: int) -> tuple[Outcome, Outcome]:
+    """First come and the order, the same requests, all seeds together."""
+    trace, share, keys, costs = CASES[case]
+    rate = share * saturating(trace, costs)
+    found: dict[type[Order], list[Outcome]] = {FirstCome: [], Order: []}
+    for seed in seeds:
+        lengths = TRACES[trace].draw(count, np.random.default_rng(100 + seed))
+        requests = poisson(lengths, rate, seed, keys)
+        for rule, outcomes in found.items():
+            outcomes.append(run(requests, rule, costs))
+    old, new = (
+        Outcome(
+            [request for one in each for request in one.requests],
+            *(
+                np.concatenate([getattr(one, name) for one in each])
+                for name in ("first", "whole", "queue", "alone")
+            ),
+        )
+        for each in found.values()
+    )
+    return old, new
+
+
+def parts(case: str, seeds: int = 4, count: int = 200) -> dict[str, float]:
+    """The order's figures as parts of those of first come."""
+    old, new = (outcome.row for outcome in both(case, range(seeds), count))
+    return {name: new[name] / old[name] for name in old}
+
+
+@pytest.mark.parametrize(
+    ("case", "mean", "half"), [("azure, half", 0.65, 0.45), ("azure, nine tenths", 0.6, 0.4)]
+)
+def test_conversations_begin_sooner_and_the_last_hardly_end_later(
+    case: str, mean: float, half: float
+) -> None:
+    """At half of the rate that saturates, the shortest prompt first would not reach 0.6 either."""
+    part = parts(case)
+    assert part["mean"] <= mean
+    assert part["p50"] <= half
+    assert part["whole p99"] <= 1.05
+    assert part["slowdown p95"] <= 0.3
+    assert part["within 1 s"] >= 1.2
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("moon", "azure, n"))])
+def test_other_lengths_keys_and_costs_gain_as_well(case: str) -> None:
+    part = parts(case, seeds=2, count=150)
+    assert part["mean"] <= 0.7
+    assert part["p50"] <= 0.5
+
+
+def test_a_question_does_not_wait_for_a_document_nor_a_document_for_many_questions() -> None:
+    document, question = make_request(3500, 171), make_request(60, 60, arrival=0.5)
+    both = run([document, question])
+    assert both.first[1] <= 6 * both.alone[1]
+    assert run([document, question], FirstCome).first[1] > 60 * both.alone[1]
+    asked = [make_request(60, 100, arrival=0.7 * number) for number in range(60)]
+    assert run([document, *asked]).first[0] <= 3 * both.alone[0]
+
+
+# -- adversaries -----------------------------------------------------------------------------------
+
+
+def seconds(request: GenerationRequest) -> float:
+    """Of all its prompts, alone."""
+    return sum(smollm2().reading.seconds(len(prompt)) for prompt in request.prompts)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.5])
+def test_a_document_under_a_stream_of_questions_begins_within_a_bound(
+    load: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the questions that come before its deadline go first, and no others."""
+    document = make_request(2000, 1)
+    alone = seconds(document)
+    bound = 1 + PATIENCE * load
+    count = int(1.3 * bound * alone * load / seconds(make_request(60)))
+    stream = [make_request(60, 1, arrival=bound * 1.3 * alone * n / count) for n in range(count)]
+    assert run([document, *stream]).first[0] <= 1.1 * bound * alone
+    if load > 1:  # it is the rule that bounds it
+        monkeypatch.setattr(order, "PATIENCE", 1e9)
+        assert run([document, *stream]).first[0] > 1.1 * bound * alone
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_overtaken_by_whoever_comes_after_its_deadline(seed: int) -> None:
+    """Under any mix: twice as much comes as can be served, texts to embed among it."""
+    rng = np.random.default_rng(seed)
+    requests, now = [], 0.0
+    for kind in rng.integers(0, 5, 120).tolist():
+        now += float(rng.exponential(0.25))
+        if kind == 0:
+            texts = [tuple(rng.integers(1, 60, 400).tolist()) for _ in range(3)]
+            more = {"embed": True, "more_prompts": tuple(texts)}
+            requests.append(make_request(400, 0, arrival=now, **more))
+        else:
+            prompt = (30, 30, 300, 1500)[kind - 1]
+            requests.append(make_request(prompt, int(rng.integers(1, 40)), arrival=now))
+    done = run(requests)
+    assert np.isfinite(done.whole).all()
+    begun = done.first + [request.arrival for request in done.requests]
+    overtaken = 0
+    for request, begin in zip(done.requests, begun, strict=True):
+        deadline = request.arrival + PATIENCE * seconds(request)
+        for other, sooner in zip(done.requests, begun, strict=True):
+            # A text to embed leaves some of each pass's room to others.
+            fits = request.embed and len(other.prompt_tokens) <= WIDEST - 8 * SLOTS
+            if sooner < begin and not fits:
+                assert other.arrival <= deadline
+                overtaken += other.arrival > request.arrival
+    assert overtaken > 100
+
+
+@pytest.mark.parametrize("rival", ["questions", "documents"])
+def test_a_client_that_sends_more_takes_no_more_than_its_share(rival: str) -> None:
+    """Against another one's documents, while both have more to ask than can be answered."""
+    long = [make_request(1500, 1, client="ann", arrival=0.1 * n) for n in range(40)]
+    prompt, count, last = {"questions": (60, 1500, 20), "documents": (1500, 150, 4)}[rival]
+    many = [make_request(prompt, 1, client="eve", arrival=last * n / count) for n in range(count)]
+    for rule in (Order, FirstCome):
+        done = run([*long, *many], rule, until=40.0)
+        got = Counter[str]()
+        for request, first in zip(done.requests, done.first, strict=True):
+            if np.isfinite(first):
+                got[request.client] += len(request.prompt_tokens) + 2
+        near = abs(got["ann"] - got["eve"]) <= LEAD + 3000
+        assert near == (rule is Order), got
+
+
+def table(seeds: int = 4, count: int = 200) -> None:
+    """Print all cases."""
+    for case in CASES:
+        old, new = (outcome.row for outcome in both(case, range(seeds), count))
+        print(f"{case}: {CASES[case][1] * saturating(CASES[case][0], CASES[case][3]):.2f} a second")
+        for name in old:
+            ratio = new[name] / old[name] if old[name] else float("nan")
+            print(f"  {name:14}{old[name]:10.2f}{new[name]:10.2f}{ratio:8.2f}")
+
+
+if __name__ == "__main__":
+    table()
