@@ -2,8 +2,9 @@
 
     python loadtest/compare.py --guidellm PATH [--host URL] [--users 2] [--requests 40] [--rounds 3]
 
-Each way sends the same prompts for answers of the same length, all in turn for some rounds; a first
-round of each only warms up, as lookups draft from earlier answers. Ends with status 1 if
+Each way sends prompts of its own, made anew, of the same length and for answers of the same length,
+all in turn for some rounds: what one way sent and got would make the next one faster. A first round
+of each only warms up. Ends with status 1 if
 the medians of two ways' rounds differ by more than a tenth. guidellm has another name for TPOT
 without the first token: `inter_token_latency`, a mean for each request.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,10 +21,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from texts import lines
+
 FOLDER = Path(__file__).parent
 LOCUST = Path(sys.executable).with_name("locust")
 APIS = ("generate", "openai", "chat")
-OUTPUT_TOKENS = 64
+INPUT_TOKENS, OUTPUT_TOKENS = 100, 64
 ALLOWED = 0.1
 
 
@@ -65,13 +69,9 @@ def main() -> int:
     for name, default in (("users", 2), ("requests", 40), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    lines = (FOLDER / "prompts.jsonl").read_text("utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines][: options.requests]
-    rows = [{"prompt": prompt, "output_tokens_count": OUTPUT_TOKENS} for prompt in prompts]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dataset = folder / "prompts.jsonl"
-        dataset.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         ways: dict[str, Callable[[], float]] = {
             api: lambda api=api: by_locust(api, options, dataset, folder)  # type: ignore[misc]
             for api in APIS
@@ -80,6 +80,9 @@ def main() -> int:
         found: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(options.rounds + 1):
             for way, measure in ways.items():
+                seed = os.urandom(8).hex()
+                made = lines(options.requests, INPUT_TOKENS, OUTPUT_TOKENS, seed)
+                dataset.write_text(made, "utf-8")
                 milliseconds = measure()
                 if turn:
                     found[way].append(milliseconds)

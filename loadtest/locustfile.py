@@ -22,6 +22,7 @@ from dataclasses import astuple
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from random import SystemRandom
 from signal import SIGINT, default_int_handler, signal
 from typing import Any
 
@@ -88,9 +89,12 @@ class Shape(LoadTestShape):
             run: Run = environment.load
             run.lost, gone = lost(self.runner, options.load_workers)
             done = run.recorder.requests >= most or (gone and most < math.inf)
+            done = done or run.finished
         if index is None or done or ran >= (options.run_time or math.inf):
             return None
         users = stages[index].locust_users
+        if stages[index].open_loop:  # each process has its part of the arrivals
+            users = max(users, getattr(self.runner, "worker_count", 1))
         by_form = load_options.shape(options) == USERS and options.spawn_rate
         before = stages[index - 1].locust_users if index else 0
         rate = options.spawn_rate if by_form else max(users, before)  # all come or leave at once
@@ -149,6 +153,7 @@ def begin(environment: Environment, **_: Any) -> None:
             workers = [node.id for node in runner.clients.all if node.state != STATE_MISSING]
         options.load_workers, options.load_stop_timeout = workers, float(options.stop_timeout)
         options.load_number = getattr(options, "load_number", 0) + 1
+        options.load_seed = options.seed or str(SystemRandom().randrange(10**9))
         options.load_stages = [list(astuple(stage)) for stage in load_options.stages(options)]
         options.load_started = time.time() - environment.shape_class.get_run_time()
     # Who leaves during the run waits for the last answer, however long it takes.
@@ -158,10 +163,10 @@ def begin(environment: Environment, **_: Any) -> None:
     if isinstance(runner, WorkerRunner) and options.processes:
         # Ctrl-C reaches the master as well, which stops the workers and waits for their figures.
         signal(SIGINT, lambda *_: signal(SIGINT, default_int_handler))
-    environment.load = Run(environment, recorder, index, len(workers))
+    environment.load = Run(environment, recorder, index, workers)
     _begun[:] = [environment]
     if not isinstance(runner, MasterRunner):
-        random.seed(f"{options.seed}:{index}")  # Locust draws tasks from it
+        random.seed(f"{options.load_seed}:{index}")  # Locust draws tasks from it
         with suppress(*UNANSWERED):  # the users try it again, and count that
             environment.load.prepare()
 
@@ -176,7 +181,7 @@ def end(environment: Environment, **_: Any) -> None:
     recorder, most = environment.load.recorder, options.number_of_requests
     if recorder.ended is not None:
         return
-    complete = most and recorder.requests >= most
+    complete = environment.load.finished or (most and recorder.requests >= most)
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
     if isinstance(environment.runner, MasterRunner) and options.headless:
         gather(environment)
@@ -196,7 +201,8 @@ def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let a worker send what it has recorded since the last time."""
     for environment in _begun:
         run: Run = environment.load
-        data["load"] = {"number": run.number, "stages": run.recorder.take()}
+        data["load"] = {"number": run.number, "finished": run.finished}
+        data["load"]["stages"] = run.recorder.take()
 
 
 @events.worker_report.add_listener
@@ -206,6 +212,8 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
         found = data.get("load", {})
         if found.get("number") == environment.load.number:  # and not the last run's
             environment.load.recorder.add(found["stages"])
+            if found["finished"]:
+                environment.load.workers.discard(client_id)
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -236,6 +236,7 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
     assert page is not None  # noqa: S101 - the caller has seen it
     assert page.app is not None  # noqa: S101 - it has, once it is made
     base = environment.parsed_options.web_base_path or ""
+    given = environment.parsed_options.dataset
     page.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields as declared
     page.template_args |= {
         "extended_tabs": [{"key": key, "title": title} for key, (title, _) in TABLES.items()],
@@ -276,7 +277,10 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
         options = environment.parsed_options
         try:
             workers = getattr(environment.runner, "worker_count", 1)
-            load_options.check(_filled_in(options, request.form), workers)
+            filled = _filled_in(options, request.form)
+            if filled.dataset not in ("", given):
+                load_options.check_page_dataset(filled.dataset)
+            load_options.check(filled, workers)
             served_model(request.form.get("host", environment.host), options.api_key)
         except ValueError as error:
             return jsonify({"success": False, "message": str(error), "host": environment.host})

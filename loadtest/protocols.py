@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from record import Reply
-
-SYSTEM = "You are a helpful assistant."
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Ask:
     Attributes:
         model: the served model's name.
         turns: the texts of the user and of the assistant in turn; the last one is the user's.
-        question: whether the last text is to be answered, and not continued.
+        system: the system message of a chat, perhaps an empty one; None: a text to continue.
         tokens: the longest answer, in tokens.
         drafter: source of draft tokens; empty: the server's default. Only `/generate` has it.
         ignore_eos: whether the answer goes on until it is as long as that.
@@ -31,7 +30,7 @@ class Ask:
 
     model: str
     turns: tuple[str, ...]
-    question: bool
+    system: str | None
     tokens: int
     stream: bool
     drafter: str = ""
@@ -43,6 +42,12 @@ class Ask:
         return "\n\n".join(self.turns)
 
     @property
+    def digest(self) -> int:
+        """A number for what is asked; equal ones are as good as always equal prompts."""
+        asked = "\0".join((self.system or "", *self.turns)).encode()
+        return int.from_bytes(blake2b(asked, digest_size=8).digest(), "big", signed=True)
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation as messages, without a system message."""
         roles = ("user", "assistant")
@@ -50,8 +55,8 @@ class Ask:
 
     @property
     def all_messages(self) -> list[dict[str, str]]:
-        """The conversation as messages; a question has a system message before it."""
-        system = [{"role": "system", "content": SYSTEM}] if self.question else []
+        """The conversation as messages, with its system message if it has one."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 
 
@@ -100,8 +105,8 @@ class Generate(ApiProtocol):
     def body(self, ask: Ask) -> dict[str, Any]:
         """The request."""
         body = {"prompt": ask.prompt, "max_new_tokens": ask.tokens, "details": True}
-        if ask.question:
-            body["system"] = SYSTEM
+        if ask.system is not None:
+            body["system"] = ask.system
         if ask.drafter:
             body["drafter"] = ask.drafter
         if ask.ignore_eos:
@@ -196,7 +201,7 @@ class Messages(ApiProtocol):
         """The request."""
         body = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
         body |= {"messages": ask.messages, "stream": ask.stream}
-        return body | {"system": SYSTEM} if ask.question else body
+        return body | {"system": ask.system} if ask.system else body
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
@@ -230,7 +235,7 @@ class Responses(ApiProtocol):
         """The request."""
         body = {"model": ask.model, "max_output_tokens": ask.tokens, "temperature": 0}
         body |= {"input": ask.messages, "stream": ask.stream, "store": False}
-        return body | {"instructions": SYSTEM} if ask.question else body
+        return body | {"instructions": ask.system} if ask.system else body
 
     def answer(self, body: Mapping[str, Any]) -> Reply:
         """Read a whole answer."""
@@ -262,7 +267,8 @@ class OllamaPrompts(ApiProtocol):
 
     def asked(self, ask: Ask) -> dict[str, Any]:
         """The part of a request that holds the prompt."""
-        return {"prompt": ask.prompt} | ({"system": SYSTEM} if ask.question else {"raw": True})
+        more = {"raw": True} if ask.system is None else {"system": ask.system}
+        return {"prompt": ask.prompt, **more}
 
     def text(self, body: Mapping[str, Any]) -> str:
         """The text of an answer or of a line."""

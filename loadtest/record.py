@@ -35,7 +35,7 @@ PROMPT_SIZES = (128, 512, 2048)
 SIZES = (*(f"ttft_to_{size}" for size in PROMPT_SIZES), f"ttft_above_{PROMPT_SIZES[-1]}")
 TIMES = ("latency", "ttft", "tpot", "itl", "speed", "slowdown", *SIZES)
 COUNTS = ("answered", "refused", "failed", "cancelled", "unsent", "good")
-COUNTS += ("input_tokens", "output_tokens")
+COUNTS += ("input_tokens", "output_tokens", "repeated", "cut")
 # Of answers that tell: input tokens, how many were cached; passes, tokens after the first.
 COUNTS += ("told_tokens", "cached_tokens", "passes", "pass_tokens")
 ENDS = COUNTS[:4]  # what becomes of a request that was sent
@@ -127,6 +127,9 @@ class Tally:
     """The results of one stage; times in seconds, `itl` once for each token.
 
     Attributes:
+        repeated: prompts that were sent before in the run.
+        cut: requests that were longer than the model allows.
+        prompts: digests of prompts that were not sent before, until they are handed over.
         user_seconds: of closed-loop users, summed up.
         started: the time at which the run began, by `time.time()`.
         last: likewise that at which the last request ended.
@@ -140,6 +143,9 @@ class Tally:
     good: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    repeated: int = 0
+    cut: int = 0
+    prompts: list[int] = field(default_factory=list)
     told_tokens: int = 0
     cached_tokens: int = 0
     passes: int = 0
@@ -194,7 +200,8 @@ class Tally:
     def data(self) -> dict[str, Any]:
         """The results as plain data; spreads as pairs, since messages have no numbers as keys."""
         spreads = {name: [*spread.items()] for name, spread in self.spreads.items()}
-        return {name: getattr(self, name) for name in (*COUNTS, "user_seconds", "last")} | spreads
+        others = {name: getattr(self, name) for name in ("prompts", "user_seconds", "last")}
+        return {name: getattr(self, name) for name in COUNTS} | others | spreads
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Add the results of another process, or of another stage, from `data`."""
@@ -217,12 +224,21 @@ class Recorder:
         self.stages = tuple(stages)
         self.started = started
         self.ended: float | None = None
+        self.prompts: set[int] = set()
         self._users, self._since = 0, started  # closed-loop users, and until when they are counted
         self.clear()
 
     def clear(self) -> None:
         """Forget all results."""
         self.tallies = [Tally(started=self.started) for _ in self.stages]
+
+    def note(self, tally: Tally, prompt: int) -> None:
+        """Count a prompt, by its digest, that is sent or that another process has sent."""
+        if prompt in self.prompts:
+            tally.repeated += 1
+        else:
+            self.prompts.add(prompt)
+            tally.prompts.append(prompt)
 
     def restart(self) -> None:
         """Forget all results and count from now on, of a run with one stage."""
@@ -260,6 +276,8 @@ class Recorder:
         """Add the results that another process returned from `take`."""
         for tally, other in zip(self.tallies, taken, strict=True):
             tally.add(other)
+            for prompt in other["prompts"]:
+                self.note(tally, prompt)
 
     @property
     def requests(self) -> int:
@@ -348,7 +366,7 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
     figures["good_per_second"] = tally.good / seconds
     figures["input_tokens_per_second"] = tally.input_tokens / seconds
     figures["output_tokens_per_second"] = tally.output_tokens / seconds
-    for name in ("good", *ENDS[1:]):
+    for name in ("good", "repeated", *ENDS[1:]):
         figures[f"{name}_share"] = ratio(figures[name], sent)
     figures["cached_share"] = ratio(tally.cached_tokens, tally.told_tokens)
     figures["tokens_per_pass"] = ratio(tally.pass_tokens, tally.passes)

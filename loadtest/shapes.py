@@ -8,10 +8,12 @@ or not earlier ones have been answered, as from people who do not know of each o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
-USERS, ARRIVALS = "users", "arrivals"  # the shapes that the options describe
+USERS, ARRIVALS, TRACE = "users", "arrivals", "trace"  # shapes that the options describe
 ARRIVALS_SECONDS, ARRIVALS_RATE = 120.0, 4.0  # where no option says otherwise
 
 
@@ -48,7 +50,24 @@ FIXED: dict[str, tuple[Stage, ...]] = {
     # Does anything grow that should not?
     "soak": (Stage(900, users=4),),
 }
-SHAPES = (USERS, ARRIVALS, *FIXED)
+SHAPES = (USERS, ARRIVALS, TRACE, *FIXED)
+
+
+def arrivals(
+    stages: Sequence[Stage], burstiness: float, seed: str, index: int, processes: int
+) -> Iterator[float]:
+    """When process number `index` begins something, in seconds from the start, for ever.
+
+    The gaps of all processes together have a gamma distribution. With a burstiness of 1 it is that
+    of a Poisson process, in which requests of independent people arrive; with less they come in
+    bursts. A process that joined later begins nothing.
+    """
+    rng, at = random.Random(f"{seed}:arrivals"), 0.0
+    for number in count() if index < processes else ():
+        stage = stages[-1 if (found := stage_at(stages, at)) is None else found]
+        at += rng.gammavariate(burstiness, 1 / (burstiness * stage.rate))
+        if number % processes == index:
+            yield at
 
 
 def stage_at(stages: Sequence[Stage], seconds: float) -> int | None:

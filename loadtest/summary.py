@@ -8,6 +8,7 @@ from typing import Any
 import options as load_options
 import slo
 from record import Figures, Recorder
+from traces import survey
 from workload import EDITOR
 
 
@@ -44,6 +45,9 @@ class Report:
     def __init__(
         self, recorder: Recorder, options: Namespace, host: str, errors: int = 0, lost: int = 0
     ) -> None:
+        self.seed = getattr(options, "load_seed", options.seed)
+        path = load_options.dataset(options)
+        self.dataset = f"{path.name}: {survey(path)}" if path else ""
         self.options, self.host, self.errors, self.lost = options, host, errors, lost
         self.whole, self.stages = recorder.whole(), recorder.rows()
         self.over_time, self.started = recorder.over_time(), recorder.started
@@ -70,7 +74,7 @@ class Report:
     @property
     def warning(self) -> str:
         """What makes the run's figures say less than they seem to; empty if nothing does."""
-        repeated = self.whole.get("repeated_share") or 0
+        repeated = self.whole["repeated_share"] or 0
         if repeated <= MOST_REPEATED:
             return ""
         return (
@@ -102,7 +106,8 @@ class Report:
             "drafter": options.drafter,
             "api": options.protocol,
             "category": options.kind_of_prompt,
-            "seed": options.seed,
+            "seed": self.seed,
+            "dataset": self.dataset,
             "goodput": options.goodput,
             "objectives": self.objectives,
             "gates": {verdict.name: verdict.good for verdict in self.gates},
@@ -128,6 +133,10 @@ class Report:
             f"goodput: {whole['good_per_second']:.2f} requests per second "
             f"({short(whole['good_share'], 100)} %) within {self.options.goodput}",
         ]
+        lines.append(
+            f"prompts: {self.dataset or 'made'}; {short(whole['repeated_share'], 100)} % were sent"
+            f" before, {whole['cut']} cut to the context; --seed {self.seed} makes the same again"
+        )
         drafts = found_in(whole)
         lines.append(
             f"prompt tokens known: {short(whole['cached_share'], 100)} %, tokens a pass: "

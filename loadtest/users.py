@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -35,7 +35,9 @@ from editor_trace import Event, trace
 from prefill import PassCosts
 from protocols import PROTOCOLS, Ask, Infill, stream_events
 from record import Recorder, Reply, Tally, token_gaps
-from workload import Conversation, Workload, share
+from shapes import TRACE, arrivals
+from texts import Frame, rough
+from workload import Conversation, Server, Workload, share
 
 # Seconds; a little more than the API's own deadline, so that the API ends a late request.
 REQUEST_TIMEOUT = 330
@@ -99,19 +101,30 @@ def retry_after(headers: Mapping[str, str]) -> float:
 class Run:
     """One process's part of one run: what it sends, and what it records."""
 
-    def __init__(self, environment: Environment, recorder: Recorder, index: int, of: int) -> None:
+    def __init__(
+        self, environment: Environment, recorder: Recorder, index: int, workers: Sequence[str]
+    ) -> None:
         self.recorder = recorder
         self.options = environment.parsed_options
         self.number = self.options.load_number  # of the run
         self.lost = 0  # workers that do not answer any more
         self.host = str(environment.host)
         self.limits = slo.goodput_limits(self.options.goodput)
-        self.index, self.processes = index, of
+        self.index, self.processes = index, len(workers)
+        self.workers = {*workers}  # that have something left to send
         self.numbers = count()  # of users
         most = self.options.max_concurrency
-        self.slot = BoundedSemaphore(max(1, share(most, index, of))) if most else nullcontext()
+        self.slot = (
+            BoundedSemaphore(max(1, share(most, index, len(workers)))) if most else nullcontext()
+        )
         self.model = ""
         self.costs: PassCosts | None = None
+        self.opened = 0.0  # when the first user of an open loop came
+        self.open = 0  # conversations
+        self.times = arrivals(
+            recorder.stages, self.options.burstiness, self.options.load_seed, index, len(workers)
+        )
+        self.started = recorder.started
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -125,10 +138,18 @@ class Run:
         headers = credentials(self.options.api_key)
         metrics = requests.get(f"{self.host}/metrics", headers=headers, timeout=10)
         self.costs = PassCosts.read(metrics.text)
+        server = Server(
+            self._encode,
+            chat=bool(served.get("chat", True)),
+            context=served.get("max_model_len") or inf,
+            answer=served.get("max_tokens") or inf,
+            frame=self._frame(),
+        )
         self.workload = Workload(
             self.options,
-            chat=bool(served.get("chat", True)),
-            encode=self._encode,
+            server,
+            load_options.dataset(self.options),
+            seed=self.options.load_seed,
             index=self.index,
             processes=self.processes,
         )
@@ -140,13 +161,47 @@ class Run:
         known = reply.cached_tokens
         return self.costs.alone(reply.input_tokens - known, known)
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of a file is left to send, and everything has ended."""
+        if self.workload is None:  # a master has none, and its workers say when they have finished
+            return not self.workers
+        return self.workload.exhausted and not self.open
+
+    def due(self, conversation: Conversation) -> float:
+        """When an open loop begins a conversation, by `time.time()`.
+
+        Raises:
+            StopUser: other processes begin all.
+        """
+        if load_options.shape(self.options) == TRACE:
+            return self.opened + (conversation.at or 0.0) / self.options.trace_speed
+        due = next((at for at in self.times if self.started + at >= self.opened), None)
+        if due is None:
+            raise StopUser
+        return self.started + due
+
+    def _frame(self) -> Frame:
+        """Count what the chat template adds; nothing where the API does not say."""
+
+        def tokens(*roles: str) -> int:
+            messages = [{"role": role, "content": "x"} for role in roles]
+            answer = self._post("/apply-template", {"messages": messages})
+            return len(self._encode(answer.json()["prompt"])) - len(roles) if answer.ok else 0
+
+        question = tokens("user")
+        system, turn = tokens("system", "user"), tokens("user", "assistant", "user")
+        return Frame(question, max(0, system - question), max(0, turn - question))
+
+    def _post(self, path: str, body: dict[str, Any]) -> requests.Response:
+        headers = credentials(self.options.api_key)
+        return requests.post(f"{self.host}{path}", headers=headers, json=body, timeout=60)
+
     def _encode(self, text: str) -> list[bytes]:
         """Return the spellings of a text's tokens, by the API or, if it cannot, roughly."""
-        url, headers = f"{self.host}/tokenize", credentials(self.options.api_key)
-        body = {"content": text, "with_pieces": True}
-        answer = requests.post(url, headers=headers, json=body, timeout=60)
+        answer = self._post("/tokenize", {"content": text, "with_pieces": True})
         if not answer.ok:
-            return [text[at : at + 4].encode() for at in range(0, len(text), 4)]
+            return rough(text)
         pieces = [token["piece"] for token in answer.json()["tokens"]]
         return [piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces]
 
@@ -169,7 +224,7 @@ class ApiUser(HttpUser):
         self.client.request_event = EventHook()
         self.client.request_event.add_listener(self.report)
         self.protocol = PROTOCOLS[options.protocol]
-        self.rng = random.Random(f"{options.seed}:{self.load.index}:{next(self.load.numbers)}")
+        self.rng = random.Random(f"{options.load_seed}:{self.load.index}:{next(self.load.numbers)}")
 
     def stop(self, force: bool = False) -> bool:
         """Leave: send nothing any more, and wait for what was sent."""
@@ -225,14 +280,21 @@ class ApiUser(HttpUser):
         """
         if (workload := self.workload()) is None:
             return None
-        if not workload.claim():
+        if not workload.claim() or (conversation := workload.conversation()) is None:
             raise StopUser
-        return workload.conversation()
+        self.load.open += 1
+        return conversation
 
     def converse(self, conversation: Conversation, *, stream: bool) -> None:
         """Send a conversation's requests, one after the other; the first one is claimed."""
+        try:
+            self._converse(conversation, stream=stream)
+        finally:
+            self.load.open -= 1
+
+    def _converse(self, conversation: Conversation, *, stream: bool) -> None:
         assert self.load.workload is not None  # noqa: S101 - it made the conversation
-        said: list[str] = []
+        said = [*conversation.history]
         for turn, text in enumerate(conversation.turns):
             if self.leaving.wait(conversation.pauses[turn]):
                 return
@@ -241,7 +303,7 @@ class ApiUser(HttpUser):
             ask = Ask(
                 model=self.load.model,
                 turns=(*said, text),
-                question=conversation.question,
+                system=conversation.system,
                 tokens=conversation.tokens[turn],
                 stream=stream,
                 drafter=self.load.options.drafter.replace("default", ""),
@@ -249,6 +311,8 @@ class ApiUser(HttpUser):
             )
             with self.load.slot:
                 sent = time.time()
+                self.load.recorder.note(tally := self.load.recorder.at(sent), ask.digest)
+                tally.cut += conversation.cut
                 try:
                     reply, wait = self.send(self.protocol.body(ask), stream=ask.stream)
                 except gevent.GreenletExit:  # the run has ended, and waits no longer
@@ -376,19 +440,15 @@ class ClosedLoopUser(PresentUser):
 
 
 class OpenLoopUser(ApiUser):
-    """Starts its part of the stage's arrivals, whether or not earlier ones have been answered."""
+    """Starts its process's arrivals, with others, whether or not earlier ones are answered."""
 
-    def wait_time(self) -> float:
-        """Exponential gaps: requests of independent people arrive as a Poisson process."""
-        recorder = self.load.recorder
-        stage = recorder.stages[recorder.stage(time.time())]
-        return self.rng.expovariate(stage.rate / stage.locust_users)
+    wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Begin at a random time."""
+        """Begin."""
         super().on_start()
         self.in_flight = Group()
-        self.leaving.wait(self.wait_time())
+        self.load.opened = self.load.opened or time.time()
 
     def on_stop(self) -> None:
         """Wait for the last answers; each request has a time limit."""
@@ -397,10 +457,15 @@ class OpenLoopUser(ApiUser):
     @tag("stream")
     @task
     def arrive(self) -> None:
-        """Start a conversation of streams and do not wait for it."""
-        if len(self.in_flight) >= MAX_IN_FLIGHT:
+        """Start a conversation of streams when it is time, and do not wait for it."""
+        if (conversation := self.next_conversation()) is None:
+            return
+        if self.leaving.wait(max(0.0, self.load.due(conversation) - time.time())):
+            self.load.open -= 1
+        elif len(self.in_flight) >= MAX_IN_FLIGHT:
             self.load.recorder.at(time.time()).unsent += 1  # load that was asked for and not made
-        elif conversation := self.next_conversation():
+            self.load.open -= 1
+        else:
             self.in_flight.spawn(self.converse, conversation, stream=True)
 
 

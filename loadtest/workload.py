@@ -1,39 +1,54 @@
 """What the load test asks: texts, lengths, conversations and pauses, the same for the same seed.
 
-Conversation number k depends on the seed and k alone. Of several processes each has its share of
-the numbers, so that all together send the same requests as one process would. A process that joins
-during a run has numbers of its own, and nothing of limits that were shared out at the start.
+Conversation number k depends on the seed and k alone, or is line k of a file. Of several processes
+each has its share of the numbers, so that all together send the same requests as one process
+would. A process that joins during a run has numbers of its own, none of a file, and nothing of
+limits that were shared out at the start.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import random
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-CHAT = "chat"  # the category of questions
-EDITOR = "editor"  # that of suggestions for what somebody types
-DATASET = "dataset"  # that of texts from a file
-# Lengths of answers without --output-len: half of them are shorter than the median, and most are
-# within a factor of two of it, as lengths of texts are.
-MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
-_CHARACTERS = 4  # of a token, roughly, where nobody counts
+from texts import CHAT, CODE, KINDS, NO_FRAME, Encode, Frame, Text, Writer
+from traces import Entry, entries
+
+EDITOR = "editor"  # the category of suggestions for what somebody types
+# Lengths in tokens of a twentieth, a tenth … of all requests, and linear between: conversations of
+# Azure's LLM inference trace of 2023 (data of Microsoft Azure, CC-BY 4.0; Splitwise, ISCA 2024).
+_SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1)
+_PROMPTS = (20, 89, 117, 193, 205, 373, 392, 421, 1037, 1119, 1313, 1439, 4073, 4094)
+_ANSWERS = (12, 16, 43, 63, 87, 105, 144, 170, 183, 224, 383, 399, 414, 426)
+MEDIAN_PROMPT, MEDIAN_ANSWER = _PROMPTS[6], _ANSWERS[6]
+_FREQUENT = 8  # questions of --repeat-share
+_FOLLOW_UP = 40  # tokens of a later turn
+_NEAR = 0.85  # of the room for a prompt: made texts may be longer than they are meant to be
+_SHORTER = 0.97  # of a length that turned out too long
 _LATE = 1 << 32  # more conversations than a process has in a run
-
-Encode = Callable[[str], Sequence[bytes]]  # a text's tokens, as their spellings
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """What a user says, turn by turn; with the answers' lengths in tokens if they are known."""
+class Server:
+    """What the prompts have to suit.
 
-    category: str
-    turns: tuple[str, ...]
-    tokens: tuple[int, ...] = ()
+    Attributes:
+        chat: whether the model answers; otherwise it continues texts.
+        context: tokens of a prompt and its answer together.
+        answer: the most tokens of an answer.
+        frame: what the chat template adds.
+    """
+
+    encode: Encode
+    chat: bool = True
+    context: float = math.inf
+    answer: float = math.inf
+    frame: Frame = NO_FRAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,57 +59,19 @@ class Conversation:
         turns: what the user says.
         tokens: the longest answer to each.
         pauses: seconds to think before each.
-        question: whether the turns are to be answered, and not continued.
+        system: the system message, perhaps an empty one; None: the turns are to be continued.
+        history: what the user and the assistant said before.
+        at: when to ask, in seconds after the first request of a trace.
+        cut: whether something was longer than the model allows.
     """
 
     turns: tuple[str, ...]
     tokens: tuple[int, ...]
     pauses: tuple[float, ...]
-    question: bool
-
-
-def dataset(path: Path) -> list[Text]:
-    """Read a data set: lines of JSON or one JSON list.
-
-    An entry has a `prompt` (and perhaps a `category`, and `output_tokens` or
-    `output_tokens_count`, the names of vLLM and guidellm), `messages` as in OpenAI's chats, or
-    ShareGPT's `conversations`.
-
-    Raises:
-        ValueError: it cannot be read, in one line.
-    """
-    try:
-        content = path.read_text("utf-8")
-        listed = content.lstrip().startswith("[")
-        rows = json.loads(content) if listed else map(json.loads, content.splitlines())
-        texts = [text for row in rows if row and (text := _text(row))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"the data set {path} cannot be read: {reason}") from None
-    if not texts:
-        raise ValueError(f"the data set {path} has no prompts")
-    return texts
-
-
-def _text(row: Mapping[str, Any]) -> Text | None:
-    """Return an entry's text; None where a user says nothing."""
-    category = row.get("category", DATASET)
-    said = [(turn["from"], turn["value"]) for turn in row.get("conversations", ())]
-    said = said or [(turn["role"], turn["content"]) for turn in row.get("messages", ())]
-    if not said:
-        tokens = row.get("output_tokens") or row.get("output_tokens_count")
-        return Text(category, (row["prompt"],), (int(tokens),) if tokens else ())
-    turns, tokens = [], []
-    for (who, text), (next_one, answer) in zip(said, [*said[1:], ("", "")], strict=True):
-        if who in ("human", "user"):
-            turns.append(text)
-            known = next_one in ("gpt", "assistant")
-            tokens.append(max(SHORTEST, len(answer) // _CHARACTERS) if known else MEDIAN_TOKENS)
-    return Text(category, tuple(turns), tuple(tokens)) if turns else None
-
-
-TEXTS = dataset(Path(__file__).with_name("prompts.jsonl"))
-CATEGORIES = sorted({text.category for text in TEXTS})
+    system: str | None
+    history: tuple[str, ...] = ()
+    at: float | None = None
+    cut: bool = False
 
 
 def place(worker: str, number: int, workers: Sequence[str]) -> int:
@@ -115,25 +92,27 @@ class Workload:
     """One process's part of a run.
 
     Args:
-        chat: whether the server has a chat model.
-        encode: counts tokens, for prompts of a chosen length.
+        path: a file with what to ask.
+        seed: decides all that is not in a file.
         index, processes: which of how many processes this is; an index beyond them joined later.
     """
 
     def __init__(
-        self, options: Namespace, *, chat: bool, encode: Encode, index: int = 0, processes: int = 1
+        self,
+        options: Namespace,
+        server: Server,
+        path: Path | None = None,
+        *,
+        seed: str,
+        index: int = 0,
+        processes: int = 1,
     ) -> None:
-        self.options = options
+        self.options, self.server, self.seed = options, server, seed
         self.index, self.processes = index, processes
-        self.chat = chat
-        kinds = {options.kind_of_prompt}
-        if options.kind_of_prompt == "all":
-            kinds = {*CATEGORIES} if chat else {*CATEGORIES} - {CHAT}
-        path = options.dataset
-        self.texts = dataset(Path(path)) if path else [t for t in TEXTS if t.category in kinds]
-        self._spelled: list[list[bytes]] = []
-        if options.prompt_tokens:
-            self._spelled = [[*encode(turn)] for text in self.texts for turn in text.turns]
+        if options.kind_of_prompt != EDITOR:
+            self.writer = Writer(server.encode, server.frame, chat=server.chat)
+        self._entries = entries(path, index, processes) if path else None
+        self.exhausted = False
         self._begun = 0
         most = options.number_of_requests
         self._left = share(most, index, processes) if most else None
@@ -141,12 +120,17 @@ class Workload:
         if self._late and options.max_concurrency:
             self._left = 0  # the others have all of it
 
-    def conversation(self) -> Conversation:
-        """The next conversation of this process."""
+    def conversation(self) -> Conversation | None:
+        """The next conversation of this process; None after a file's last line."""
         first, step = (self.index * _LATE, 1) if self._late else (self.index, self.processes)
         number = first + step * self._begun
         self._begun += 1
-        return self.numbered(number)
+        if self._entries is None:
+            return self.numbered(number)
+        if (entry := next(self._entries, None)) is None:
+            self.exhausted = True
+            return None
+        return self._of(entry, number)
 
     def claim(self) -> bool:
         """Whether one more request may be sent."""
@@ -156,40 +140,136 @@ class Workload:
         return self._left >= 0
 
     def numbered(self, number: int) -> Conversation:
-        """Conversation number `number`."""
-        options, rng = self.options, random.Random(f"{self.options.seed}:{number}")
-        text = rng.choice(self.texts)
-        alike = [other for other in self.texts if other.category == text.category]
-        turns, known = list(text.turns), list(text.tokens)
-        while text.category != DATASET and len(turns) < options.turns:
-            turns.append(rng.choice(alike).turns[0])
-        turns = turns[: options.turns]
-        known += [0] * (len(turns) - len(known))
-        mean = options.think_time
-        return Conversation(
-            turns=tuple(self._fitted(turn, rng) for turn in turns),
-            tokens=tuple(self._answer(tokens, rng) for tokens in known[: len(turns)]),
-            pauses=tuple(rng.expovariate(1 / mean) if mean else 0.0 for _ in turns),
-            question=text.category == CHAT or (text.category == DATASET and self.chat),
-        )
+        """Made conversation number `number`."""
+        options, rng = self.options, self._rng(number)
+        pauses = self._pauses(options.turns, rng)
+        if rng.random() < options.repeat_share:
+            rng = self._rng(f"frequent:{rng.randrange(_FREQUENT)}")
+        answers, cut = self._answers([0] * options.turns, rng)
+        drawn = _drawn(_PROMPTS, rng) * options.length_scale
+        wanted = self._varied(options.prompt_tokens, rng) if options.prompt_tokens else drawn
+        prefix = self._prefix(rng.randrange(options.prefixes)) if options.prefix_tokens else ""
+        others = options.prefix_tokens + (_FOLLOW_UP + self.server.frame.turn) * (options.turns - 1)
+        room = self.server.context - sum(answers) - others
+        text = self._within(room, wanted, lambda length: self._made(length, rng))
+        cut = cut or wanted > room
+        turns = (text.prompt, *(self.writer.follow_up(rng) for _ in answers[1:]))
+        system = (prefix or text.system) if self.server.chat else None
+        if prefix and not self.server.chat:
+            turns = (f"{prefix}\n\n{turns[0]}", *turns[1:])
+        return Conversation(turns, answers, pauses, system, text.history, cut=cut)
 
-    def _fitted(self, text: str, rng: random.Random) -> str:
-        """Return texts of the chosen length, or the text as it is."""
-        if not self.options.prompt_tokens:
-            return text
-        length = self._varied(self.options.prompt_tokens, rng)
-        place, spelled = rng.randrange(len(self._spelled)), list[bytes]()
-        while len(spelled) < length:
-            spelled += self._spelled[place % len(self._spelled)]
-            place += 1
-        return b"".join(spelled[:length]).decode(errors="ignore")
+    def _of(self, entry: Entry, number: int) -> Conversation:
+        """The conversation of a file's line; a prompt of which only the length is known is made."""
+        rng, server = self._rng(number), self.server
+        scale = 1.0 if entry.turns else self.options.length_scale
+        known = [round(tokens * scale) for tokens in entry.answers[: self.options.turns]]
+        answers, cut = self._answers(known, rng)
+        pauses, room = self._pauses(len(answers), rng), server.context - sum(answers)
+        if entry.turns:
+            texts = [entry.system, *entry.turns[: len(answers)]]
+            fitting = self._cut(texts, room)
+            system, turns, history = fitting[0], tuple(fitting[1:]), ()
+            cut = cut or fitting != texts
+        else:
+            wanted = max(1, round(entry.length * scale))
+            text = self._within(
+                room,
+                wanted,
+                lambda length: (
+                    self._blocks(entry, length, rng) if entry.blocks else self._made(length, rng)
+                ),
+            )
+            system, turns, history = text.system, (text.prompt,), text.history
+            cut = cut or wanted > room
+        shown = system if server.chat else None
+        return Conversation(turns, answers, pauses, shown, history, entry.at, cut)
 
-    def _answer(self, known: int, rng: random.Random) -> int:
-        if self.options.answer_tokens:
-            return self._varied(self.options.answer_tokens, rng)
-        drawn = round(MEDIAN_TOKENS * rng.lognormvariate(0, SIGMA))
-        return known or min(max(drawn, SHORTEST), LONGEST)
+    def _rng(self, what: object) -> random.Random:
+        return random.Random(f"{self.seed}:{what}")
 
-    def _varied(self, length: int, rng: random.Random) -> int:
+    def _pauses(self, turns: int, rng: random.Random) -> tuple[float, ...]:
+        mean = self.options.think_time
+        return tuple(rng.expovariate(1 / mean) if mean else 0.0 for _ in range(turns))
+
+    def _answers(self, known: Sequence[int], rng: random.Random) -> tuple[tuple[int, ...], bool]:
+        """Tokens of the answers, and whether the model allows fewer than are wanted."""
+        options, server = self.options, self.server
+        wanted = [
+            self._varied(options.answer_tokens, rng)
+            if options.answer_tokens
+            else tokens or max(1, round(_drawn(_ANSWERS, rng) * options.length_scale))
+            for tokens in known
+        ]
+        most = min(server.answer, server.context // (2 * len(wanted)))
+        answers = tuple(int(min(tokens, most)) for tokens in wanted)
+        return answers, [*answers] != wanted
+
+    def _within(self, room: float, wanted: float, make: Callable[[float], Text]) -> Text:
+        """A made text that fits: near the limit the server counts its tokens."""
+        length = min(wanted, room)
+        text, frame = make(length), self.server.frame
+        while length > _NEAR * room and length > 1:
+            texts = [text.system, *text.history, text.prompt]
+            tokens = len(self.server.encode("\n".join(texts))) + sum(
+                (frame.question, frame.system, frame.turn)
+            )
+            if tokens <= room:
+                break
+            length *= _SHORTER
+            text = make(length)
+        return text
+
+    def _made(self, tokens: float, rng: random.Random) -> Text:
+        kind = self.options.kind_of_prompt
+        if kind == "all":
+            fitting = [kind for kind, least in KINDS.items() if tokens >= least]
+            kind = rng.choice(fitting or [CHAT]) if self.server.chat else CODE
+        return self.writer.text(rng, kind, tokens)
+
+    def _prefix(self, number: int) -> str:
+        """One of the shared beginnings."""
+        rng, tokens = self._rng(f"prefix:{number}"), self.options.prefix_tokens
+        writer = self.writer
+        return writer.role(rng, tokens) if self.server.chat else writer.code(rng, tokens)
+
+    def _blocks(self, entry: Entry, tokens: float, rng: random.Random) -> Text:
+        """A text of which equal blocks are equal; what is behind them is like no other one."""
+        left, parts = tokens - self.server.frame.question, list[str]()
+        for number in entry.blocks:
+            if left <= 0:
+                break
+            block = self.writer.block(self._rng(f"block:{number}"), entry.block)
+            parts.append(block if left >= entry.block else self.writer.ruler.cut(block, left))
+            left -= entry.block
+        if left > 0:
+            parts.append(self.writer.block(rng, left))
+        return Text(" ".join(parts))
+
+    def _cut(self, texts: Sequence[str], room: float) -> list[str]:
+        """Texts of a file, shortened where they would not fit."""
+        fitting = []
+        room -= self.server.frame.question
+        for text in texts:
+            # A text of so few bytes has no more tokens. Others are counted by the server.
+            spelled = self.server.encode(text) if len(text.encode()) > room else []
+            if len(spelled) > room:
+                spelled = spelled[: max(1, int(room))]
+                fitting.append(b"".join(spelled).decode(errors="ignore"))
+            else:
+                fitting.append(text)
+            room -= len(spelled) or self.writer.ruler.count(text)
+            room -= self.server.frame.turn
+        return fitting
+
+    def _varied(self, length: float, rng: random.Random) -> int:
         spread = self.options.length_spread
         return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
+
+
+def _drawn(lengths: Sequence[int], rng: random.Random) -> float:
+    """A length of a trace."""
+    share = rng.random()
+    at = bisect(_SHARES, share) - 1
+    part = (share - _SHARES[at]) / (_SHARES[at + 1] - _SHARES[at])
+    return lengths[at] + part * (lengths[at + 1] - lengths[at])

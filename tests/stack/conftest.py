@@ -1,8 +1,10 @@
-"""A browser and a running console, shared by all tests that use one."""
+"""What several tests share: a browser, a running console, and the load test's modules."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from scripts.browser import BrowserError, launched
 from tests.loopback import HOST
 from tests.overload import serving
 from tests.stack.console import console
+from tests.stack.support import ROOT
 
 
 @pytest.fixture(scope="package")
@@ -35,3 +38,12 @@ def page(browser: Any, console_url: str) -> Iterator[Any]:
     """The console on a desktop screen."""
     with console(browser, console_url, viewport={"width": 1280, "height": 1000}) as opened:
         yield opened
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The load test's own modules; they import each other without a package, as Locust does."""
+    monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
+    names = ("options", "prefill", "protocols", "record", "shapes", "slo", "summary", "texts")
+    names += ("traces", "workload")
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})

@@ -20,7 +20,7 @@ from tests.stack.test_load_test import StandIn, check_stages, locust_command
 from tests.waiting import PATIENCE, answers, wait
 
 # What the form must not show: it is for the command line.
-HIDDEN = {"gate", "objective", "report", "api_key", "dataset"}
+HIDDEN = {"gate", "objective", "report", "api_key"}
 USERS = 3
 MAKE = ("make", "load", "SHAPE=spike", "ARGS=--web")
 
@@ -119,6 +119,9 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
             assert refused["message"] == "Turns must be a whole number, not 'many'"
             refused = post(page, "swarm", form | {"host": "http://127.0.0.1:9"})
             assert refused["message"].startswith("nothing answers at http://127.0.0.1:9")
+            refused = post(page, "swarm", form | {"dataset": "../options.py"})
+            assert refused["success"] is False
+            assert "not a path: '../options.py'" in refused["message"]
             assert api.asked == []
             if processes:
                 wait("both are connected", lambda: stats(page).get("worker_count") == 2)

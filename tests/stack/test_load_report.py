@@ -15,15 +15,6 @@ from typing import Any
 import pytest
 
 from specops.metrics.metrics import LOAD_SHAPES
-from tests.stack.support import ROOT
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The load test's own modules; they import each other without a package, as Locust does."""
-    monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
-    names = ("options", "prefill", "protocols", "record", "shapes", "slo", "summary", "workload")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 def figures(load: SimpleNamespace, rate: float, **changed: float | None) -> dict[str, Any]:
@@ -303,7 +294,12 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
         ("--category editor --shape ramp", "take the shape users"),
         ("--category editor --turns 2", "--turns has no effect on --category editor"),
         ("--category editor --api chat", "--api has no effect on --category editor"),
-        ("--dataset pyproject.toml", "the data set pyproject.toml cannot be read"),
+        ("--dataset pyproject.toml", "pyproject.toml cannot be read: line 1: neither JSON nor"),
+        ("--repeat-share 2", "--repeat-share must be in"),
+        ("--burstiness 0", "--burstiness must be more than 0"),
+        ("--prefix-repetition-num-prefixes 0", "--prefix-repetition-num-prefixes must be at least"),
+        ("--shape trace", "add --dataset FILE"),
+        ("--category editor --repeat-share 0.5", "--repeat-share has no effect"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line(
@@ -336,82 +332,6 @@ def test_shapes_follow_the_options(load: SimpleNamespace) -> None:
     assert stages("--shape", "arrivals", "--time-scale", "0.5") == (stage(60, rate=4),)
     ramp = stages("--shape", "ramp", "--time-scale", "0.5", "--rate-scale", "0.1")
     assert (ramp[1].seconds, ramp[1].rate, ramp[-1].locust_users) == (10, 0.4, 5)
-
-
-def workload(load: SimpleNamespace, *arguments: str, **more: Any) -> Any:
-    words = {"chat": False, "encode": letters} | more
-    return load.workload.Workload(options(load, *arguments), **words)
-
-
-def letters(text: str) -> list[bytes]:
-    return [letter.encode() for letter in text]
-
-
-def test_the_same_seed_asks_the_same_however_many_processes_there_are(
-    load: SimpleNamespace,
-) -> None:
-    arguments = ("--seed", "7", "--turns", "2", "--think-time", "1", "--num-prompts", "20")
-    one = workload(load, *arguments)
-    asked = [one.conversation() for _ in range(10)]
-    assert asked == [workload(load, *arguments).numbered(n) for n in range(10)]
-    three = [workload(load, *arguments, index=n, processes=3) for n in range(3)]
-    assert asked[:9] == [three[n % 3].conversation() for n in range(9)]
-    assert sum(part.claim() for part in three for _ in range(20)) == 20
-    assert sum(one.claim() for _ in range(50)) == 20
-    assert asked != [workload(load, *arguments[2:]).numbered(n) for n in range(10)]
-    assert all(len(c.turns) == len(c.tokens) == len(c.pauses) == 2 for c in asked)
-    assert all(pause > 0 for c in asked for pause in c.pauses)
-
-
-def test_a_process_that_joins_later_asks_something_else_and_exceeds_no_limit(
-    load: SimpleNamespace,
-) -> None:
-    place, began = load.workload.place, ["c", "a"]
-    assert [place("c", 5, began), place("a", 0, began)] == [0, 1]
-    late = [place("b", 1, began), place("d", 6, began)]
-    for limit in ("--num-prompts", "--max-concurrency"):
-        assert not workload(load, limit, "9", index=late[0], processes=2).claim()
-    parts = [workload(load, index=n, processes=2) for n in (0, 1, *late)]
-    assert all(part.claim() for part in parts)
-    numbers: list[int] = []
-    for part in parts:
-        part.numbered = numbers.append
-        for _ in range(9):
-            part.conversation()
-    assert len({*numbers}) == 36
-    assert {*range(18)} < {*numbers}
-    assert sum(load.workload.share(9, n, 2) for n in (0, 1, *late)) == 9
-
-
-def test_lengths_are_those_asked_for_with_their_spread(load: SimpleNamespace) -> None:
-    sized = ("--input-len", "200", "--output-len", "50")
-    made = [workload(load, *sized).numbered(n) for n in range(20)]
-    assert {len(c.turns[0]) for c in made} == {200}
-    assert {c.tokens[0] for c in made} == {50}
-    spread = workload(load, *sized, "--range-ratio", "0.5")
-    tokens = [spread.numbered(n).tokens[0] for n in range(200)]
-    assert 25 <= min(tokens) < 35
-    assert 65 < max(tokens) <= 75
-
-
-def test_data_sets_have_lines_of_json_or_sharegpts_layout(
-    load: SimpleNamespace, tmp_path: Path
-) -> None:
-    said = [("system", "s"), ("human", "a"), ("gpt", "b" * 400), ("human", "c"), ("gpt", "d")]
-    share = [{"conversations": [{"from": who, "value": text} for who, text in said]}]
-    lines = [{"prompt": "p", "output_tokens": 9}, {"messages": [{"role": "user", "content": "q"}]}]
-    first, second = tmp_path / "share.json", tmp_path / "lines.jsonl"
-    first.write_text(json.dumps(share))
-    second.write_text("\n".join(map(json.dumps, lines)))
-    conversation = workload(load, "--dataset", str(first), "--turns", "9", chat=True).numbered(0)
-    assert (conversation.turns, conversation.tokens) == (("a", "c"), (100, 8))
-    assert conversation.question
-    texts = load.workload.dataset(second)
-    assert [text.turns for text in texts] == [("p",), ("q",)]
-    assert texts[0].tokens == (9,)
-    second.write_text('{"text": "x"}')
-    with pytest.raises(ValueError, match="cannot be read: no 'prompt'"):
-        load.workload.dataset(second)
 
 
 def test_limits_can_be_changed_and_are_on_measured_figures(load: SimpleNamespace) -> None:
@@ -451,7 +371,7 @@ def test_nothing_keeps_a_limit_on_what_was_not_measured(load: SimpleNamespace) -
         assert str(ttft) == f"ttft_p95 (at most 1): MISSED, {reason}"
     empty = load.record.summary(tally(), 5, 5)
     nothing = load.record.as_csv([empty]).splitlines()[1].split(",").count("")
-    assert nothing == 5 * len(load.record.TIMES) + 7
+    assert nothing == 5 * len(load.record.TIMES) + 8
     assert empty.pop("found_in") == {}
     for name, value in empty.items():
         assert value is None or math.isfinite(value), name
@@ -509,16 +429,3 @@ def test_fixed_shapes_end_and_all_have_their_mark_on_the_dashboards(load: Simple
     at = [load.shapes.stage_at(stages, second) for second in (0, 9, 10, 14, 15)]
     assert at == [0, 0, 1, 1, None]
     assert {*load.shapes.SHAPES, "other"} == set(LOAD_SHAPES)
-
-
-def test_prompts_are_many_and_of_every_category() -> None:
-    lines = (ROOT / "loadtest" / "prompts.jsonl").read_text().splitlines()
-    prompts = [json.loads(line) for line in lines]
-    found: dict[str, set[str]] = {}
-    for prompt in prompts:
-        found.setdefault(prompt["category"], set()).add(prompt["prompt"])
-    assert set(found) == {"code", "structured", "extractive", "creative", "chat"}
-    assert len(found["chat"]) >= 60
-    assert sum(map(len, found.values())) == len(prompts)
-    held_out = (ROOT / "api" / "models" / "demo" / "heldout.jsonl").read_text().splitlines()
-    assert found["code"] <= {json.loads(line)["prompt"] for line in held_out}

@@ -34,7 +34,7 @@ CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 POSITIONS = range(0)  # stands for as many positions as a draft has
 EVERYONE = "everyone"  # the only client of a service without keys
 OTHER = "other"  # the endpoint of a path that the service does not have
-LOAD_SHAPES = ("users", "arrivals", "smoke", "ramp", "spike", "soak", "other")
+LOAD_SHAPES = ("users", "arrivals", "trace", "smoke", "ramp", "spike", "soak", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
 # Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;

@@ -1,0 +1,406 @@
+"""Writes the prompts of the load test as users write them: no two alike, each of a chosen length.
+
+What a server has read before it need not read again, and what it has said before it can guess. So
+a load that repeats its prompts measures the cache. These prompts are made of sentences with many
+slots, of windows of the English reference that every Python carries (`pydoc_data.topics`), and of
+code of the standard library on which the demo pair was not trained, with other names. Each begins
+with something made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+from argparse import ArgumentParser
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from pydoc_data.topics import topics
+from random import Random
+
+Encode = Callable[[str], Sequence[bytes]]  # a text's tokens, as their spellings
+
+CHAT, CONVERSATION, SUMMARY, DOCUMENT = "chat", "conversation", "summary", "document"
+CODE, STRUCTURED = "code", "structured"
+# The kinds, and how many tokens a prompt must have to become one of that kind by itself.
+KINDS = {CHAT: 0, CONVERSATION: 200, SUMMARY: 150, DOCUMENT: 150, CODE: 60, STRUCTURED: 100}
+# As `training/corpus.py` has them, which is not in the image.
+HELD_OUT = (
+    "argparse", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fileinput",
+    "fractions", "ftplib", "graphlib", "gzip", "heapq", "imaplib", "ipaddress", "json",
+    "mailbox", "netrc", "pprint", "queue", "sched", "shelve", "shlex", "smtplib", "statistics",
+    "tarfile", "textwrap", "timeit", "tomllib", "uuid", "zipfile",
+)  # fmt: skip
+
+# A value may have slots itself; `{5-90}` is a number.
+_SLOTS = {
+    name: values.split("|")
+    for name, values in {
+        "first": "Maria|Tom|Aisha|Jonas|Priya|Luca|Hannah|Diego|Mei|Omar|Sofia|Peter|Ines|Kofi|"
+        "Elena|Marcus|Yuki|Nora|Samuel|Leila|Victor|Anna|Rashid|Clara|Ben|Ingrid|Pablo|Ruth",
+        "last": "Keller|Okafor|Lindgren|Silva|Tanaka|Novak|Murphy|Rossi|Haddad|Jensen|Moreau|Singh|"
+        "Fischer|Castro|Novotny|Walker|Demir|Larsen|Costa|Park|Weber|Mensah|Ivanov|Brooks",
+        "person": "{first} {last}",
+        "city": "Leeds|Porto|Bergen|Graz|Lyon|Tampere|Ghent|Valencia|Krakow|Cork|Basel|Turin|Malmo|"
+        "Utrecht|Denver|Halifax|Nagoya|Accra|Lima|Perth|Pune|Izmir|Bristol|Dresden|Austin|Quito",
+        "place": "a bakery|an accounting office|a bike shop|a dental practice|a plant nursery|"
+        "a primary school|a small hotel|a printing firm|a town library|an animal shelter|"
+        "a furniture workshop|a travel agency|a film club|a brewery|a law office|a wholesaler",
+        "job": "a nurse|a project manager|a beginner|a teacher|an electrician|a data analyst|"
+        "a new colleague|a student of {subject}|an auditor|a volunteer|a retired engineer",
+        "subject": "biology|history|economics|physics|law|music|statistics|architecture|nutrition|"
+        "geography|philosophy|accounting|linguistics|computer science|chemistry|marketing",
+        "thing": "booking system|delivery van|website|heating|newsletter|storage room|price list|"
+        "coffee machine|phone line|payroll program|garden|customer survey|backup server|"
+        "training plan|roof|photo archive|ticket machine|cash register|reading group|parking lot",
+        "problem": "missed deliveries|late invoices|a broken pump|long queues|double bookings|"
+        "rising rents|wrong addresses|sick leave|noise complaints|a power cut|lost passwords|"
+        "unclear instructions|bad weather|slow internet|missing parts|too many meetings",
+        "task": "plan the move of the {thing} to {city}|explain {subject} to {job}|"
+        "write a polite letter about {problem}|compare two offers for a new {thing}|"
+        "prepare a talk of {5-50} minutes about {subject}|cut the cost of the {thing} by {5-40} %|"
+        "find the reason for {problem}|teach {person} how the {thing} works|"
+        "invite {12-400} guests to {city}|choose between {subject} and {subject}|"
+        "reply to {person}, who complains about {problem}|organize a weekend in {city}",
+        "month": "January|February|March|April|May|June|July|August|September|October|November",
+        "date": "{1-28} {month}|{1-28} {month} {2019-2031}",
+        "fact": "We have {200-9800} euros for it.|It has to be ready by {date}.|"
+        "{person} thinks that the {thing} is the real problem.|The {thing} is {2-38} years old.|"
+        "Last {month} we lost {3-90} customers because of {problem}.|"
+        "Of {20-950} people whom we asked, {2-19} complained about {problem}.|"
+        "Our {thing} needs {3-240} minutes a day, which {person} calls too long.|"
+        "I have spoken to {person} in {city}, {job}, but got no clear answer.|"
+        "In {city} they do it with {2-30} people and a rented {thing}.|"
+        "The last time, on {date}, it failed because of {problem}.|"
+        "There are {2-60} of us, and only {first} has done this before.|"
+        "I would rather keep the {thing} and change something else.|"
+        "Since {date} the {thing} has been looked after by {person}, {job}.|"
+        "We tried it with {subject} students from {city}: {problem}, again.|"
+        "Please do not suggest a new {thing}; we cannot afford one before {date}.",
+        "who": "I run {place} in {city} with {3-90} employees.|I work at {place} near {city}.|"
+        "My neighbour {person} is {job}.|I am {job} and live in {city}.|"
+        "I volunteer for {place} in {city}, together with {person}.|Hello, {first} here.",
+        "ask": "How would you {task}?|What is a good way to {task}?|Can you help me to {task}?|"
+        "By {date} I have to {task}. Where do I begin?|Which mistakes should I avoid if I {task}?|"
+        "What does it take to {task}?|Why is it so hard to {task}?",
+        "form": "Answer in {2-9} sentences.|Give me {3-9} points.|"
+        "Write it as an e-mail to {person}.|"
+        "Explain it to {job}.|Be brief, please.|Add an example from {city}.|",
+        "role": "You are the assistant of {place} in {city}. Questions come from {person}'s team.|"
+        "You help {job} with {subject}. Be friendly and exact.|"
+        "You answer for {person}, {job} in {city}. Never promise a date before {date}.|"
+        "You are an expert on {subject} who writes for {job}. Keep to {2-9} paragraphs.",
+        "summary": "Sum up the following pages for {person}, {job}, in {3-9} sentences.|"
+        "{person} has {2-15} minutes before a meeting in {city}. What are the main points of this?|"
+        "Here are my notes of {date} for {place}. Make a short summary for {job}, please.",
+        "document": "I am {job} and read this for a course on {subject} in {city}, due {date}:|"
+        "{person} sent me this on {date}, and I have a question about it.|"
+        "Page {2-900} of what {place} in {city} gives to {job}:",
+        "doubt": "What does the part that begins with “{}” mean for {job}? {form}|"
+        "Please explain “{}” in simpler words. {form}|"
+        "{person} says that “{}” is wrong. Is it, and why? {form}",
+        "explain": "I am {job} in {city}. What do I have to know about “{}” in Python?|"
+        "{person} asked me on {date} about “{}” in Python. Can you explain it?",
+        "more": "Thanks. Can you give {job} an example? {form}|"
+        "What would {person} ask next? {form}|"
+        "And how would {person} explain that to {job} in {city}? {form}|"
+        "Is there anything about it that goes wrong because of {problem}? {form}|"
+        "Now shorten that to {2-6} sentences, for the {thing} of {place}.",
+        "code": "Please finish this code; {person} needs it on {date}.|"
+        "Continue the last function as {person} from {city} would. Only code, please.|"
+        "What comes next in this module of our {thing}? Write the next {5-40} lines.",
+        "structured": "Here is the data of {place} in {city} from {date}. {turn}",
+        "turn": "Which row is unusual, and why?|Add the next {3-12} rows in the same format.|"
+        "Turn the first {3-12} rows into YAML.|Describe it to {person} in {2-6} sentences.",
+        "record": '{"order": {10000-99999}, "customer": "{person}", "city": "{city}", '
+        '"items": {1-40}, "total": {10-990}.{10-99}, "shipped": "20{10-29}-0{1-9}-{10-28}"}'
+        "|{10-28}/{month}/20{10-29}:{10-23}:{10-59}:{10-59} {city} [{100-999}] GET"
+        " /{subject}/{100-99999} {200-504} {1-9000} ms|"
+        "INSERT INTO visits VALUES ({1000-99999}, '{person}', '{city}', '{subject}', {1-500});|"
+        "{1000-99999},{person},{city},{subject},{1-400},{1-99}.{10-99},{date}|"
+        "- name: {person}\n  city: {city}\n  skills: [{subject}, {subject}]\n  level: {1-90}",
+        "name": "Ledger|Route|Badge|Frame|Token|Parcel|Cell|Batch|Label|Queue|Sheet|Grid|Store",
+        "verb": "load|merge|check|count|pick|send|trim|scan|store|split|match|rank|wrap|join",
+        "noun": "ledger|route|badge|frame|token|parcel|cell|index|batch|label|queue|sheet|lease",
+        "module": '"""The {noun}s of {place} in {city}: {verb} and {verb} them.\n\n'
+        'Changed by {person} on {date}, because of {problem}.\n"""\n',
+    }.items()
+}
+_SLOT = re.compile(r"\{([a-z]+|\d+-\d+)\}")
+# As byte-level BPE splits texts before it encodes each part by itself.
+_PART = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
+_REST = 0.02  # of a text that may be left out so that it ends with a line
+_WORDS = 6  # of a quotation
+_SAMPLE, _EVERY = 4096, 2  # characters of the texts from which their common words are taken
+_NAMES = re.compile(r"(?:\bdef |\bself\.)([a-z]\w{3,})")
+_BEGIN = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)
+
+
+def fill(rng: Random, pattern: str) -> str:
+    """A pattern with something in each slot."""
+
+    def value(slot: re.Match[str]) -> str:
+        low, is_range, high = slot[1].partition("-")
+        return str(rng.randint(int(low), int(high))) if is_range else some(rng, low)
+
+    return _SLOT.sub(value, pattern)
+
+
+def some(rng: Random, slot: str) -> str:
+    """Something for a slot."""
+    return fill(rng, rng.choice(_SLOTS[slot])).strip(" ")
+
+
+@cache
+def _reference() -> tuple[str, list[int], list[tuple[str, int]]]:
+    """The English reference, where its paragraphs begin, and its pages' titles and beginnings."""
+    text = "\n\n".join(topics[name].strip() for name in sorted(topics))
+    pages = re.finditer(r"^(\S.*)\n\*+\n\n(?=\w)", text, re.MULTILINE)
+    begins = [at.end() for at in re.finditer(r"\n\n(?=\w)", text)]
+    return text, begins, [(page[1].replace('"', ""), page.end()) for page in pages]
+
+
+@cache
+def _code() -> tuple[str, list[int]]:
+    """Code on which the demo pair was not trained, and where functions and classes begin in it."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [library / f"{name}.py" for name in HELD_OUT]
+    files += [file for name in HELD_OUT for file in sorted((library / name).glob("*.py"))]
+    text = "\n".join(file.read_text("utf-8") for file in files if file.is_file())
+    return text, [at.start() for at in _BEGIN.finditer(text)]
+
+
+def _alike(part: str) -> str:
+    """The same number for all of one length: few numbers occur twice."""
+    digits = part.lstrip(" ")
+    return part[: -len(digits)] + ("73915264" * 99)[: len(digits)] if digits.isdigit() else part
+
+
+@cache
+def _parts() -> dict[str, list[str]]:
+    """The common parts of texts, by something that joins with none of them to one token."""
+    slots = "\n".join(value for values in _SLOTS.values() for value in values)
+    known = {*_PART.findall(slots), *(_alike("1" * n) for n in range(1, 10))}
+    for text, _, *_ in (_reference(), _code()):
+        some_of = (text[at : at + _SAMPLE] for at in range(0, len(text), _EVERY * _SAMPLE))
+        seen = Counter(_alike(part[0]) for sample in some_of for part in _PART.finditer(sample))
+        known |= {part for part, times in seen.items() if times > 1}
+    known |= {f" {part}" for part in known if part.isalnum()}
+    blank = {part for part in known if not part.strip()}
+    behind = {part for part in known - blank if part[0] == " "}
+    return {" x": sorted(blank), " the": sorted(behind), "\n": sorted(known - blank - behind)}
+
+
+class Ruler:
+    """Counts a model's tokens in texts of known words, without asking the server each time."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._tokens: dict[str, int] = {}
+        for between, parts in _parts().items():
+            self._learn(encode, parts, between)
+        self._rate = sum(self._tokens.values()) / sum(map(len, self._tokens))
+
+    def _learn(self, encode: Encode, parts: Sequence[str], between: str) -> None:
+        """Count the tokens that begin within each part."""
+        for some_of in (parts[at : at + 4000] for at in range(0, len(parts), 4000)):
+            text = between + "".join(part + between for part in some_of)
+            begins = [0, *accumulate(map(len, encode(text)))]
+            at = len(between) + begins[-1] - len(text.encode())  # some tokenizers add a blank
+            for part in some_of:
+                end = at + len(part.encode())
+                tokens = bisect_left(begins, end) - bisect_left(begins, at)
+                self._tokens[part] = tokens
+                at = end + len(between)
+
+    def _part(self, part: str) -> float:
+        return self._tokens.get(_alike(part)) or max(1.0, len(part) * self._rate)
+
+    def count(self, text: str) -> float:
+        """Tokens of a text."""
+        return sum(map(self._part, _PART.findall(text)))
+
+    def cut(self, text: str, tokens: float) -> str:
+        """The beginning of a text that has about so many tokens, in whole words."""
+        for part in _PART.finditer(text):
+            tokens -= self._part(part[0])
+            if tokens < 0:
+                return text[: part.start()]
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Tokens that a chat template adds to a question, a system message, and a turn before it."""
+
+    question: int = 0
+    system: int = 0
+    turn: int = 0
+
+
+NO_FRAME = Frame()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt; for a chat with a system message, and what user and assistant said before it."""
+
+    prompt: str
+    system: str = ""
+    history: tuple[str, ...] = ()
+
+
+class Writer:
+    """Writes prompts for one model.
+
+    Args:
+        encode: its tokenizer.
+        frame: what its chat template adds.
+        chat: whether it answers; otherwise it continues texts, and gets nothing else.
+    """
+
+    def __init__(self, encode: Encode, frame: Frame, *, chat: bool) -> None:
+        self.ruler, self.frame, self.chat = Ruler(encode), frame, chat
+        self._ratio: dict[str, float] = {}  # tokens for each that the ruler counts
+        for kind in KINDS:
+            made = [self.text(Random(number), kind, 600) for number in range(3)]
+            whole = "\n\n".join("\n\n".join((t.system, *t.history, t.prompt)) for t in made)
+            self._ratio[kind] = len(encode(whole)) / self.ruler.count(whole)
+
+    def text(self, rng: Random, kind: str, tokens: float) -> Text:
+        """A prompt of a kind with about so many tokens, those of the chat template included."""
+        count, system = self.ruler.count, ""
+        room = tokens - self.frame.question if self.chat else tokens
+        room /= self._ratio.get(kind, 1)
+        if self.chat and kind in (CHAT, CONVERSATION) and room > 120 and rng.random() < 0.5:
+            system = some(rng, "role")
+            room -= self.frame.system + count(system)
+        if kind == CHAT or (kind == CONVERSATION and not self.chat):
+            end = f"{some(rng, 'ask')} {some(rng, 'form')}".strip()
+            return Text(self.sentences(rng, "who", room - count(end)) + end, system)
+        if kind == CONVERSATION:
+            title, at = rng.choice(_reference()[2])
+            ask = some(rng, "explain").replace("{}", title)
+            prompt = some(rng, "more")
+            room -= self.frame.turn + count(ask) + count(prompt)
+            return Text(prompt, system, (ask, self.passage(rng, room, at)))
+        begin, end = some(rng, kind) + "\n\n", ""
+        if kind == CODE:
+            begin, end = (begin + "```python\n", "\n```") if self.chat else ("", "")
+        elif kind == DOCUMENT:
+            end = "\n\n" + some(rng, "doubt")
+        body = {CODE: self.code, STRUCTURED: self.rows}.get(kind, self.passage)
+        made = body(rng, room - count(begin + end) - 1.5 * _WORDS * ("{}" in end))
+        quotes = [line for line in made.split("\n") if len(line.split()) > _WORDS] or [made]
+        quote = " ".join(rng.choice(quotes).split()[:_WORDS])
+        return Text(begin + made + end.replace("{}", quote))
+
+    def role(self, rng: Random, tokens: float) -> str:
+        """A long system message."""
+        return self.sentences(rng, "role", tokens / self._ratio[CHAT])
+
+    def follow_up(self, rng: Random) -> str:
+        """What a user says next."""
+        return some(rng, "more") if self.chat else self.code(rng, 40)
+
+    def sentences(self, rng: Random, begin: str, tokens: float) -> str:
+        """A sentence for a slot and then facts, in paragraphs, with a blank at the end."""
+        text, left = "", tokens
+        more = some(rng, begin)
+        while more:
+            left -= self.ruler.count(f" {more}")
+            text += more + ("\n\n" if rng.random() < 0.2 else " ")
+            facts = [some(rng, "fact") for _ in range(3)]
+            more = min(facts, key=lambda fact: abs(left - self.ruler.count(fact)))
+            if abs(left - self.ruler.count(more)) > abs(left):
+                break
+        return text
+
+    def passage(self, rng: Random, tokens: float, at: int | None = None) -> str:
+        """Paragraphs of the English reference, from a place on or from anywhere."""
+        text, begins, _ = _reference()
+        places = iter([] if at is None else [at])
+
+        def window(size: int) -> str:
+            at = next(places, None) or rng.choice(begins)
+            return text[at : at + size]
+
+        return self._windows(tokens, window)
+
+    def code(self, rng: Random, tokens: float) -> str:
+        """Functions and methods with other names, behind a comment of their own."""
+        text, begins = _code()
+
+        def window(size: int) -> str:
+            at = rng.choice(begins)
+            code = text[at : at + size]
+            names = [name for name in dict.fromkeys(_NAMES.findall(code)) if rng.random() < 0.6]
+            if code.startswith(" "):
+                code = fill(rng, "class {name}{name}:\n\n") + code
+            if not names:
+                return code
+            others = {name: fill(rng, "{verb}_{noun}") for name in names}
+            return re.sub(rf"\b({'|'.join(names)})\b", lambda name: others[name[1]], code)
+
+        begin = some(rng, "module") if tokens > 150 else fill(rng, "# {person}, {date}\n")
+        made = begin + "\n\n" + self._windows(tokens - self.ruler.count(begin), window)
+        whole, _, rest = made.rpartition("\n")
+        return f"{whole}\n" if self.ruler.count(rest) < _REST * tokens else made
+
+    def rows(self, rng: Random, tokens: float) -> str:
+        """Records of one form, one a line."""
+        form = rng.choice(_SLOTS["record"])
+        made, left = "", tokens
+        while left > 0:
+            row = fill(rng, form) + "\n"
+            made += self.ruler.cut(row, left)
+            left -= self.ruler.count(row)
+        return made
+
+    def block(self, rng: Random, tokens: float) -> str:
+        """A part of a trace's prompt."""
+        begin, tokens = some(rng, "fact") + " ", tokens / self._ratio[SUMMARY]
+        made = begin + self.passage(rng, tokens - self.ruler.count(begin))
+        return self.ruler.cut(made, tokens)
+
+    def _windows(self, tokens: float, window: Callable[[int], str]) -> str:
+        """Windows of a size in characters, one after the other, of so many tokens in all."""
+        made = ""
+        while (left := tokens - self.ruler.count(made)) >= 1:
+            part = self.ruler.cut(window(8 * int(left) + 80), left)
+            if not part:
+                break
+            made += f"\n\n{part}" if made else part
+        return made
+
+
+def rough(text: str) -> list[bytes]:
+    """Parts of the length that tokens have, where nobody knows a model's tokens."""
+    return [text[at : at + 4].encode() for at in range(0, len(text), 4)]
+
+
+def lines(count: int, tokens: int, answer: int, seed: object) -> str:
+    """Made prompts of a length for other load generators: lines of JSON."""
+    writer, made = Writer(rough, NO_FRAME, chat=True), ""
+    for number in range(count):
+        rng = Random(f"{seed}:{number}")
+        prompt = writer.text(
+            rng, rng.choice([CHAT, SUMMARY, DOCUMENT, CODE, STRUCTURED]), tokens
+        ).prompt
+        made += json.dumps({"prompt": prompt, "output_tokens_count": answer}) + "\n"
+    return made
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description="Prints prompts that no cache knows, as lines of JSON.")
+    parser.add_argument("--num-prompts", type=int, default=100)
+    parser.add_argument("--input-len", type=int, default=400)
+    parser.add_argument("--output-len", type=int, default=144)
+    parser.add_argument("--seed", default=os.urandom(4).hex(), help="drawn anew if not given")
+    given = parser.parse_args()
+    print(lines(given.num_prompts, given.input_len, given.output_len, given.seed), end="")
