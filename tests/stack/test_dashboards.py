@@ -450,3 +450,25 @@ def test_alerts_are_named_while_they_fire(tmp_path: Path) -> None:
     firing = [{"labels": written({"alertname": name}), "value": 1} for name in "AB"]
     both = [alert("A", "firing"), alert("B", "firing")]
     evaluate([up, *both], 0, {named: firing, none: []}, tmp_path)
+
+
+def test_a_kill_in_the_last_hour_is_red(tmp_path: Path) -> None:
+    hour = 3600 // STEP
+    attached = written({"job": "specops", "instance": "a"})
+    series = [
+        {"series": f"up{attached}", "values": f"1x{hour + 60}"},
+        {"series": f"specops_oom_kills_total{attached}", "values": f"0x10 1x{hour + 50}"},
+    ]
+    tile = query("capacity", "Killed, last hour")
+    named, none = (query("healthy", "Alerts", legend) for legend in ("killed for memory", "none"))
+    evaluate(series, 30, {f"count({tile} >= 1)": ONE, f"count({named})": ONE, none: []}, tmp_path)
+    evaluate(series, hour + 30, {tile: [{"labels": "{}", "value": 0}], named: []}, tmp_path)
+    panels = {(name, panel["title"]): panel["fieldConfig"] for name, panel in PANELS}
+    red = {"color": "red", "value": 1}
+    assert panels["capacity", "Killed, last hour"]["defaults"]["thresholds"]["steps"][-1] == red
+    (colour,) = (
+        override["properties"][0]["value"]["fixedColor"]
+        for override in panels["healthy", "Alerts"]["overrides"]
+        if override["matcher"]["options"] == "killed for memory"
+    )
+    assert colour == "red"
