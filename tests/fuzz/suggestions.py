@@ -50,13 +50,17 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_USUAL: tuple[dict[str, Any], ...] = (
+    {"prompt": "ab", "n_predict": 2},
+    {"input_prefix": "ab", "input_suffix": "cd", "n_predict": 2},
+)
+
+
 def request(seed: int) -> tuple[str, dict[str, Any]]:
     """A path and a body: most of its fields fit."""
     rng = random.Random(seed)
     path = rng.choice(("/infill", "/infill", "/completion", "/completions"))
-    body: dict[str, Any] = {"input_prefix": "ab", "input_suffix": "cd", "n_predict": 2}
-    if path != "/infill":
-        body = {"prompt": "ab", "n_predict": 2}
+    body = dict(_USUAL[path == "/infill"])
     for name in rng.sample(sorted(_FIELDS), rng.choice((0, 1, 1, 2, 3))):
         if path == "/infill" or not name.startswith("input_"):
             body[name] = rng.choice(_FIELDS[name])
@@ -87,6 +91,9 @@ async def send(http: httpx.AsyncClient, seeds: Iterable[int]) -> Counter[int]:
             assert status < 500, f"seed {seed}: {status} {answer.text[:200]}"
             if status >= 400:
                 assert answer.json()["error"]["message"], f"seed {seed}: {status} without a word"
+                assert body not in _USUAL, f"seed {seed}: {answer.text[:200]}"
+            elif body in _USUAL:
+                assert answer.json()["tokens_predicted"] == 2, f"seed {seed}: {answer.text[:200]}"
             counts[status] += 1
 
     await asyncio.gather(*(client() for _ in range(_AT_ONCE)))

@@ -29,7 +29,7 @@ from specops.http.protocols.openai.chat import ChatRequest
 from specops.http.protocols.openai.completions import CompletionRequest
 from specops.http.protocols.openai.embeddings import EmbeddingRequest
 from specops.http.protocols.openai.responses import ResponsesRequest
-from specops.request import FinishReason, GenerationRequest
+from specops.request import FinishReason, GenerationRequest, Logprob, Output, Piece
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
@@ -62,6 +62,10 @@ PAGE = Path(__file__).with_name("client_calls.md").read_text()
 ROWS = re.findall(
     r"^\| `((?:openai|anthropic|ollama)\.[\w.]+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M
 )
+TOP = {  # the field that says how many of the likeliest tokens are reported
+    **dict.fromkeys(("openai.chat.completions.create", "ollama.chat"), "top_logprobs"),
+    "openai.completions.create": "logprobs",
+}
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
 CONVERSATION = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}
 BASE: dict[str, dict[str, Any]] = {
@@ -93,9 +97,9 @@ async def test_the_documentations_table_is_true(call: str, fields: str, outcome:
         answers.append(response)
 
     async with clients() as here:
-        here.script(
-            [output("Hello"), replace(output(finish=FinishReason.STOP), embeddings=VECTORS)]
-        )
+        logprob = Logprob(-0.625, ((72, -0.625),)) if "logprobs" in given else None
+        said = Output("", (Piece(72, "Hello", "target", logprob),), None, None)
+        here.script([said, replace(output(finish=FinishReason.STOP), embeddings=VECTORS)])
         here.http.event_hooks = here.ollama._client.event_hooks = {"response": [note]}
         function: Any = here
         for name in call.split("."):
@@ -107,7 +111,9 @@ async def test_the_documentations_table_is_true(call: str, fields: str, outcome:
             body = known | given
         with pytest.raises(ERRORS) if outcome == "refused" else nullcontext():
             assert await function(**body)
+        assert outcome != "works" or not logprob or here.request.logprobs == given[TOP[call]]
     (answer,) = answers
+    assert ("-0.625" in answer.text) == (outcome == "works" and logprob is not None)
     ignored = answer.headers.get("x-ignored-fields", "")
     if outcome == "refused":
         assert answer.status_code in ((400,) if known else (404,))
