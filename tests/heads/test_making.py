@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
@@ -95,7 +96,9 @@ def make(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) -> None:
+def test_a_head_is_made_with_interruptions_serves_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = Settings(model="demo", threads=THREADS, cache_dir=tmp_path / "cache")
     out, work, said = tmp_path / "head", tmp_path / "head.making", list[str]()
     for stop in ("writing", "training"):
@@ -126,8 +129,15 @@ def test_a_head_is_made_with_interruptions_serves_and_goes_on(tmp_path: Path) ->
     assert "tokens of text from an empty prompt" in card  # it is no chat model
     assert "those of the same texts" in card
 
-    said.clear()
-    make_head(settings, out, MINUTES, said.append, more=True, clock=clock())
+    patch = {"SPECOPS_CACHE_DIR": str(settings.cache_dir), "SPECOPS_THREADS": str(THREADS)}
+    for name, value in patch.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(making, "make_head", partial(make_head, clock=clock()))
+    hours = str(MINUTES / 60)
+    assert main(["draft", "make", "--model", "demo", "--out", str(out), "--more", hours]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{out}: greedily ")
+    said = printed.err.splitlines()
     assert (work / "conversations.i32").read_bytes().startswith(texts)
     assert len((work / "conversations.i32").read_bytes()) > len(texts)
     assert any(text.startswith("training continues after") for text in said)

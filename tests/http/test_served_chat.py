@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from anthropic import Anthropic
 from jsonschema import Draft202012Validator
@@ -70,6 +71,46 @@ def test_only_a_conversation_without_a_system_message_gets_an_empty_one(address:
         answer = httpx.post(f"{address}/apply-template", json={"messages": messages})
         begun = f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\nWhat is"
         assert answer.json()["prompt"].startswith(begun)
+
+
+def test_what_clients_read_of_the_model_is_the_models(address: str) -> None:
+    def get(path: str) -> Any:
+        return httpx.get(address + path).raise_for_status().json()
+
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(address + path, json=body).raise_for_status().json()
+
+    props = get("/props")
+    drawn = props["default_generation_settings"]
+    assert (drawn["n_ctx"], drawn["params"]["temperature"]) == (512, 0.2)  # the file's own
+    assert (props["model_alias"], "<|im_start|>" in props["chat_template"]) == (CHAT, True)
+    text = "Où est né<|im_end|> 東京\n"
+    pieces = post("/tokenize", content=text, with_pieces=True)["tokens"]
+    spelled = [item["piece"] for item in pieces]
+    assert (
+        b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in spelled)
+        == text.encode()
+    )
+    assert "<|im_end|>" in spelled
+    tokens = [item["id"] for item in pieces]
+    assert post("/detokenize", tokens=tokens)["content"] == text.replace("<|im_end|>", "")
+
+    (listed,), (loaded,) = get("/api/tags")["models"], get("/api/ps")["models"]
+    shown = post("/api/show", model=listed["model"])
+    facts = {name.rpartition(".")[2]: value for name, value in shown["model_info"].items()}
+    assert (facts["parameter_count"] // 10**6, facts["vocab_size"]) == (134, 49152)
+    assert facts["context_length"] == loaded["context_length"] == 512
+    assert listed["size"] == loaded["size"] > 50e6
+    assert shown["template"] == props["chat_template"]
+    assert {"completion", "tools", "embedding"} <= set(shown["capabilities"])
+    asked = ["a cat", "the cat", "an interest rate", "a cat"]
+    vectors = np.array(post("/api/embed", model=CHAT, input=asked)["embeddings"])
+    assert vectors.shape == (4, facts["embedding_length"])
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    near, far, same = vectors[1:] @ vectors[0]
+    assert far < near < same == pytest.approx(1)
+    plain = post("/api/embeddings", model=CHAT, prompt="a cat")["embedding"]
+    assert np.allclose(plain / np.linalg.norm(plain), vectors[0], atol=1e-5)
 
 
 PERSON: dict[str, Any] = {
