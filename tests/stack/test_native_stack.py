@@ -185,7 +185,7 @@ def test_latencies_agree_by_their_buckets(stack: NativeStack, load: Load, q: flo
     for felt in (float(stage[f"latency_p{q * 100:g}"]), by_locust):
         distance = bisect.bisect_left(bounds, felt) - bisect.bisect_left(bounds, served)
         # A client also measures its own delays, which on a busy machine are as long as a request.
-        assert -1 <= distance <= 2, f"{served:.4g} s served, {felt:.4g} s felt"
+        assert -1 <= distance <= 3, f"{served:.4g} s served, {felt:.4g} s felt"
 
 
 def test_every_panel_has_data_after_the_load_that_may_not_be_empty_then(
