@@ -14,6 +14,7 @@ from promql import (
     NOW,
     QUANTILE_WINDOW,
     WINDOW,
+    enough,
     gauge,
     now,
     now_by,
@@ -330,15 +331,16 @@ def _gateway(counter: str, labels: str = EITHER, window: str = WINDOW) -> str:
 def _seconds(histogram: str, labels: str, q: float) -> str:
     """A quantile of one of the gateway's histograms, which count milliseconds."""
     rate = f"rate({histogram}_bucket{{{labels}}}[{QUANTILE_WINDOW}]) {ANSWERS}"
-    return f"histogram_quantile({q}, sum by (le) ({rate})) / 1000 >= 0"
+    count = f"{histogram}_count{{{labels}}}"
+    return f"histogram_quantile({q}, sum by (le) ({rate})) / 1000 and on () {enough(count)}"
 
 
 def _mean(histogram: str, labels: str) -> str:
-    """The mean of one of the gateway's histograms, in seconds."""
+    """The mean of one of the gateway's histograms, in seconds, of enough requests."""
     total, number = (
         _gateway(f"{histogram}_{part}", labels, QUANTILE_WINDOW) for part in ("sum", "count")
     )
-    return f"{total} / ({number} > 0) / 1000"
+    return f"{total} / {number} / 1000 and on () {enough(f'{histogram}_count{{{labels}}}')}"
 
 
 def _cached_share() -> str:
@@ -368,7 +370,7 @@ def _replicas() -> Panels:
         "is even; the gateway bounds what runs at the same time to 1.25. Above 1.5 for long: "
         "few sessions make most of the load, or one replica answers faster than the others.",
         TIMES,
-        f"max({per_replica}) / (avg({per_replica}) > 0)",
+        f"max({per_replica}) / avg({per_replica}) and on () {enough(series(REQUESTS), '5m')}",
         warn=1.5,
         alarm=2.5,
         decimals=2,

@@ -171,9 +171,8 @@ def part(name: str, labels: str, whole: str) -> str:
 def quantile(q: float, histogram: str, labels: str = "") -> str:
     """A quantile of a histogram's observations, of enough of them."""
     buckets = rates(f"{histogram}_bucket", labels, QUANTILE_WINDOW)
-    return (
-        f"histogram_quantile({q}, sum by (le) ({buckets})) and on () {_enough(histogram, labels)}"
-    )
+    count = series(f"{histogram}_count", labels)
+    return f"histogram_quantile({q}, sum by (le) ({buckets})) and on () {enough(count)}"
 
 
 def quantiles(histogram: str) -> Queries:
@@ -184,15 +183,13 @@ def quantiles(histogram: str) -> Queries:
 def mean(histogram: str) -> str:
     """The mean of a histogram's observations, of enough of them."""
     sums, counts = (total(f"{histogram}_{kind}", "", QUANTILE_WINDOW) for kind in ("sum", "count"))
-    return f"({sums} / {counts} and on () {_enough(histogram, '')})"
+    return f"({sums} / {counts} and on () {enough(series(f'{histogram}_count'))})"
 
 
-def _enough(histogram: str, labels: str) -> str:
-    count = f"{histogram}_count"
-    return (
-        f"{_count(count, labels, QUANTILE_WINDOW)} >= {FEWEST} "
-        f"and on () {_count(count, labels, LATELY)} > 0"
-    )
+def enough(counters: str, window: str = QUANTILE_WINDOW) -> str:
+    """Whether there were enough events in the window, and one of them lately."""
+    counted, lately = (f"sum(increase({counters}[{one}]) {ANSWERS})" for one in (window, LATELY))
+    return f"{counted} >= {FEWEST} and on () {lately} > 0"
 
 
 def buckets(histogram: str) -> str:
