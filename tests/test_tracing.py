@@ -443,8 +443,8 @@ async def test_without_a_collector_nothing_waits_and_the_queue_is_bounded(
             assert response.status_code == 200
         # A batch that is full goes out at once: some of the later spans may have had its place.
         assert 16 - 10 >= counted_spans(here, "dropped") >= 0
-        stopping = time.monotonic()
-    assert time.monotonic() - stopping < 15  # the SDK's own patience is 30 s
+    # The SDK goes on trying, for 30 s; nobody waits for it.
+    assert "traces" in {thread.name for thread in threading.enumerate()}
     assert counted_spans(here, "sent") == 0
 
 

@@ -31,6 +31,7 @@ from tests.http.openai_api import (
     events,
     problem,
 )
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 every_endpoint = pytest.mark.parametrize("path", ENDPOINTS)
@@ -99,7 +100,7 @@ async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None
     service.refusal = QueueFull(12)
     async with api(service) as here:
         client = AsgiClient(here.app, path)
-        status, body = await asyncio.wait_for(client.response(), 5)
+        status, body = await asyncio.wait_for(client.response(), PATIENCE)
         await client.done
         assert (await here.client.get(path)).status_code == 405
     assert (status, body["error"]["code"], client.received) == (429, "queue_full", 0)
@@ -206,8 +207,8 @@ async def test_the_request_of_a_client_that_leaves_is_cancelled(
             await client.next_message()
         assert not handle.cancelled.is_set()
         client.leave()
-        await asyncio.wait_for(handle.cancelled.wait(), 5)
-        await asyncio.wait_for(client.done, 5)
+        await asyncio.wait_for(handle.cancelled.wait(), PATIENCE)
+        await asyncio.wait_for(client.done, PATIENCE)
     (line,) = [record for record in caplog.records if record.message == "request"]
     assert line.fields["status"] == 499  # type: ignore[attr-defined]
 

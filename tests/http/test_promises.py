@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,34 @@ from tests.http.openai_api import ANSWER, CHAT, EMBEDDINGS, ENDPOINTS, MESSAGES,
 
 pytestmark = pytest.mark.anyio
 API = Path(__file__).resolve().parents[2] / "api" / "specops"
-_watched: list[tuple[str, str]] = []
+EVENTS = ("open", "socket.connect", "subprocess.Popen", "os.system", "exec", "import")
+_watched: list[tuple[str, str]] | None = None  # None: no test looks
 _hooked = False
 
 
 @pytest.fixture
-def touched() -> list[tuple[str, str]]:
+def touched() -> Iterator[list[tuple[str, str]]]:
     """Files opened, programs started and addresses called while the test runs."""
-    global _hooked  # noqa: PLW0603 - an audit hook cannot be removed
+    # An audit hook cannot be removed.
+    global _hooked, _watched  # noqa: PLW0603
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("open", "socket.connect", "subprocess.Popen", "os.system", "exec", "import"):
+        if _watched is not None and event in (
+            "open",
+            "socket.connect",
+            "subprocess.Popen",
+            "os.system",
+            "exec",
+            "import",
+        ):
             _watched.append((event, str(arguments)))
 
     if not _hooked:
         sys.addaudithook(note)
         _hooked = True
-    _watched.clear()
-    return _watched
+    _watched = []
+    yield _watched
+    _watched = None
 
 
 def parts(url: str) -> list[tuple[str, dict[str, Any]]]:

@@ -292,7 +292,7 @@ def test_down_ends_containers_of_every_profile_too_and_names_what_still_runs(
         ended = stack.enter_context(ThreadPoolExecutor(1)).submit(stack_of_ours.wait)
         down = run("scripts/down", env=env)
         assert down.returncode == 0, down.stderr
-        assert ended.result() == -signal.SIGTERM
+        assert ended.result(60) == -signal.SIGTERM
         assert load.poll() is None
         load.communicate(b"\n")
     files = "compose.yaml:compose.scale.yaml"
@@ -305,7 +305,7 @@ def test_down_ends_containers_of_every_profile_too_and_names_what_still_runs(
 def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo the disk is full; exit 7"]
     part = native.Part("The API", command, tmp_path / "log", dict(os.environ))
-    part.process.wait()
+    part.process.wait(60)
     with pytest.raises(native.StartError, match=r"The API exited with status 7(?s:.*)disk is full"):
         part.require_alive()
 
