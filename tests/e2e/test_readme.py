@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -14,7 +17,7 @@ from tests.e2e import stand_ins
 from tests.e2e.conftest import Note
 from tests.e2e.stack import SERVICES, Stack
 from tests.stack.support import ROOT, run, succeed, tool
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, answers, wait
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +64,7 @@ def written(beginning: str) -> str:
 
 
 def test_the_readmes_commands_do_what_it_says(
-    started: Stack, env: dict[str, str], note: Note
+    started: Stack, env: dict[str, str], note: Note, tmp_path: Path
 ) -> None:
     started.compose("down")
     port = started.env["SPECOPS_PORT"]
@@ -90,6 +93,28 @@ def test_the_readmes_commands_do_what_it_says(
     (page,) = re.findall(r"^Report: (.*\.html)$", load.stdout, flags=re.MULTILINE)
     assert (ROOT / page).is_file()
     assert " 0 failed" in line
+
+    # "or": Locust's page out of a container, until Ctrl-C.
+    (page,) = re.findall(r"`(docker compose .* locust)`", README)
+    shell = ["bash", "-c", f"exec {page}"]
+    log = tmp_path / "locust.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            shell,
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as locust,
+    ):
+        try:
+            wait("Locust's page", lambda: answers(started.url("locust")), COMMAND_SECONDS)
+        finally:
+            os.killpg(locust.pid, signal.SIGINT)
+        assert locust.wait(PATIENCE) in {0, 130}, log.read_text()
 
     type_in("make down", env)
     label = f"label=com.docker.compose.project={stand_ins.PREFIX}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,6 +62,15 @@ def test_the_capital_of_france_is_paris_in_every_protocol(address: str) -> None:
     own = {"prompt": QUESTION, "system": "", "max_new_tokens": 16}
     said.add(httpx.post(f"{address}/generate", json=own).json()["generated_text"])
     assert said == {"The capital of France is Paris."}
+
+
+def test_the_documentations_example_runs(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("http://127.0.0.1:8000", address), {})  # noqa: S102 - our own documentation
+    sent = capsys.readouterr().out
+    assert "CompletionUsage(" in sent
+    assert "draft_n_accepted" in sent
 
 
 def test_only_a_conversation_without_a_system_message_gets_an_empty_one(address: str) -> None:

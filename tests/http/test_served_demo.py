@@ -1,4 +1,4 @@
-"""`specops serve` with the bundled pair: the documented example, and a crowd."""
+"""`specops serve` with the bundled pair and a crowd."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,19 +25,6 @@ def server(
     folder = tmp_path_factory.mktemp("served")
     with serving(folder, SPECOPS_SLOTS=str(SLOTS), SPECOPS_QUEUE_SIZE=str(QUEUE)) as served:
         yield served
-
-
-def test_the_documentations_example_runs(
-    server: tuple[int, object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    code = page.partition("```python\n")[2].partition("```")[0]
-    assert 'model="smollm2"' in code  # the default; here is another
-    code = code.replace('"smollm2"', '"demo"').replace(":8000/", f":{server[0]}/")
-    exec(code, {})  # noqa: S102 - our own documentation
-    sent = capsys.readouterr().out
-    assert "CompletionUsage(" in sent
-    assert "draft_n_accepted" in sent
 
 
 def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(
