@@ -170,7 +170,11 @@ class Recording:
         test = {"interval": f"{SCRAPE}s", "input_series": series, "promql_expr_test": tests}
         file = folder / "recorded.json"  # which is YAML, too
         rules = [str(path) for path in queries.RULE_FILES]
-        content = {"rule_files": rules, "evaluation_interval": f"{SCRAPE}s", "tests": [test]}
+        # Without an order it would be chance whether alerts see what was just recorded.
+        content = {
+            **{"rule_files": rules, "group_eval_order": ["specops", "alerts"]},
+            **{"evaluation_interval": f"{SCRAPE}s", "tests": [test]},
+        }
         file.write_text(json.dumps(content), encoding="utf-8")
         promtool("test", "rules", file)
 
