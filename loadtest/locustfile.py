@@ -183,7 +183,7 @@ def end(environment: Environment, **_: Any) -> None:
         return
     complete = environment.load.finished or (most and recorder.requests >= most)
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
-    if isinstance(environment.runner, MasterRunner) and options.headless:
+    if isinstance(environment.runner, MasterRunner):
         gather(environment)
     elif isinstance(environment.runner, WorkerRunner) and options.processes:
         signal(SIGINT, default_int_handler)
@@ -219,7 +219,8 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
 # -- the end ---------------------------------------------------------------------------------------
 
 # Messages of our own. Without a page Locust tells workers to quit, and reads half a second longer
-# what they send: answers that take longer would be lost.
+# what they send: answers that take longer would be lost. With one, their last figures would come up
+# to three seconds after it says that the test has stopped.
 STOP, STOPPED = "load-stop", "load-stopped"
 STOP_SECONDS = 60.0  # beyond the time that users have for their last requests; Locust's own
 _noted: set[str] = set()  # workers that have sent all
@@ -229,6 +230,7 @@ _news = Event()
 def gather(environment: Environment) -> None:
     """Have all workers stop, and wait for the last of what they have recorded."""
     runner = environment.runner
+    _noted.clear()
     runner.send_message(STOP)
     with gevent.Timeout(environment.stop_timeout + STOP_SECONDS, exception=False):
         while any(w.id not in _noted for w in runner.clients.all if w.state != STATE_MISSING):
