@@ -123,7 +123,8 @@ def _glance() -> Panels:
         "does; if it stays up, send less, or add slots (SPECOPS_SLOTS) if memory allows. When it "
         "is full, further requests get 429.",
         "percentunit",
-        f"{now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0)",
+        # While slots are free, those that wait for blocks of the KV cache are more than the queue.
+        f"clamp_max({now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0), 1)",
         width=4,
         warn=0.25,
         alarm=0.8,
