@@ -290,6 +290,7 @@ def _clients() -> Panels:
         "at the gateway.",
         TOKENS_PER_SECOND,
         {"{{client}}": f"sum by (client) ({rates('specops_client_generated_tokens_total')}) > 0"},
+        width=6,
         stacked=True,
     )
     yield curves(
@@ -298,6 +299,7 @@ def _clients() -> Panels:
         "503: loading or draining. Other 4xx: the client's mistakes. 5xx: the API's log says why.",
         "reqps",
         {"{{endpoint}} {{status}}": _http()},
+        width=12,
         stacked=True,
         matching=STATUSES,
         empty_when=Empty.NO_REQUESTS,
@@ -309,6 +311,7 @@ def _clients() -> Panels:
         "or draining. The others are the client's mistakes.",
         "reqps",
         {"{{reason}}": rate_by("reason", REFUSED)},
+        width=6,
         stacked=True,
         named=REASONS,
         empty_when=Empty.NEVER,
