@@ -6,6 +6,7 @@ a light and a dark page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from record import Figures
@@ -30,11 +31,17 @@ def svg(rows: Sequence[Figures]) -> str:
     )
 
 
+def _round_up(value: float) -> float:
+    """The next value whose quarters are short numbers."""
+    unit = 4 * 10 ** math.floor(math.log10(value / 4))
+    return next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= value)
+
+
 def _chart(
     rows: Sequence[Figures], title: str, scale: float, lines: dict[str, tuple[str, str]]
 ) -> str:
     values = [row[name] for row in rows for name in lines if row[name] is not None]
-    top = max(values, default=0) * scale or 1.0
+    top = _round_up(max(values, default=0) * scale or 1.0)
     ends = [row["seconds"] for row in rows]
     wide, high = _WIDTH - _LEFT, _HEIGHT - _TOP - _BOTTOM
 

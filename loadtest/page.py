@@ -201,7 +201,7 @@ def section(report: Report) -> str:
         "#llm{font:14px Roboto,Helvetica,Arial,sans-serif;max-width:1152px;margin:0 auto 48px;"
         "padding:0 24px;color:#888;color:light-dark(#222,#eee);color-scheme:light dark}"
         "#llm h2{font-weight:400}#llm table{border-collapse:collapse;width:100%}"
-        "#llm td,#llm th{text-align:left;padding:8px 12px;border-bottom:1px solid #8886}"
+        "#llm td,#llm th{text-align:left;padding:8px;border-bottom:1px solid #8886}"
     )
     parts.append(f"<h2>Over time</h2>{svg(report.over_time)}")
     return f'<style>{style}</style><section id="llm">{"".join(parts)}</section>'

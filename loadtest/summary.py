@@ -26,8 +26,9 @@ MOST_REPEATED = 0.2  # of a run's prompts, above which its speed is that of repe
 def found_in(figures: Figures) -> str:
     """Where accepted draft tokens were found, the most first; empty if no answer tells."""
     places = sorted(figures["found_in"].items(), key=lambda item: -item[1])
-    total = sum(number for _, number in places)
-    return ", ".join(f"{place} {number / total:.0%}" for place, number in places if number)
+    total = sum(number for _, number in places) or 1
+    shares = [(place, number / total) for place, number in places if number / total >= 0.005]
+    return ", ".join(f"{place} {share:.0%}" for place, share in shares)
 
 
 class Report:
