@@ -315,7 +315,8 @@ class Writer:
         while more:
             left -= self.ruler.count(f" {more}")
             text += more + ("\n\n" if rng.random() < 0.2 else " ")
-            facts = [some(rng, "fact") for _ in range(3)]
+            drawn = [some(rng, "fact") for _ in range(4)]
+            facts = [fact for fact in drawn if fact[:9] not in text] or drawn  # not the same again
             more = min(facts, key=lambda fact: abs(left - self.ruler.count(fact)))
             if abs(left - self.ruler.count(more)) > abs(left):
                 break
