@@ -297,7 +297,8 @@ def test_down_ends_containers_of_every_profile_too_and_names_what_still_runs(
         load.communicate(b"\n")
     files = "compose.yaml:compose.scale.yaml"
     assert f"{files} compose --profile * down" in (tmp_path / "calls").read_text().splitlines()
-    assert f"  {load.pid} {sys.executable} {tmp_path}/locustfile.py" in down.stdout
+    shown = f" {load.pid} {sys.executable} {tmp_path}/locustfile.py"[:100]  # lines are cut
+    assert shown in down.stdout
     assert str(stack_of_ours.pid) not in down.stdout
     assert not (tmp_path / "native.pid").exists()
 
