@@ -148,7 +148,7 @@ def _prompts(report: Report) -> Iterator[Row]:
     for name, figures in (*stages, ("all", report.whole)):
         yield {
             "stage": name,
-            "repeated": _share(figures.get("repeated_share")),
+            "repeated": _share(figures["repeated_share"]),
             "cached": _share(figures["cached_share"]),
             "passes": short(figures["tokens_per_pass"]),
             "found": found_in(figures) or "-",
