@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from scripts.browser import BrowserError, launched
-from tests.loopback import HOST
-from tests.overload import serving
+from tests.kinds import running
 from tests.stack.console import console
 from tests.stack.support import ROOT
 
 
 @pytest.fixture(scope="package")
 def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running API on the demo pair."""
-    with serving(tmp_path_factory.mktemp("console")) as (port, _):
-        yield f"http://{HOST}:{port}"
+    """A running API on the default model."""
+    with running(tmp_path_factory.mktemp("console")) as url:
+        yield url
 
 
 @pytest.fixture(scope="package")

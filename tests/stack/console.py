@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 # The prompt repeats itself, so that drafters find draft tokens.
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):\n    self.close()\n\n"
@@ -15,21 +16,51 @@ CHAT_URL = "**/v1/chat/completions"
 
 
 @contextmanager
-def console(browser: Any, url: str, **context: Any) -> Iterator[Any]:
-    """The connected console; an error in its script or against its policy fails the test."""
+def opened(
+    browser: Any, url: str, *, refused: bool = False, **context: Any
+) -> Iterator[tuple[Any, list[tuple[str, int]]]]:
+    """A page that reaches only its own server, and the paths that it asked, with statuses.
+
+    An error in its script, against its policy or of its network fails the test, as a status of an
+    error does; not with `refused`, for tests that cause one.
+    """
+    own, asked, wrong = urlsplit(url).netloc, [], []
     within = browser.new_context(**context)
-    opened = within.new_page()
-    opened.set_default_timeout(PATIENCE_MS)
-    errors: list[str] = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on(
-        "console", lambda said: errors.append(said.text) if "Content Security" in said.text else 0
-    )
-    opened.goto(url)
-    opened.wait_for_selector("#state.ready")
-    yield opened
+    within.set_default_timeout(PATIENCE_MS)
+    page = within.new_page()
+
+    def cut(route: Any) -> None:
+        if urlsplit(route.request.url).netloc == own:
+            route.continue_()
+        else:
+            wrong.append(f"asked {route.request.url}")
+            route.abort("internetdisconnected")
+
+    def answered(answer: Any) -> None:
+        asked.append((urlsplit(answer.url).path, answer.status))
+        if answer.status >= 400 and not refused:
+            wrong.append(f"{answer.status}: {answer.url}")
+
+    def said(message: Any) -> None:
+        if message.type == "error" and not (refused and "Failed to load" in message.text):
+            wrong.append(message.text)
+
+    within.route("**/*", cut)
+    page.on("response", answered)
+    page.on("console", said)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(url)
+    yield page, asked
     within.close()
-    assert errors == []
+    assert wrong == []
+
+
+@contextmanager
+def console(browser: Any, url: str, **context: Any) -> Iterator[Any]:
+    """The connected console, see `opened`."""
+    with opened(browser, url, refused=True, **context) as (page, _):
+        page.wait_for_selector("#state.ready")
+        yield page
 
 
 def until(page: Any, condition: str) -> None:
@@ -48,6 +79,7 @@ def option(page: Any, label: str, text: str) -> None:
 
 def ask(page: Any, tokens: int, prompt: str = PROMPT) -> None:
     """Start a completion of so many tokens."""
+    open_completion(page)
     page.get_by_label("Prompt").fill(prompt)
     option(page, "Longest answer", str(tokens))
     page.get_by_role("button", name="Generate").click()
@@ -55,6 +87,10 @@ def ask(page: Any, tokens: int, prompt: str = PROMPT) -> None:
 
 def open_chat(page: Any) -> None:
     page.get_by_role("tab", name="Chat").click()
+
+
+def open_completion(page: Any) -> None:
+    page.get_by_role("tab", name="Completion").click()
 
 
 def say(page: Any, text: str) -> None:

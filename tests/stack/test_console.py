@@ -1,7 +1,7 @@
-"""The console in a real browser on the real demo pair: completions, accessibility, themes.
+"""The console in a real browser on the default model: completions, accessibility, themes.
 
 Needs playwright and a Chromium (Debian: `apt-get install chromium`); skipped without. What the
-demo pair does not do by itself (refuse, fail in the middle of an answer) is scripted.
+model does not do by itself (refuse, fail in the middle of an answer) is scripted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.stack.console import (
     contrasts,
     finish,
     open_chat,
+    open_completion,
     say,
     script,
     slow_network,
@@ -46,11 +47,11 @@ def test_an_answer_streams_with_coloured_draft_tokens_and_its_own_figures(page: 
         }"""
     )
     with page.expect_response("**/generate") as sent:
-        ask(page, 400)
+        ask(page, 200)
     finish(page)
     seen = page.evaluate("[...window.seen]")
     partial = {text for text in seen if re.fullmatch(r"Generating\. [1-9]\d*", text)}
-    assert len(partial - {"Generating. 400"}) >= 2
+    assert len(partial) >= 2
     colours = page.evaluate(
         """() => ['#answer span:not([class])', '#answer [class^=draft-]'].map((selector) =>
             getComputedStyle(document.querySelector(selector)).color)"""
@@ -62,8 +63,8 @@ def test_an_answer_streams_with_coloured_draft_tokens_and_its_own_figures(page: 
 
     events = [line for line in sent.value.text().splitlines() if line.startswith("data: {")]
     answer = json.loads(events[-1].removeprefix("data: "))
-    assert page.locator("#answer").text_content() == answer["generated_text"]
-    assert spans == answer["generated_tokens"] == 400
+    assert page.locator("#answer").text_content() == answer["generated_text"] != ""
+    assert spans == answer["generated_tokens"]
     details = answer["details"]
     for name, figure in (
         ("speed", f"{answer['tokens_per_second']:.1f}"),
@@ -71,35 +72,6 @@ def test_an_answer_streams_with_coloured_draft_tokens_and_its_own_figures(page: 
         ("accepted", f"{details['accepted_tokens']} of {details['draft_tokens']}"),
     ):
         assert page.locator(f"#f-{name}").inner_text() == figure
-
-
-def test_every_drafter_has_a_look_of_its_own(page: Any) -> None:
-    def draft_always(route: Any) -> None:
-        """Send the request on to the service, which may not decide that drafting does not pay."""
-        body = {**route.request.post_data_json, "adaptive": False}
-        route.continue_(post_data=json.dumps(body))
-
-    page.route("**/generate", draft_always)
-    page.get_by_text("Options").click()
-    looks = set()
-    for drafter in ("suffix", "draft"):
-        page.get_by_label("Drafter").select_option(drafter)
-        page.get_by_label("Most draft tokens per step").fill("4")
-        ask(page, 120)
-        finish(page)
-        assert f"drafted by {drafter}" in page.locator("#legend").inner_text()
-        answer, legend = page.evaluate(
-            """(drafter) => [`#answer span[title="drafted by ${drafter}"]`, '#legend [class]'].map(
-                (selector) => {
-                    const look = getComputedStyle(document.querySelector(selector));
-                    return [look.color, look.textDecorationStyle];
-                })""",
-            drafter,
-        )
-        assert answer == legend
-        looks.add(tuple(answer))
-    colours, underlines = zip(*looks, strict=True)
-    assert len(set(colours)) == len(set(underlines)) == 2
 
 
 def test_the_model_the_controller_and_moving_charts_are_shown(page: Any, console_url: str) -> None:
@@ -158,7 +130,7 @@ def test_an_answer_that_fails_shows_why_and_the_next_one_clears_that(
     page.route(
         "**/generate", lambda route: route.fulfill(status=status, headers=headers, body=body)
     )
-    page.get_by_role("button", name="Generate").click()
+    ask(page, 20)
     alert = page.get_by_role("alert")
     alert.wait_for()
     assert alert.inner_text() == words
@@ -186,7 +158,7 @@ def test_a_service_that_cannot_be_reached_is_shown_and_found_again(
 def test_an_answer_can_be_stopped(page: Any) -> None:
     slow_network(page)
     ask(page, 900)  # about 100 kB
-    page.wait_for_selector("#answer span")
+    page.wait_for_selector("#answer span", state="attached")  # it may be a newline
     page.keyboard.press("Escape")
     until(page, "document.getElementById('progress').textContent === 'Stopped.'")
     assert page.get_by_role("button", name="Generate").is_enabled()
@@ -197,8 +169,11 @@ def test_an_answer_can_be_stopped(page: Any) -> None:
 
 def test_the_keyboard_is_enough_reaches_everything_and_shows_the_focus(page: Any) -> None:
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the link that skips to the prompt
-    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.press("Enter")  # the link that skips to the message
+    assert page.evaluate("document.activeElement.id") == "message"
+    open_completion(page)
+    page.evaluate("document.getElementById('limit').value = 20")
+    page.get_by_label("Prompt").focus()
     page.keyboard.press("Control+A")
     page.keyboard.type("import os")
     page.keyboard.press("Control+Enter")
@@ -233,6 +208,7 @@ def test_the_keyboard_is_enough_reaches_everything_and_shows_the_focus(page: Any
 
 
 def test_a_screen_reader_finds_names_for_everything(page: Any) -> None:
+    open_completion(page)
     nameless = page.evaluate(
         """() => [...document.querySelectorAll('input, select, textarea, button, a, svg')]
             .filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel
@@ -271,6 +247,7 @@ def test_both_tabs_fit_on_a_phone(browser: Any, console_url: str, width: int) ->
             )
             assert small == []  # WCAG 2.2's smallest size of what one taps
 
+        page.get_by_role("tab", name="Completion").tap()
         page.get_by_label("Prompt").fill(PROMPT)
         page.get_by_text("Options").tap()
         page.get_by_label("Longest answer").fill("60")

@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncGenerator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from pydantic import BaseModel
 
 from specops.engine.model_info import ModelState
 from specops.http.documentation import policy_source
@@ -35,6 +35,11 @@ FIGURES = tuple(
         *("avg_jump", "draft_length", "estimated_speedup", "requests_running", "requests_waiting"),
         "memory_bytes",
     )
+)
+# What the page says of the model; `ModelInfo` has more, and not all of that is JSON.
+FACTS = (
+    *("name", "quant", "parameters", "drafters", "default_drafter", "context", "slots"),
+    *("kv_tokens", "kv_dtype", "threads", "chat", "batch_invariant"),
 )
 _LINKS = {name: path for protocol in PROTOCOLS for name, path in protocol.links.items()} | {
     "health": "/health",
@@ -62,34 +67,6 @@ def _page() -> tuple[str, str]:
 _HTML, _POLICY = _page()
 
 
-class ConsoleModel(BaseModel):
-    """What the page says of the model; `ModelInfo` has more, which is nobody else's business."""
-
-    name: str
-    quant: str
-    parameters: int
-    drafters: tuple[str, ...]
-    default_drafter: str
-    context: int
-    slots: int
-    kv_tokens: int
-    kv_dtype: str
-    threads: int
-    chat: bool
-    batch_invariant: bool
-
-
-class Now(BaseModel):
-    """One event of the page's stream."""
-
-    seconds: float  # of a monotonic clock
-    state: ModelState
-    detail: str
-    error: str | None
-    model: ConsoleModel | None  # None: not loaded yet
-    figures: dict[str, float]  # of `FIGURES`; NaN, which becomes null: nothing was measured
-
-
 @router.head("/")  # Ollama's command asks so whether a server is there
 @router.get("/")
 async def index(request: Request) -> Response:
@@ -111,7 +88,7 @@ async def figures(ctx: Ctx) -> Response:
 
 async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:
     while not left.is_set():
-        yield event(_now(state).model_dump())
+        yield event(_now(state))
         if state.service.state is ModelState.DRAINING:
             return
         try:
@@ -120,13 +97,15 @@ async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes
             continue
 
 
-def _now(state: AppState) -> Now:
+def _now(state: AppState) -> dict[str, Any]:
     service, info = state.service, state.service.info
-    return Now(
-        seconds=time.monotonic(),
-        state=service.state,
-        detail=service.detail,
-        error=service.error,
-        model=ConsoleModel.model_validate(info, from_attributes=True) if info else None,
-        figures=state.metrics.read(FIGURES),
-    )
+    return {
+        "seconds": time.monotonic(),
+        "state": service.state,
+        "detail": service.detail,
+        "error": service.error,
+        "model": {name: getattr(info, name) for name in FACTS} if info else None,
+        "temperature": info.sampling.temperature if info else None,
+        "max_tokens": state.settings.max_new_tokens,
+        "figures": state.metrics.read(FIGURES),  # NaN, which JSON lacks, becomes null
+    }

@@ -2,7 +2,8 @@
 // A conversation in OpenAI's protocol: texts, thoughts and calls, with the origin of each token.
 
 const turns = []; // the messages: {role, content, ...}, and `shown`, the element on the page
-const results = []; // calls of the last answer that still need a result
+const KEPT = "specops.conversation"; // in the browser's storage, over a reload
+let edited = null; // the element of the message that the next one replaces, with all that follow it
 
 // The JSON in a field, or null where it is empty.
 function jsonField(name) {
@@ -17,11 +18,9 @@ function jsonField(name) {
 
 function chatBody() {
   const system = $("system").value.trim();
-  const messages = turns.map(({ shown, ...message }) => message);
+  const messages = turns.map(({ shown, blocks, note, ...message }) => message);
   if (system) messages.unshift({ role: "system", content: system });
-  const fields = { model: shown, messages, stream: true, return_tokens: true, ...options() };
-  fields.max_tokens = fields.max_new_tokens;
-  delete fields.max_new_tokens;
+  const fields = { model: shown, messages, stream: true, return_tokens: true, ...options("max_tokens") };
   const schema = jsonField("schema");
   if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   const tools = jsonField("tools");
@@ -31,12 +30,12 @@ function chatBody() {
 
 // An answer under way: its blocks of text, and the origin of each character.
 class Answer {
-  constructor(view) {
+  constructor(view, blocks = []) {
     this.view = view;
     this.raw = ""; // all tokens' text
     this.origins = []; // of each character of it
     this.made = {}; // tokens by origin
-    this.blocks = []; // {kind, text, origins, name, id}
+    this.blocks = blocks; // {kind, text, origins, name, id}
     this.cursor = 0; // the end of the part of `raw` that is in blocks
   }
 
@@ -122,20 +121,27 @@ function said(item) {
   return turns.find((turn) => turn.shown === item)?.content ?? "";
 }
 
+function smallButton(text, act) {
+  const button = element("button", "small", text);
+  button.type = "button";
+  button.addEventListener("click", act);
+  return button;
+}
+
 const WHO = { user: "You", assistant: "Model", tool: "Result" };
 
 // Adds a turn to the page; returns where its content goes.
 function showTurn(role) {
   const content = element("div", "content");
-  const copy = element("button", "small", "Copy");
-  copy.type = "button";
-  copy.addEventListener("click", async () => {
+  const copy = smallButton("Copy", async () => {
     if (navigator.clipboard) await navigator.clipboard.writeText(said(item));
     else getSelection().selectAllChildren(content); // the clipboard exists on secure pages only
     copy.textContent = navigator.clipboard ? "Copied" : "Selected";
     setTimeout(() => (copy.textContent = "Copy"), 1500);
   });
-  const item = element("li", role, element("div", "who", element("h3", "", WHO[role]), copy), content);
+  const edit = role === "user" ? [smallButton("Edit", () => change(item))] : [];
+  const head = element("div", "who", element("h3", "", WHO[role]), ...edit, copy);
+  const item = element("li", role, head, content);
   $("turns").append(item);
   $("turns").scrollTop = $("turns").scrollHeight;
   return { item, content };
@@ -143,8 +149,51 @@ function showTurn(role) {
 
 function addTurn(message) {
   const { item, content } = showTurn(message.role);
-  content.append(element("p", "said", message.content));
+  if (message.blocks) {
+    const view = element("div", "");
+    content.append(view, element("p", "hint", message.note));
+    const plain = (block) => ({ ...block, origins: Array(block.text.length).fill("target") });
+    new Answer(view, message.blocks.map(plain)).show();
+  } else {
+    content.append(element("p", "said", message.content));
+  }
   turns.push({ ...message, shown: item });
+}
+
+function keep() {
+  const messages = turns.map(({ shown, ...message }) => message);
+  try {
+    localStorage.setItem(KEPT, JSON.stringify({ system: $("system").value, messages }));
+  } catch (error) {
+    showError(`A reload will lose this conversation: ${error.message}`);
+  }
+}
+
+function restore() {
+  try {
+    const kept = JSON.parse(localStorage.getItem(KEPT));
+    $("system").value = kept?.system ?? "";
+    kept?.messages.forEach(addTurn);
+  } catch (error) {
+    showError(`The conversation that the browser kept cannot be read: ${error.message}`);
+  }
+}
+
+// Takes a message back into its field, to be changed and sent again; the same again: leaves it.
+function change(item) {
+  if (running) return;
+  edited = item === edited ? null : item;
+  $("message").value = said(edited);
+  let faint = false;
+  for (const { shown } of turns) shown.classList.toggle("faint", (faint ||= shown === edited));
+  askFor();
+  if (edited) $("message").focus();
+}
+
+// Removes all turns from a place on.
+function cut(place) {
+  for (const turn of turns.splice(place)) turn.shown.remove();
+  edited = null;
 }
 
 function showChatFigures({ timings }, seconds) {
@@ -206,47 +255,58 @@ async function answer() {
   } finally {
     busy(false);
   }
-  if (!given.blocks.length) {
+  if (nearEnd()) $("turns").scrollTop = $("turns").scrollHeight; // to the note
+  if (!given.blocks.length || !item.isConnected) {
     item.remove();
     return;
   }
   const message = given.message();
   if (!last) delete message.tool_calls; // their arguments may be cut off
-  turns.push({ ...message, shown: item });
-  results.splice(0, results.length, ...(message.tool_calls ?? []));
+  const blocks = given.blocks.map(({ origins, ...block }) => block);
+  turns.push({ ...message, blocks, note: note.textContent, shown: item });
   askFor();
 }
 
-// Labels the input field: it is for a message, or for the result of a call.
+// The calls of the last answer that still need a result.
+function calls() {
+  const last = turns.findLastIndex((turn) => turn.role === "assistant");
+  return (turns[last]?.tool_calls ?? []).slice(turns.length - 1 - last);
+}
+
+// Labels the input field: it is for a message, an earlier one, or the result of a call. Keeps the turns.
 function askFor() {
-  const [call] = results;
-  $("message-label").textContent = call ? `Result of ${call.function.name}` : "Message";
+  const [call] = calls();
+  const label = call ? `Result of ${call.function.name}` : "Message";
+  $("message-label").textContent = edited ? "Edited message, for the faint ones above" : label;
   $("regenerate").disabled = !turns.length;
+  keep();
 }
 
 function sendMessage() {
   const content = $("message").value;
   if (running || !content.trim()) return;
+  if (edited) cut(turns.findIndex(({ shown }) => shown === edited));
   $("message").value = "";
-  const call = results.shift();
+  const [call] = calls();
   addTurn(call ? { role: "tool", tool_call_id: call.id, content } : { role: "user", content });
   askFor();
-  if (!results.length) answer();
+  if (!calls().length) answer();
 }
 
 // Removes the last answer, if there is one, and asks for another.
 function regenerate() {
   if (running) return;
-  while (turns.at(-1)?.role === "assistant") turns.pop().shown.remove();
-  results.length = 0;
+  if (edited) change(edited);
+  cut(turns.findLastIndex((turn) => turn.role !== "assistant") + 1);
   askFor();
   if (turns.length) answer();
 }
 
 function forget() {
   running?.abort();
-  for (const turn of turns.splice(0)) turn.shown.remove();
-  results.length = 0;
+  if (edited) change(edited);
+  cut(0);
+  $("turns").replaceChildren(); // an answer under way, too
   $("chat-legend").replaceChildren();
   showError("");
   askFor();
@@ -288,6 +348,8 @@ $("message").addEventListener("keydown", (event) => {
 });
 $("regenerate").addEventListener("click", regenerate);
 $("forget").addEventListener("click", forget);
+$("system").addEventListener("change", askFor);
+restore();
 askFor();
 makeCharts();
 follow();

@@ -9,6 +9,7 @@ const CODE = 'def read_lines(path):\n    """'; // for a model that continues tex
 let shown = ""; // the model's name
 let drafters = []; // their order chooses their colours
 let running = null; // AbortController of the answer under way
+let advised = 0; // the model's own temperature
 
 // -- reading -------------------------------------------------------------------------------------
 
@@ -47,11 +48,11 @@ async function problem(response) {
 
 // -- one answer ----------------------------------------------------------------------------------
 
-// The options that chats and completions share.
-function options() {
+// The options that chats and completions share, and the longest answer by the endpoint's name.
+function options(limit) {
   const fields = {};
-  for (const name of ["max_new_tokens", "k_draft", "temperature"]) {
-    if ($(name).value !== "") fields[name] = Number($(name).value);
+  for (const [id, name] of Object.entries({ limit, k_draft: "k_draft", temperature: "temperature" })) {
+    if ($(id).value !== "") fields[name] = Number($(id).value);
   }
   if ($("drafter").value) fields.drafter = $("drafter").value;
   return fields;
@@ -153,7 +154,11 @@ async function ask() {
     const response = await fetch("/generate", {
       method: "POST",
       headers: { "Content-Type": "application/json", ...headers() },
-      body: JSON.stringify({ prompt: $("prompt").value, stream: true, details: true, ...options() }),
+      body: JSON.stringify({
+        ...{ prompt: $("prompt").value, stream: true, details: true },
+        ...{ max_new_tokens: -1, temperature: advised }, // -1: as many as the server allows
+        ...options("max_new_tokens"),
+      }),
       signal: running.signal,
     });
     if (!response.ok) throw new Error(await problem(response));
@@ -264,7 +269,7 @@ function define(list, entries) {
 }
 
 function showModel(event) {
-  const { state, detail, error, model } = event;
+  const { state, detail, error, model, temperature, max_tokens } = event;
   const text = [state, detail, error].filter(Boolean).join(": ");
   if ($("state").textContent !== text) $("state").textContent = text;
   $("state").className = `state ${state}`;
@@ -273,6 +278,9 @@ function showModel(event) {
   if (!model.chat && $("prompt").value === $("prompt").defaultValue) $("prompt").value = CODE;
   showTab(model.chat ? "chat" : "completion");
   drafters = model.drafters;
+  advised = temperature ?? 0;
+  $("limit").placeholder = `the server's, ${Math.min(max_tokens, model.context - 1)}`;
+  if (temperature !== null) $("temperature").placeholder = `the model's, ${temperature}`;
   $("drafter").replaceChildren($("drafter").options[0], ...drafters.map((name) => new Option(name, name)));
   define("model", [
     ["Name", model.name],
@@ -358,6 +366,24 @@ async function follow() {
   }
 }
 
+// -- a file --------------------------------------------------------------------------------------
+
+// Puts a text file where the cursor is. No context takes more than 1 MiB.
+async function insertFile() {
+  const [file] = $("file").files;
+  const field = $($("panel-chat").hidden ? "prompt" : "message");
+  showError("");
+  try {
+    if (file.size > MIB) throw new RangeError();
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    field.setRangeText(text, field.selectionStart, field.selectionEnd, "end");
+    field.focus();
+  } catch {
+    showError(`${file.name} is not a text file in UTF-8 of at most 1 MiB: add one that is`);
+  }
+  $("file").value = ""; // so that the same file can be chosen again
+}
+
 // -- wiring --------------------------------------------------------------------------------------
 
 $("ask").addEventListener("submit", (event) => {
@@ -370,6 +396,10 @@ $("prompt").addEventListener("keydown", (event) => {
 for (const button of document.querySelectorAll(".stop")) {
   button.addEventListener("click", () => running?.abort());
 }
+for (const button of document.querySelectorAll(".file")) {
+  button.addEventListener("click", () => $("file").click());
+}
+$("file").addEventListener("change", insertFile);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });
