@@ -8,7 +8,6 @@ import hashlib
 import math
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,6 @@ async def test_who_wants_json_gets_links(console: Api) -> None:
 
 async def test_figures_are_those_of_the_metrics_again_and_again(console: Api) -> None:
     console.metrics.set_queue_size(7)
-    console.service.info = replace(INFO, ngrams=Path("/ngrams"), head=Path("/head"))
     client = follow(console)
     first, second = await client.next_event(), await client.next_event()
     client.leave()
