@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from tests.waiting import PATIENCE
+
 
 class AsgiClient:
     """One request; the test decides when the body arrives and when the client leaves."""
@@ -56,7 +58,19 @@ class AsgiClient:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     async def next_message(self) -> Message:
-        return await self._outgoing.get()
+        """The next message; fails where the application ends without one, or says nothing."""
+        if not self._outgoing.empty():
+            return self._outgoing.get_nowait()
+        asked = asyncio.ensure_future(self._outgoing.get())
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait({asked, self.done}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            await asyncio.sleep(0)  # it may have ended with its last message
+        if not asked.done():
+            asked.cancel()
+            await self.done
+            raise AssertionError("the application has ended")
+        return asked.result()
 
     async def next_event(self) -> Any:
         """The next server-sent event's JSON."""
@@ -73,5 +87,6 @@ class AsgiClient:
 
     async def rest(self) -> list[Message]:
         """The messages that were not read yet, until the application is done."""
-        await self.done
+        async with asyncio.timeout(PATIENCE):
+            await self.done
         return [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
