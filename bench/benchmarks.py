@@ -18,7 +18,7 @@ from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
 from bench.runtime import before, guess, kernels, states
 from bench.scale import scale
-from bench.serving import at_once
+from bench.serving import at_once, order
 from bench.speculation import chat, compare, concurrency, equality, mtp, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
@@ -40,6 +40,13 @@ def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
         raise ConfigError("before compares with another checkout: --other FOLDER")
     models = [] if options.skip_tinyllama else [tinyllama()]
     return before.run([*models, configured()], options.other, plan)
+
+
+def _order(options: argparse.Namespace, plan: order.Plan) -> Outcome:
+    if options.prompts is None:
+        raise ConfigError("order needs prompts of real lengths: --prompts FILE")
+    model = configured(CHAT)
+    return order.run(model, options.prompts, plan, other=options.other, rates=options.rate)
 
 
 def _sized(options: argparse.Namespace) -> BenchModel:
@@ -134,6 +141,10 @@ BENCHMARKS = {
         lambda o, plan: at_once.run(plan, o.cache), at_once.FULL, at_once.QUICK,
         "whole requests over HTTP, against the same peers",
     ),
+    "order": Benchmark(
+        _order, order.FULL, order.QUICK,
+        "how long requests of real lengths wait over HTTP, beside another checkout's",
+    ),
     "scale": Benchmark(
         lambda o, plan: scale.run(configured(), plan), scale.FULL, scale.QUICK,
         "several replicas behind the gateway, and what the gateway costs",
@@ -149,8 +160,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--prompts", type=lambda path: from_file(Path(path)),
-        help="compare, concurrency, simulated, equality: prompts of your own, JSON lines "
-        "with the field `prompt`",
+        help="compare, concurrency, simulated, equality, order: prompts of your own, JSON lines "
+        "with the field `prompt` (order: and `output_tokens_count`)",
     )  # fmt: skip
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
@@ -158,7 +169,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
     )
-    parser.add_argument("--other", type=Path, help="before: another checkout, with its .venv")
+    parser.add_argument(
+        "--other", type=Path, help="before, order: another checkout, with its .venv"
+    )
+    parser.add_argument(
+        "--rate", type=float, action="append", default=[],
+        help="order: requests a second, in place of shares of the rate that saturates; may be "
+        "given several times",
+    )  # fmt: skip
     parser.add_argument(
         "--templates", type=Path, action="append", default=[],
         help="agents: a folder of chat templates (*.jinja); may be given several times",

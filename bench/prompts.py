@@ -39,6 +39,7 @@ class Prompt:
     category: str
     text: str
     sampling: SamplingParams = GREEDY
+    output: int | None = None  # tokens of the answer; None: the benchmark's choice
 
 
 def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Prompt]:
@@ -56,9 +57,13 @@ def code(count: int) -> list[Prompt]:
 
 
 def from_file(path: Path) -> list[Prompt]:
-    """Read prompts from JSON lines with the field `prompt` and, optionally, `category`."""
+    """Read prompts from JSON lines with the field `prompt`, and perhaps `category` and
+    `output_tokens_count`."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return [Prompt(row.get("category", OWN), row["prompt"]) for row in rows]
+    return [
+        Prompt(row.get("category", OWN), row["prompt"], output=row.get("output_tokens_count"))
+        for row in rows
+    ]
 
 
 def _sampling(category: str, seed: int) -> SamplingParams:

@@ -62,6 +62,7 @@ class Answer:
         problem: why it did not.
         sent: when the request was sent, by `time.perf_counter`.
         first: seconds to the answer's head.
+        event: seconds to a stream's first event.
         seconds: to its end.
     """
 
@@ -72,6 +73,7 @@ class Answer:
     problem: str = ""
     sent: float = 0.0
     first: float = 0.0
+    event: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -166,6 +168,8 @@ async def _read(reader: asyncio.StreamReader, answer: Answer, leaves: int | None
     try:
         async for part in _parts(reader, answer.headers):
             parts.append(part)
+            if not answer.event and part.startswith(_EVENT):
+                answer.event = time.perf_counter() - answer.sent
             if leaves is not None and (leaves := leaves - part.count(b"\n")) <= 0:
                 return
         answer.whole = True

@@ -155,7 +155,10 @@ class AdmissionController:
             self._held_seconds += (held - self._held_seconds) * weight
 
     def _wait(self) -> float:
-        """Seconds until a new request gets a slot, if the running requests are half done."""
+        """Mean seconds until a new request gets a slot, if the running requests are half done.
+
+        The order of the queue moves waits between requests: their mean hardly becomes longer.
+        """
         if self._requests < self._slots:
             return 0.0
         return self._held_seconds * (self._requests / self._slots - 0.5)

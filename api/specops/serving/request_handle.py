@@ -14,8 +14,8 @@ class QueuePosition:
     """Place of a request in the queue at its admission.
 
     Attributes:
-        position: 0 if a slot is free; 1 for the request that gets the next slot.
-        wait_seconds: expected wait for the slot.
+        position: 0 if a slot is free; otherwise how many wait for one, this one included.
+        wait_seconds: expected wait for a slot: short prompts wait less, long ones more.
     """
 
     position: int

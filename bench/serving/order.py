@@ -1,0 +1,261 @@
+"""How long requests of real lengths wait, over HTTP: this checkout beside another one.
+
+Requests come at random moments, whether or not earlier ones are answered, at shares of the rate
+that saturates this checkout, or at a given one. Then two people: a short question half a second
+after a long document, and a document under a stream of questions, each beside the same alone. Sides
+take turns run by run, on servers with empty caches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.models import BenchModel
+from bench.prompts import Prompt
+from bench.serving.load import Answer, Ask, burst, once, span
+from bench.serving.server import Server, ServerError, environment, serving
+from bench.tools.report import Outcome, Table, Target, progress
+from specops.config import ConfigError, Settings
+
+OURS, OTHER = "this checkout", "the other"
+_QUEUE, _TIMEOUT = 10_000, 3600.0  # nobody is refused
+_OUTPUT = 64  # tokens of an answer where the file does not say it
+_TOKENS = range(100, 300)  # of made prompts: every vocabulary has them
+_SOON = 1.0  # seconds
+_TARGETS = {"first token, mean": 0.6, "first token, p50": 0.45, "whole answer, p99": 1.05}
+_QUESTION_SLOWED, _DOCUMENT_SLOWED = 6.0, 3.0  # most times of alone
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        requests: at each rate.
+        shares: of the rate that saturates.
+        at_once: requests that measure that rate.
+        rounds: of the two people.
+        document, question: tokens of their prompts.
+    """
+
+    requests: int = 200
+    shares: tuple[float, ...] = (0.5, 0.9)
+    at_once: int = 60
+    rounds: int = 5
+    document: int = 3500
+    question: int = 60
+
+
+FULL = Plan()
+QUICK = Plan(requests=4, shares=(0.9,), at_once=4, rounds=1, document=200, question=20)
+
+
+def run(
+    model: BenchModel,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    *,
+    other: Path | None = None,
+    rates: Sequence[float] = (),
+) -> Outcome:
+    """Measure this checkout and, if there is one, the other.
+
+    Args:
+        prompts: asked in turn, with the answers' lengths where the file has them.
+        rates: requests a second, in place of shares of the rate that saturates.
+    """
+    sides = {OURS: sys.executable}
+    if other is not None:
+        interpreter = other / ".venv" / "bin" / "python"
+        if not interpreter.is_file():
+            raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
+        sides = {OTHER: str(interpreter.absolute()), **sides}
+    asks = [_ask(model.key, prompt.text, prompt.output or _OUTPUT) for prompt in prompts]
+    if not rates:
+        progress("the rate that saturates")
+        with _server(model, sides[OURS]) as server:
+            each = asyncio.run(burst(server.port, _turn(asks, plan.at_once)))
+        full = plan.at_once / span(_whole(each))
+        rates = [share * full for share in plan.shares]
+    waits: dict[str, dict[str, list[tuple[float, float, int]]]] = {}
+    people: dict[str, dict[str, list[float]]] = {}
+    for rate in rates:
+        title = f"{rate:.2f} a second"
+        waits[title] = {}
+        for side, python in sides.items():
+            progress(f"{title}: {side}")
+            with _server(model, python) as server:
+                answers = asyncio.run(_arrivals(server.port, _turn(asks, plan.requests), rate))
+            waits[title][side] = [(one.event, one.seconds, _length(one)) for one in answers]
+    for side, python in sides.items():
+        progress(f"two people: {side}")
+        with _server(model, python) as server:
+            people[side] = asyncio.run(_people(server.port, model.key, plan))
+    return outcome(model.title, waits, people, plan)
+
+
+def _ask(model: str, prompt: str | Sequence[int], output: int) -> Ask:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output,
+        "temperature": 0,
+        "stream": True,
+    }
+    body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    return Ask("/v1/completions", body)
+
+
+def _turn(asks: Sequence[Ask], count: int) -> list[Ask]:
+    if len(asks) < count:
+        raise ConfigError(f"order needs {count} prompts, no two alike; the file has {len(asks)}")
+    return list(asks[:count])
+
+
+@contextlib.contextmanager
+def _server(model: BenchModel, python: str) -> Iterator[Server]:
+    """A checkout's server, which has seen no prompt yet."""
+    settings = replace(model.settings, queue_size=_QUEUE, request_timeout=_TIMEOUT)
+    own, usual = environment(settings), environment(Settings())
+    changed = {name: value for name, value in own.items() if usual.get(name) != value}
+    with serving(changed, enclosed=lambda command: [python, *command[1:]]) as server:
+        asyncio.run(_alone(server.port, model.key, 8))  # the first pass maps the weights
+        yield server
+
+
+def _whole(answers: Sequence[Answer]) -> Sequence[Answer]:
+    for answer in answers:
+        if not answer.complete:
+            raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+    return answers
+
+
+def _length(answer: Answer) -> int:
+    return int(answer.events[-1]["usage"]["prompt_tokens"])
+
+
+async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> Sequence[Answer]:
+    """Send requests at random moments, the same for both sides."""
+    rng, at = random.Random(1), 0.0
+
+    async def later(ask: Ask, seconds: float) -> Answer:
+        await asyncio.sleep(seconds)
+        return await once(port, ask)
+
+    coming = []
+    for ask in asks:
+        at += rng.expovariate(rate)
+        coming.append(later(ask, at))
+    return _whole(await asyncio.gather(*coming))
+
+
+def _made(model: str, tokens: int, output: int = 1) -> Ask:
+    """A prompt that no other one resembles."""
+    return _ask(model, random.choices(_TOKENS, k=tokens), output)
+
+
+async def _alone(port: int, model: str, tokens: int) -> float:
+    (answer,) = _whole([await once(port, _made(model, tokens))])
+    return answer.event
+
+
+async def _people(port: int, model: str, plan: Plan) -> dict[str, list[float]]:
+    """Seconds to the first token, round by round."""
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, seconds: float) -> None:
+        found.setdefault(name, []).append(seconds)
+
+    for _ in range(plan.rounds):
+        for tokens in (plan.question, plan.document // 4, plan.document):
+            note(str(tokens), await _alone(port, model, tokens))
+        document = asyncio.create_task(once(port, _made(model, plan.document)))
+        await asyncio.sleep(0.5)
+        note("question", await _alone(port, model, plan.question))
+        _whole([await document])
+        document = asyncio.create_task(once(port, _made(model, plan.document)))
+        while not document.done():
+            _whole([await once(port, _made(model, plan.question, plan.question))])
+        note("document", document.result().event)
+    return found
+
+
+def outcome(
+    title: str,
+    waits: Mapping[str, Mapping[str, Sequence[tuple[float, float, int]]]],
+    people: Mapping[str, Mapping[str, Sequence[float]]],
+    plan: Plan,
+) -> Outcome:
+    """A table for each rate, and one for the two people.
+
+    Args:
+        waits: by rate and side: seconds to the first token and to the end, tokens of the prompt.
+        people: by side and what was asked, seconds to the first token; numbers of tokens: alone.
+    """
+    lengths = (plan.question, plan.document // 4, plan.document)
+    alone = {
+        side: [float(np.median(each[str(tokens)])) for tokens in lengths]
+        for side, each in people.items()
+    }
+    tables, targets = [], []
+    for rate, sides in waits.items():
+        columns = {side: _figures(each, lengths, alone[side]) for side, each in sides.items()}
+        rows = []
+        for name in columns[OURS]:
+            values = [figures[name] for figures in columns.values()]
+            share = values[-1] / values[0] if values[0] else float("nan")
+            cells = [f"{value:.2f}" for value in (*values, share)]
+            rows.append((name, *cells[: 3 if OTHER in columns else 1]))
+            if OTHER in columns and name in _TARGETS:
+                what = f"{rate}, {name}: share of the other's"
+                targets.append(Target(what, _TARGETS[name], share, at_most=True))
+        shown = ("seconds", *columns, "share") if OTHER in columns else ("seconds", OURS)
+        note = f"{plan.requests} requests at random moments; slowdown: over the same length alone"
+        tables.append(Table(f"Order of prompts, {rate}: {title}", shown, rows, (note,)))
+    rows = []
+    for side, each in people.items():
+        question = np.array(each["question"]) / alone[side][0]
+        document = np.array(each["document"]) / alone[side][-1]
+        rows.append((side, *(f"{seconds:.2f}" for seconds in alone[side][::2]),
+                     f"{np.median(question):.1f} to {question.max():.1f}",
+                     f"{np.median(document):.1f} to {document.max():.1f}"))  # fmt: skip
+        if side == OURS:
+            for what, most, found in (
+                ("a question behind a document", _QUESTION_SLOWED, question),
+                ("a document under a stream of questions", _DOCUMENT_SLOWED, document),
+            ):
+                targets.append(
+                    Target(f"{what}: times alone", most, float(found.max()), at_most=True)
+                )
+    columns_ = ("first token", "question alone, s", "document alone, s",
+                "question behind a document, times alone",
+                "document under questions, times alone")  # fmt: skip
+    note = f"{plan.document} and {plan.question} tokens, {plan.rounds} rounds: median to the worst"
+    tables.append(Table(f"Two people: {title}", columns_, rows, (note,)))
+    result = {"plan": asdict(plan), "waits": waits, "people": people}
+    return Outcome(result, tables, targets=targets)
+
+
+def _figures(
+    waits: Sequence[tuple[float, float, int]], lengths: Sequence[int], alone: Sequence[float]
+) -> dict[str, float]:
+    first, whole, tokens = (np.array(column) for column in zip(*waits, strict=True))
+    slowdown = first / np.interp(tokens, lengths, alone)
+    quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    found = {"first token, mean": float(first.mean())}
+    found |= {f"first token, {name}": float(np.quantile(first, q)) for name, q in quantiles.items()}
+    found["whole answer, mean"] = float(whole.mean())
+    found |= {
+        f"whole answer, {name}": float(np.quantile(whole, q)) for name, q in quantiles.items()
+    }
+    found["slowdown, p95"] = float(np.quantile(slowdown, 0.95))
+    found["share within 1 s"] = float((first <= _SOON).mean())
+    return found
