@@ -201,5 +201,25 @@ def test_a_prompt_that_becomes_known_or_unknown_while_it_waits_changes_its_place
     assert taken(queue) is short  # ranks are computed anew as slots are given
     assert queue.first() is again
     serve(make_scheduler(target), *(make_request(1500, 1) for _ in range(2)))  # its blocks go
-    assert taken(queue) is new or again
-    assert len(queue) == 1
+    sooner = make_state(make_request(600, 1))
+    queue.add(sooner)
+    assert [taken(queue) for _ in range(3)] == [sooner, again, new]
+
+
+def test_shares_hold_between_prompts_in_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever got more goes behind, although its prompt is shorter and came first."""
+    monkeypatch.setattr(order, "LEAD", 100)
+    rule = make_order()
+    early, late = waiting("ann", 50), waiting("bob", 200)
+    for slot, state in enumerate((early, late)):
+        state.slot = slot
+        rule.admitted(state)
+    prompts = [late, early]
+    rule.sort(prompts)
+    assert prompts == [early, late]
+    rule.generated(early, 60)
+    rule.sort(prompts)
+    assert prompts == [late, early]
+    late.num_computed = 100  # now both got about as much
+    rule.sort(prompts)
+    assert prompts == [early, late]

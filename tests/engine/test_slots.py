@@ -159,6 +159,25 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
         assert served.tokens(request) == expected(target.text, request)
 
 
+def test_an_unfinished_prompt_gives_its_blocks_to_an_answer() -> None:
+    """Though the answer's request was admitted after it."""
+    running, target, waiting, _ = made(3, num_slots=2)
+    long = make_state(make_request(100, 20))
+    short = make_state(make_request(60, 20, arrival=0.1))
+    for sequence in (long, short):
+        waiting.add(sequence)
+        running.admit(waiting)
+    assert list(running) == [long, short]
+    assert target.cache.reserve(long.slot, 96)
+    compute(running, target, short)
+    short.tokens += [1] * 4
+    short.num_computed = 64
+    target.cache.commit(short.slot, short.tokens, 64)
+    assert running.schedule_decodes() == [short]
+    assert list(running) == [short]
+    assert long.preemptions == 1
+
+
 def test_only_its_own_drafter_follows_a_request() -> None:
     """A draft model keeps blocks of its cache for each prompt that it follows."""
     target = SimulatedTarget(num_slots=4)
