@@ -5,8 +5,8 @@
 The script takes a picture when every panel is drawn: it exists, it has stopped loading, and it has
 content, or the words that it says if nothing was measured. If a panel shows an error or lacks data
 for another reason, or is not drawn in time, the script still saves the pictures, names the panels
-and ends with 1. It finds panels by the marks that Grafana keeps for its own tests
-(`@grafana/e2e-selectors`, unchanged since version 11).
+and ends with 1. Folded rows stay folded. It finds panels by the marks that Grafana keeps for its
+own tests (`@grafana/e2e-selectors`, unchanged since version 11).
 """
 
 from __future__ import annotations
