@@ -19,10 +19,11 @@ from specops.engine import order
 from specops.engine.order import LEAD, PATIENCE, Order
 from specops.engine.request_state import RequestState
 from specops.engine.scheduler import Scheduler
-from specops.request import GenerationRequest
+from specops.request import GenerationRequest, Output
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.sampling import Floats
+from specops.serving.admission import AdmissionController
 from specops.speculation.controller import Controller
 from tests.simulated_target import SimulatedTarget, make_request, tokenizer
 
@@ -162,6 +163,9 @@ def run(
     rule: type[Order] = Order,
     costs: Callable[[], CostModel] = smollm2,
     until: float = float("inf"),
+    *,
+    comes: Callable[[GenerationRequest], object] = lambda request: None,
+    ends: Callable[[Output], object] = lambda output: None,
 ) -> Outcome:
     """Answer requests that come at their arrivals; those without an answer `until` then wait on."""
     coming = sorted(requests, key=lambda request: request.arrival)
@@ -188,6 +192,7 @@ def run(
         if not scheduler.busy:
             target.clock.now = max(target.clock.now, coming[number].arrival)
         while number < len(coming) and coming[number].arrival <= target.clock.now:
+            comes(coming[number])
             scheduler.add(coming[number])
             number += 1
         for output in scheduler.step().outputs:
@@ -195,6 +200,7 @@ def run(
             if output.stats is not None:
                 whole[output.request_id] = target.clock.now
                 queue[output.request_id] = output.stats.queue_seconds
+                ends(output)
     arrivals = np.array([request.arrival for request in coming])
 
     def since(times: Mapping[str, float]) -> npt.NDArray[np.float64]:
@@ -298,6 +304,31 @@ def test_a_question_does_not_wait_for_a_document_nor_a_document_for_many_questio
     assert run([document, *asked]).first[0] <= 3 * both.alone[0]
 
 
+@pytest.mark.parametrize("share", [0.9, 1.3])
+def test_the_waits_that_clients_are_told_are_true_on_the_mean(share: float) -> None:
+    """Those who found no free slot: short prompts wait less, long ones more."""
+    admission = AdmissionController(
+        SLOTS, 1000, 1 << 40, print, room=lambda: 1 << 40, pressure=lambda: None, limit=1 << 32
+    )
+    lengths = AZURE.draw(300, np.random.default_rng(100))
+    requests = {one.request_id: one for one in poisson(lengths, share * saturating("azure"))}
+    told: dict[str, float] = {}
+
+    def comes(request: GenerationRequest) -> None:
+        told[request.request_id] = admission.enter([request]).wait_seconds
+
+    def ends(output: Output) -> None:
+        assert output.finish is not None
+        admission.leave(requests[output.request_id], output.finish, output.stats)
+
+    done = run(requests.values(), comes=comes, ends=ends)
+    waits = np.array([told[request.request_id] for request in done.requests])
+    full = waits > 0
+    assert full.sum() > 50
+    assert 0.4 <= done.queue[full].mean() / waits[full].mean() <= 1.1
+    assert np.median(done.queue[~full]) < 0.5  # until its prompt's turn
+
+
 # -- adversaries -----------------------------------------------------------------------------------
 
 
@@ -349,6 +380,21 @@ def test_nobody_is_overtaken_by_whoever_comes_after_its_deadline(seed: int) -> N
                 assert other.arrival <= deadline
                 overtaken += other.arrival > request.arrival
     assert overtaken > 100
+
+
+def test_a_text_to_embed_does_not_starve_under_chats() -> None:
+    """More chats come than can be read, with prompts of 2,000 tokens and answers of 20."""
+
+    class Last(Order):
+        def rank(self, state: RequestState) -> float:
+            return super().rank(state) + 1e9 * state.request.embed
+
+    text = make_request(3000, 0, embed=True, arrival=1.0)
+    chats = [make_request(2000, 20, arrival=1.5 * number) for number in range(60)]
+    for rule, waits in ((Order, False), (Last, True)):
+        done = run([text, *chats], rule, until=80.0)
+        (ended,) = done.whole[[request.embed for request in done.requests]]
+        assert (ended > (1 + PATIENCE) * seconds(text)) == waits
 
 
 @pytest.mark.parametrize("rival", ["questions", "documents"])
