@@ -12,7 +12,7 @@ import math
 import random
 from argparse import Namespace
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1)
 _PROMPTS = (20, 89, 117, 193, 205, 373, 392, 421, 1037, 1119, 1313, 1439, 4073, 4094)
 _ANSWERS = (12, 16, 43, 63, 87, 105, 144, 170, 183, 224, 383, 399, 414, 426)
 MEDIAN_PROMPT, MEDIAN_ANSWER = _PROMPTS[6], _ANSWERS[6]
+_ROUND = 20  # requests that together have lengths of all kinds
 _FREQUENT = 8  # questions of --repeat-share
 _FOLLOW_UP = 40  # tokens of a later turn
 _NEAR = 0.85  # of the room for a prompt: made texts may be longer than they are meant to be
@@ -144,9 +145,13 @@ class Workload:
         options, rng = self.options, self._rng(number)
         pauses = self._pauses(options.turns, rng)
         if rng.random() < options.repeat_share:
-            rng = self._rng(f"frequent:{rng.randrange(_FREQUENT)}")
-        answers, cut = self._answers([0] * options.turns, rng)
-        drawn = _drawn(_PROMPTS, rng) * options.length_scale
+            number = rng.randrange(_FREQUENT)
+            rng = self._rng(f"frequent:{number}")
+        of_prompt, of_answer = self._shares(number, rng)
+        later = [round(_length(_ANSWERS, rng.random())) for _ in range(options.turns - 1)]
+        known = [round(_length(_ANSWERS, of_answer)), *later]
+        answers, cut = self._answers([round(n * options.length_scale) or 1 for n in known], rng)
+        drawn = _length(_PROMPTS, of_prompt) * options.length_scale
         wanted = self._varied(options.prompt_tokens, rng) if options.prompt_tokens else drawn
         prefix = self._prefix(rng.randrange(options.prefixes)) if options.prefix_tokens else ""
         others = options.prefix_tokens + (_FOLLOW_UP + self.server.frame.turn) * (options.turns - 1)
@@ -188,6 +193,17 @@ class Workload:
     def _rng(self, what: object) -> random.Random:
         return random.Random(f"{self.seed}:{what}")
 
+    def _shares(self, number: int, rng: random.Random) -> Iterator[float]:
+        """Where among all lengths those of a prompt and an answer are.
+
+        Each of `_ROUND` requests has another part of them, in random order, so that short runs ask
+        for as much as long ones.
+        """
+        turn, place = divmod(number, _ROUND)
+        order = self._rng(f"round:{turn}")
+        for parts in (order.sample(range(_ROUND), _ROUND), order.sample(range(_ROUND), _ROUND)):
+            yield (parts[place] + rng.random()) / _ROUND
+
     def _pauses(self, turns: int, rng: random.Random) -> tuple[float, ...]:
         mean = self.options.think_time
         return tuple(rng.expovariate(1 / mean) if mean else 0.0 for _ in range(turns))
@@ -198,7 +214,7 @@ class Workload:
         wanted = [
             self._varied(options.answer_tokens, rng)
             if options.answer_tokens
-            else tokens or max(1, round(_drawn(_ANSWERS, rng) * options.length_scale))
+            else tokens or max(1, round(_length(_ANSWERS, rng.random()) * options.length_scale))
             for tokens in known
         ]
         most = min(server.answer, server.context // (2 * len(wanted)))
@@ -267,9 +283,8 @@ class Workload:
         return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
 
 
-def _drawn(lengths: Sequence[int], rng: random.Random) -> float:
-    """A length of a trace."""
-    share = rng.random()
+def _length(lengths: Sequence[int], share: float) -> float:
+    """The length below which a share of a trace's are."""
     at = bisect(_SHARES, share) - 1
     part = (share - _SHARES[at]) / (_SHARES[at + 1] - _SHARES[at])
     return lengths[at] + part * (lengths[at + 1] - lengths[at])
