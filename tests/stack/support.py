@@ -118,9 +118,9 @@ class NativeStack:
 
 @contextmanager
 def native_stack(folder: Path, *arguments: str, **variables: str) -> Iterator[NativeStack]:
-    """Start the demo pair natively; end it with `scripts/down`, and check its exit status."""
+    """Start the default model natively; end it with `scripts/down`, and check its exit status."""
     ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
-    env = {**ports, "SPECOPS_MODEL": "demo", "NATIVE_STATE": str(folder / "state"), **variables}
+    env = {**ports, "SPECOPS_MODEL": "", "NATIVE_STATE": str(folder / "state"), **variables}
     output = folder / "up.log"
     with output.open("wb") as log:
         process = subprocess.Popen(

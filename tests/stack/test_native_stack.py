@@ -36,6 +36,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStack]:
     if tool("prometheus") is None:
         pytest.skip("no Prometheus here")
     with native_stack(tmp_path_factory.mktemp("stack")) as running:
+        (model,) = httpx.get(f"{running.api}/v1/models", timeout=PATIENCE).json()["data"]
+        assert model["id"] == "smollm2"  # the default, which `make up` fetches
         yield running
 
 
