@@ -217,6 +217,16 @@ def test_series_have_their_promised_names_and_those_of_opentelemetry(
     )
 
 
+def test_every_address_that_is_printed_answers(stack: NativeStack) -> None:
+    output = stack.output.read_text()
+    urls = re.findall(r"http://[\w.:/]+", output[output.index("Ready.") :])
+    assert f"{stack.api}/docs" in urls
+    assert urls.count(stack.prometheus) == 2  # the second is what a Grafana of one's own is given
+    assert any(url.endswith("/alerts") for url in urls)
+    for url in urls:
+        assert httpx.get(url, timeout=PATIENCE, follow_redirects=True).status_code == 200, url
+
+
 def test_a_second_stack_is_refused_and_the_first_one_ends_cleanly(stack: NativeStack) -> None:
     env = {**stack.env, "NATIVE_STATE": f"{stack.env['NATIVE_STATE']}-2"}
     second = run("scripts/up", "--native", env=env)
