@@ -51,7 +51,7 @@ def test_only_the_origin_that_is_the_forwarded_address_is_replaced() -> None:
 
 def test_the_console_chats(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, **ENVIRONMENT) as (port, _),
+        serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (port, _),
         forwarded(port, tmp_path) as way,
         browsing(way) as browser,
         console(browser, way.url, ignore_https_errors=True) as page,
@@ -67,7 +67,10 @@ def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
     if tool("locust") is None:
         pytest.skip("no Locust here")
     port = free_port()
-    with serving(tmp_path, **ENVIRONMENT) as (api, _), (tmp_path / "locust.log").open("wb") as log:
+    with (
+        serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (api, _),
+        (tmp_path / "locust.log").open("wb") as log,
+    ):
         command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
         command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
         with subprocess.Popen(list(map(str, command)), stderr=log, cwd=tmp_path) as process:

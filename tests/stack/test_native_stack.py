@@ -1,4 +1,4 @@
-"""The real stack without Docker: API on the demo pair, Prometheus and Locust as processes."""
+"""The real stack without Docker: API on the default model, Prometheus and Locust as processes."""
 
 from __future__ import annotations
 
