@@ -63,9 +63,10 @@ def test_the_reason_is_printed_and_the_native_stack_serves(tmp_path: Path) -> No
         assert answer.status_code == 200, answer.text
 
 
-# An engine with its own network, /run and data folder, beside that of other tests. Before it there
-# is no rule, or there are a few.
+# An engine with its own network, /run and data folder, beside that of other tests, whose mounts it
+# must not see. Before it there is no rule, or there are a few.
 ENGINE = """
+awk '{{print $2}}' /proc/mounts | grep -E "^($PWD/.cache/e2e|/run)/" | sort -r | xargs -r umount -l
 mkdir -p .cache/e2e && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs .cache/e2e || exit 125
 {rules} || exit 125
 found() {{

@@ -115,7 +115,8 @@ def run_load(stack: NativeStack, *options: str) -> Load:
 
 @pytest.fixture(scope="module")
 def load(stack: NativeStack, idle: Answers) -> Load:
-    return run_load(stack)
+    # Short enough for the 20 answers without which a panel shows no quantile.
+    return run_load(stack, "--length-scale", "0.2")
 
 
 def title(name: str) -> str:
