@@ -20,9 +20,9 @@ from scripts.browser import launched
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = """{"type": "object", "properties": {
   "name": {"type": "string"}, "capital": {"type": "string"}, "languages": {"type": "array",
-  "items": {"type": "string"}, "maxItems": 3}}, "required": ["name", "capital", "languages"]}"""
+  "items": {"type": "string"}, "maxItems": 2}}, "required": ["name", "capital", "languages"]}"""
 QUESTIONS = (
-    "Tell me about Switzerland: its name, its capital and its languages.",
+    "Tell me about France: its name, its capital and its language.",
     "Describe the Alps in three paragraphs, with a short heading above each.",
 )
 SHOWN_CHARACTERS = 200  # the picture shows so many of the last answer
