@@ -20,8 +20,8 @@ DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
 _LOOKUP = ("suffix", "cascade")  # their draft tokens were found by the lookup, or by another source
-# Where accepted draft tokens were found: the suffix lookup has three places to look in.
-PLACES = (*("text", "history", "table"), *(name for name in SOURCES if name not in _LOOKUP))
+LOOKUP_PLACES = ("text", "history", "table")  # where the suffix lookup looks, as its kernel counts
+PLACES = (*LOOKUP_PLACES, *(name for name in SOURCES if name not in _LOOKUP))  # of accepted tokens
 
 SUGGESTION = -1  # the priority of text for a gap: somebody waits for it at a keyboard
 PRIORITY_SECONDS = 10.0  # of waiting that a step of priority is worth: so no request starves

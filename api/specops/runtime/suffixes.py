@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from specops.request import LOOKUP_PLACES
 from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
-PLACES = ("text", "history", "table")  # where a prediction is found, as the kernel counts them
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -154,7 +154,7 @@ class Lookups:
             self.handle, history.handle if history else None, self._table, self._estimate.address,
             address, count, most, least, self._tokens, self._promised, ctypes.byref(self._found_in),
         )  # fmt: skip
-        place = PLACES[self._found_in.value]
+        place = LOOKUP_PLACES[self._found_in.value]
         return Found(tuple(self._tokens[:found]), tuple(self._promised[:found]), place)
 
 
