@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 
 from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.grammar_vocabulary import GrammarVocabulary, UnsupportedTokenizer
 from specops.text.json_values import loads
 from specops.text.schemas.complement import TYPES
 from specops.text.schemas.errors import SchemaError
@@ -121,10 +122,8 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._vocabulary = GrammarVocabulary(tokenizer, vocab_size, end_tokens)
         self._end_tokens = end_tokens
-        self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._living: weakref.WeakValueDictionary[Grammar, _Compiled] = (
             weakref.WeakValueDictionary()
@@ -176,8 +175,7 @@ class Grammars:
 
     @property
     def _words(self) -> int:
-        size = self._vocab_size if self._vocabulary is None else self._vocabulary.vocab_size
-        return -(-size // _WORD)
+        return -(-self._vocabulary.size // _WORD)
 
     def _compile(self, grammar: Grammar) -> _Compiled:
         reason: GrammarError | None = None
@@ -192,8 +190,10 @@ class Grammars:
         raise reason or GrammarError("it allows no text")
 
     def _compile_source(self, grammar: Grammar, effort: _Effort) -> _Compiled:
-        if (vocabulary := self._vocabulary) is None:
-            vocabulary = self._vocabulary = self._make_vocabulary()
+        try:
+            vocabulary = self._vocabulary.get()
+        except UnsupportedTokenizer as error:
+            raise GrammarError(str(error)) from error
         size = _characters(grammar, effort)
         if size > MOST_CHARACTERS:
             in_tools = _characters(grammar, _Effort.FREE) <= MOST_CHARACTERS
@@ -221,17 +221,6 @@ class Grammars:
                     "X-Ignored-Fields",
                     keyword,
                 )
-
-    def _make_vocabulary(self) -> LLTokenizer:
-        try:
-            size = max(self._vocab_size, 1 + max(self._tokenizer.vocabulary().values()))
-            return LLTokenizer(
-                self._tokenizer.as_json(), n_vocab=size, eos_token=sorted(self._end_tokens)
-            )
-        except Exception as error:  # the library raises errors of several classes
-            raise GrammarError(
-                f"this model's tokenizer does not support grammars: {error}"
-            ) from error
 
 
 class Matcher:
