@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench import ci_benchmark
+from bench.ci_benchmark import ROUNDS, Part, Verdict, decide
 from bench.speculation.ways import Measured
-from scripts import ci_benchmark
-from scripts.ci_benchmark import ROUNDS, Part, Verdict, decide
 from tests.bench.speculation.runs import measured
 
 CODE = Part("code", "code", 6, 1, tokens_per_jump=1.0, speed=0.97)

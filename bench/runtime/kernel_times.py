@@ -3,7 +3,7 @@
 All kernels must compute the same bits; the exit status is 1 if they do not. A machine needs nothing
 else of this project than its wheel and this file:
 
-    pip install dist/specops-*.whl && python scripts/kernel_times.py --threads 1
+    pip install dist/specops-*.whl && python bench/runtime/kernel_times.py --threads 1
 
 Each time is the least of some rounds, in turns, of eight products one after another, whose weights
 do not fit into a core's own cache.

@@ -1,4 +1,4 @@
-"""The quality gate: adaptive speculation may not lose. `python scripts/ci_benchmark.py`
+"""The quality gate: adaptive speculation may not lose. `python -m bench.ci_benchmark`
 
 Runs the model that the service would serve (the demo pair) with plain decoding and with adaptive
 speculation in turns, prompt by prompt, and fails where a pass brings less than
@@ -24,8 +24,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
 from bench.models import configured
 from bench.prompts import CATEGORIES, CODE, by_category
