@@ -50,9 +50,10 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
+# The model may draw a mark of a gap, which ends an answer: not before its second token.
 _USUAL: tuple[dict[str, Any], ...] = (
-    {"prompt": "ab", "n_predict": 2},
-    {"input_prefix": "ab", "input_suffix": "cd", "n_predict": 2},
+    {"prompt": "ab", "n_predict": 2, "min_tokens": 2},
+    {"input_prefix": "ab", "input_suffix": "cd", "n_predict": 2, "min_tokens": 2},
 )
 
 
