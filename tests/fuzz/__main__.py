@@ -43,24 +43,30 @@ def main() -> int:
         )
     share = rest_seconds / max(1, len(names) + rendered)
     seed = time.time_ns() >> 20 << 20 if options.seed is None else options.seed
-    status = 0
+    failed: list[str] = []
+
+    def note(name: str, status: int) -> None:
+        failed.extend([name] * (status != 0))
+
     with tempfile.TemporaryDirectory() as folder:
         if options.only in (None, "kernels"):
             program = kernels.build(Path(folder))
             cases = options.cases * KERNEL_CASES
-            status |= kernels.run(program, cases, kernel_seconds, seed)
+            note("kernels", kernels.run(program, cases, kernel_seconds, seed))
         if options.only in (None, "sockets"):
-            status |= sockets.run(options.cases * sockets.CASES, socket_seconds, seed)
+            note("sockets", sockets.run(options.cases * sockets.CASES, socket_seconds, seed))
         if options.only in (None, "suggestions"):
-            status |= suggestions.run(options.cases, suggestion_seconds, seed)
+            note("suggestions", suggestions.run(options.cases, suggestion_seconds, seed))
         # A reader that believes a file's huge sizes is a finding, too.
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         for name in names:
             subject = Subject(name, Path(folder) / name)
-            status |= _read(subject, options.cases, share, seed)
+            note(name, _read(subject, options.cases, share, seed))
         if rendered:
-            status |= rendering.run(options.cases, share, seed)
-    return int(status != 0)
+            note("rendering", rendering.run(options.cases, share, seed))
+    if failed:  # once more at the end: a finding stands far above
+        print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def _read(subject: Subject, cases: int, seconds: float, first: int) -> int:
