@@ -27,6 +27,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from specops.http.address import reachable
 from specops.presets import CHAT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,6 +87,11 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     return {**values, **environ}
 
 
+def joined(host: str, port: int) -> str:
+    """`host:port`, as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a part listens, and the variable that sets its port."""
@@ -105,13 +111,17 @@ class Address:
     @property
     def target(self) -> str:
         """`host:port` as a client on this machine reaches it."""
-        host = {"0.0.0.0": LOCAL, "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
-        return f"{host}:{self.port}"
+        return joined(reachable(self.host), self.port)
 
     @property
     def url(self) -> str:
         """The base URL."""
         return f"http://{self.target}"
+
+    @property
+    def listening(self) -> str:
+        """`host:port` as it is served."""
+        return joined(self.host, self.port)
 
     def require_free(self) -> None:
         """Raise StartError if another process listens here already."""
@@ -122,7 +132,7 @@ class Address:
                 probe.bind((self.host, self.port))
             except OSError as error:
                 raise StartError(
-                    f"{self.host}:{self.port} cannot be used ({error.strerror}). End what runs "
+                    f"{self.listening} cannot be used ({error.strerror}). End what runs "
                     f"there (`make down`), or choose another port with {self.variable}=… in .env."
                 ) from None
 
@@ -310,7 +320,7 @@ def start_api(
         return [api], None
     *replicas, figures = free_addresses(count + 1)
     command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
-    command += ["--listen", f"{api.host}:{api.port}", "--figures", figures.target]
+    command += ["--listen", api.listening, "--figures", figures.target]
     for replica in replicas:
         command += ["--replica", replica.target]
     # The gateway comes first: at the end it waits for answers that replicas still give.

@@ -56,10 +56,27 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(*arguments)  # type: ignore[arg-type]
 
 
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        """Take no IPv4, as uvicorn does not."""
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        super().server_bind()
+
+
+def can_listen(host: str) -> bool:
+    """Whether this machine has an address: some have no IPv6."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.create_server((host, 0), family=family):
+        return True
+    return False
+
+
 @contextlib.contextmanager
-def listening(handler: type[Handler]) -> Iterator[int]:
+def listening(handler: type[Handler], host: str = HOST) -> Iterator[int]:
     """Serve with a handler; yield the port."""
-    with _Server((HOST, 0), handler) as server:
+    with (_Server6 if ":" in host else _Server)((host, 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:

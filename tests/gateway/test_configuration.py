@@ -26,7 +26,12 @@ RESOURCES = CONFIG["static_resources"]
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--listen", "127.0.0.1:1", "--replica", "10.0.0.1:2", "--replica", "::1:3")]
+    "options",
+    [
+        (),
+        ("--listen", "127.0.0.1:1", "--replica", "10.0.0.1:2", "--replica", "::1:3"),
+        ("--listen", "[::]:1"),
+    ],
 )
 def test_envoy_accepts_it_without_a_warning(options: tuple[str, ...]) -> None:
     if tool("envoy") is None:

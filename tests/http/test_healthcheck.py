@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from scripts.native import Address, awaited
 from specops.engine.model_info import ModelState
-from specops.http import healthcheck
+from specops.http import healthcheck, watchdog
+from specops.http.address import reachable
 from tests.http.connections import imported_by
-from tests.loopback import Handler, listening
+from tests.loopback import HOST, Handler, can_listen, listening
 
 Health = dict[str, Any] | None
 
@@ -66,7 +69,7 @@ def test_every_state_is_known() -> None:
 
 
 @contextmanager
-def answering(*answers: Health) -> Iterator[int]:
+def answering(*answers: Health, host: str = HOST) -> Iterator[int]:
     """A service on a port, which gives these answers one after another, the last for ever."""
     left = list(answers)
 
@@ -75,7 +78,7 @@ def answering(*answers: Health) -> Iterator[int]:
             body = left.pop(0) if len(left) > 1 else left[0]
             self.reply(200 if body and body["state"] == "ready" else 503, body)
 
-    with listening(Answers) as port:
+    with listening(Answers, host) as port:
         yield port
 
 
@@ -96,6 +99,28 @@ def test_the_command_says_how_it_went(
     assert tuple(capsys.readouterr()) == ("converting 50 %\n", said)
 
 
+HOSTS = ("127.0.0.1", "0.0.0.0", "127.0.0.2", "localhost", "::1", "::", "0::0")  # noqa: S104
+
+
+@pytest.mark.parametrize("host", [*filter(can_listen, HOSTS)])
+def test_the_address_that_is_served_is_asked(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECOPS_HOST", host)
+    monkeypatch.setattr(healthcheck, "_SILENCE_SECONDS", 0.0)
+    with answering(state("ready"), host=host) as port:
+        monkeypatch.setenv("SPECOPS_PORT", str(port))
+        assert healthcheck.main([]) == 0
+        assert watchdog.answers(reachable(host), port)
+        assert awaited(Address(host, port, "").url + "/health") is None
+
+
+def test_an_unknown_name_is_as_good_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert healthcheck.ask_health(reachable("elsewhere"), 8000) is None
+
+
 def test_an_answer_that_is_none_is_as_good_as_silence() -> None:
     with answering(None) as port:
         assert healthcheck.ask_health("127.0.0.1", port) is None
@@ -106,6 +131,6 @@ def test_it_starts_without_the_service() -> None:
     """It runs every five seconds: what the service imports would cost a second each time."""
     loaded = imported_by("specops.http.healthcheck")
     assert {name for name in loaded if name.startswith("specops")} == {
-        *("specops", "specops.http", "specops.http.healthcheck")
+        *("specops", "specops.http", "specops.http.address", "specops.http.healthcheck")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx"}

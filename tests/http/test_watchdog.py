@@ -194,6 +194,6 @@ def test_it_starts_without_the_service() -> None:
     """It stays as long as the server: what that imports would take its memory once more."""
     loaded = imported_by("specops.http.watchdog")
     assert {name for name in loaded if name.startswith("specops")} == {
-        *("specops", "specops.http", "specops.http.watchdog")
+        *("specops", "specops.http", "specops.http.address", "specops.http.watchdog")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx", "logging", "ssl"}

@@ -5,8 +5,8 @@ model is being prepared, this waits and says nothing: Docker counts a running he
 passed nor as failed. So a container stays `starting` through a download of any length, and turns
 unhealthy seconds after its model failed, for which a start period would have to end first.
 
-It uses the standard library alone and nothing of the service: it runs every few seconds on the
-cores that compute.
+It asks the address that is served, by SPECOPS_HOST and SPECOPS_PORT. It uses the standard library
+alone and nothing of the service: it runs every few seconds on the cores that compute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from specops.http.address import reachable
 
 _ON_ITS_WAY = ("starting", "downloading", "converting", "loading")
 _REQUEST_SECONDS = 4.0
@@ -81,7 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m specops.http.healthcheck", description=__doc__)
     port = int(os.environ.get("SPECOPS_PORT") or 8000)
-    parser.add_argument("--port", type=int, default=port, help="of this machine (%(default)s)")
+    host = os.environ.get("SPECOPS_HOST") or "127.0.0.1"
+    parser.add_argument("--host", default=host, help="on which it listens (%(default)s)")
+    parser.add_argument("--port", type=int, default=port, help="its port (%(default)s)")
     parser.add_argument("--progress", action="store_true", help="say what the model is doing")
     options = parser.parse_args(arguments)
 
@@ -89,7 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.progress:
             print(doing, flush=True)
 
-    problem = check(lambda: ask_health("127.0.0.1", options.port), report)
+    host = reachable(options.host)
+    problem = check(lambda: ask_health(host, options.port), report)
     if problem is not None:
         print(problem, file=sys.stderr)
     return 0 if problem is None else 1

@@ -8,8 +8,8 @@ each `specops serve`, and ends with it.
 Slow does not mean hung. A server that swaps still computes, or at least loads pages. The watchdog
 kills it only when all of its requests have passed their deadline (SPECOPS_REQUEST_TIMEOUT).
 
-This module uses little of the standard library and nothing else: it takes memory as long as the
-server runs.
+This module uses little of the standard library and nothing of the service: it takes memory as long
+as the server runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from specops.http.address import reachable
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
@@ -122,7 +124,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends by itself, after its requests
     server, host, port = int(arguments[0]), arguments[1], int(arguments[2])
     patience = float(arguments[3])
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 # nosec B104
+    host = reachable(host)
 
     def ended() -> bool:
         return bool(select.select([sys.stdin], [], [], _PAUSE_SECONDS)[0])

@@ -1,0 +1,22 @@
+"""Where a program on this machine reaches a server, by the address on which that listens.
+
+The healthcheck and the watchdog ask it, which is why this uses nothing of the service.
+"""
+
+from __future__ import annotations
+
+import socket
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # nosec B104
+
+
+def reachable(host: str) -> str:
+    """Return the address of a server that listens on `host`, an address or a name.
+
+    All addresses of a family are not one to connect to; its loopback address stands for them.
+    """
+    try:
+        first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        return host  # whoever connects says what is wrong with it
+    return _LOOPBACK.get(str(first[4][0]), host)
