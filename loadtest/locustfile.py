@@ -43,6 +43,7 @@ from locust.runners import (
 
 import options as load_options
 import page
+from access import Access
 from record import Recorder, write
 from shapes import USERS, Stage, stage_at
 from summary import Report
@@ -111,19 +112,20 @@ _complete = Event()  # this process's environment knows its runner
 @events.init.add_listener
 def set_up(environment: Environment, **_: Any) -> None:
     """Check the options and the API, and extend the page."""
-    environment.load = None
+    environment.load, options = None, environment.parsed_options
+    # A page's form can set every option, and a master sends all of them to its workers.
+    environment.access, options.api_key = Access(options.api_key, environment.host), ""
     _complete.set()
     if isinstance(environment.runner, WorkerRunner):
         environment.runner.register_message(STOP, finish)
         return
     if isinstance(environment.runner, MasterRunner):
         environment.runner.register_message(STOPPED, note)
-    options = environment.parsed_options
     load_options.settle(options)
     try:
         load_options.check(options, options.expect_workers)
         if options.headless:  # the page may be there before the API is
-            served_model(environment.host, options.api_key)
+            served_model(environment.host, environment.access)
     except ValueError as error:
         sys.exit(f"locust: {error}")
     if environment.web_ui:

@@ -123,6 +123,8 @@ def add_to(parser: ArgumentParser) -> None:
 
     hidden = {"include_in_web_ui": False}
     option("--api-key", "api_key", "", "of several, separated by commas, the first one", **hidden)
+    text = "names under which the page answers beside private ones, such as load.example.org"
+    option("--allowed-hosts", "allowed_hosts", "", text, **hidden)
     option("--report", "report", "", "JSON file for the stages' figures", **hidden)
     for flag, what in (("--gate", "for the exit status"), ("--objective", "that define the knee")):
         more = {"action": "append", "metavar": "NAME=LIMIT", **hidden}

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, make_response, request
+from locust import argument_parser
 from locust.env import Environment
 
 import options as load_options
+from access import Guard
 from charts import svg
 from record import PROMPT_SIZES, SIZES, Figures, as_csv
 from summary import Report, found_in, short
@@ -26,6 +28,8 @@ from users import served_model
 
 Row = Mapping[str, Any]
 
+# Locust's own fields of the form. Without a check it would take every option of the command line.
+_FIELDS = ("user_count", "spawn_rate", "host", "run_time", "profile")
 # What `SIZES` are, in words.
 _TITLES = (*(f"to {size:,} tokens" for size in PROMPT_SIZES), f"above {PROMPT_SIZES[-1]:,} tokens")
 _SIZES = tuple(zip(SIZES, _TITLES, strict=True))
@@ -269,6 +273,8 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
         return make_response(content, 200, headers)
 
     page.app.register_blueprint(files)
+    page.app.wsgi_app = Guard(page.app.wsgi_app, environment.parsed_options.allowed_hosts)
+    fields = {*_FIELDS, *argument_parser.ui_extra_args_dict()}
 
     @page.app.before_request
     def refuse() -> Response | None:
@@ -276,12 +282,14 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
             return None
         options = environment.parsed_options
         try:
+            if unknown := [*filter(lambda name: name not in fields, request.form)]:
+                raise ValueError(f"The page has no field {unknown[0]!r}")
             workers = getattr(environment.runner, "worker_count", 1)
             filled = _filled_in(options, request.form)
             if filled.dataset not in ("", given):
                 load_options.check_page_dataset(filled.dataset)
             load_options.check(filled, workers)
-            served_model(request.form.get("host", environment.host), options.api_key)
+            served_model(request.form.get("host", environment.host), environment.access)
         except ValueError as error:
             return jsonify({"success": False, "message": str(error), "host": environment.host})
         if not request.form.get("run_time"):

@@ -31,6 +31,7 @@ from locust.exception import StopUser
 
 import options as load_options
 import slo
+from access import Access
 from editor_trace import Event, trace
 from prefill import PassCosts
 from protocols import PROTOCOLS, Ask, Infill, stream_events
@@ -52,14 +53,7 @@ _MODELS = "/v1/models"
 REFUSED, CANCELLED = ": refused (429)", ": cancelled"  # ends of names of Locust's rows
 
 
-def credentials(keys: str) -> dict[str, str]:
-    """The header with the first key of `KEY,NAME:KEY`, as in SPECOPS_API_KEYS; none without one."""
-    name, colon, key = keys.partition(",")[0].strip().partition(":")
-    key = key if colon else name
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def served_model(host: str | None, keys: str) -> dict[str, Any]:
+def served_model(host: str | None, access: Access) -> dict[str, Any]:
     """The model that the API serves: its `id`, and what else the API says of it.
 
     Raises:
@@ -67,14 +61,14 @@ def served_model(host: str | None, keys: str) -> dict[str, Any]:
     """
     url, setting = f"{host}{_MODELS}", "--host or TARGET_URL"
     try:
-        answer = requests.get(url, headers=credentials(keys), timeout=10)
+        answer = requests.get(url, headers=access.header(host), timeout=10)
     except requests.RequestException as error:
         raise ValueError(
             f"nothing answers at {host} ({type(error).__name__}): start the stack with `make up`, "
             f"or set the API's address with {setting}"
         ) from None
     if answer.status_code == requests.codes.unauthorized:
-        raise ValueError(f"{host} asks for a key: pass it with --api-key or LOAD_API_KEY")
+        raise ValueError(f"{host} asks for a key: {access.advice(str(host))}")
     try:
         answer.raise_for_status()
         model = answer.json()["data"][0]
@@ -108,7 +102,7 @@ class Run:
         self.options = environment.parsed_options
         self.number = self.options.load_number  # of the run
         self.lost = 0  # workers that do not answer any more
-        self.host = str(environment.host)
+        self.host, self.access = str(environment.host), environment.access
         self.limits = slo.goodput_limits(self.options.goodput)
         self.index, self.processes = index, len(workers)
         self.workers = {*workers}  # that have something left to send
@@ -133,9 +127,9 @@ class Run:
         Raises:
             UNANSWERED: it does not answer, refuses, or says something else.
         """
-        served = served_model(self.host, self.options.api_key)
+        served = served_model(self.host, self.access)
         self.model = served["id"]
-        headers = credentials(self.options.api_key)
+        headers = self.access.header(self.host)
         metrics = requests.get(f"{self.host}/metrics", headers=headers, timeout=10)
         self.costs = PassCosts.read(metrics.text)
         server = Server(
@@ -194,7 +188,7 @@ class Run:
         return Frame(question, max(0, system - question), max(0, turn - question))
 
     def _post(self, path: str, body: dict[str, Any]) -> requests.Response:
-        headers = credentials(self.options.api_key)
+        headers = self.access.header(self.host)
         return requests.post(f"{self.host}{path}", headers=headers, json=body, timeout=60)
 
     def _encode(self, text: str) -> list[bytes]:
@@ -220,7 +214,7 @@ class ApiUser(HttpUser):
         self.load: Run = self.environment.load
         options = self.load.options
         self.client.headers["X-Load-Test"] = load_options.shape(options)
-        self.client.headers.update(credentials(options.api_key))
+        self.client.headers.update(self.load.access.header(self.host))
         self.client.request_event = EventHook()
         self.client.request_event.add_listener(self.report)
         self.protocol = PROTOCOLS[options.protocol]

@@ -43,6 +43,6 @@ def page(browser: Any, console_url: str) -> Iterator[Any]:
 def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The load test's own modules; they import each other without a package, as Locust does."""
     monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
-    names = ("options", "prefill", "protocols", "record", "shapes", "slo", "summary", "texts")
-    names += ("traces", "workload")
+    names = ("access", "options", "prefill", "protocols", "record", "shapes", "slo", "summary")
+    names += ("texts", "traces", "workload")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})

@@ -21,7 +21,7 @@ from tests.stack.test_load_test import StandIn, check_stages, locust_command
 from tests.waiting import PATIENCE, answers, wait
 
 # What the form must not show: it is for the command line.
-HIDDEN = {"gate", "objective", "report", "api_key"}
+HIDDEN = {"gate", "objective", "report", "api_key", "allowed_hosts"}
 USERS = 3
 MAKE = ("make", "load", "SHAPE=spike", "ARGS=--web")
 
