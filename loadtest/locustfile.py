@@ -113,10 +113,13 @@ _complete = Event()  # this process's environment knows its runner
 def set_up(environment: Environment, **_: Any) -> None:
     """Check the options and the API, and extend the page."""
     environment.load, options = None, environment.parsed_options
-    # A page's form can set every option, and a master sends all of them to its workers.
-    environment.access, options.api_key = Access(options.api_key, environment.host), ""
+    # A page's form can set every option, and a master sends all of them to its workers: by now they
+    # may have replaced a worker's own.
+    worker = isinstance(environment.runner, WorkerRunner)
+    own = argument_parser.get_parser().parse_args() if worker else options
+    environment.access, options.api_key = Access(own.api_key, own.host), ""
     _complete.set()
-    if isinstance(environment.runner, WorkerRunner):
+    if worker:
         environment.runner.register_message(STOP, finish)
         return
     if isinstance(environment.runner, MasterRunner):
