@@ -54,7 +54,8 @@ for line in sys.stdin:
 # and tells how another one fares with hostile templates.
 TEMPLATES = """
 import json, os, pathlib, signal, time
-from specops.text.template_process import TemplateLimitExceeded, TemplateProcess
+from specops.text.confined_process import ProgramLimitExceeded
+from specops.text.template_process import TemplateProcess
 
 (own,) = [
     path.parent for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
@@ -81,7 +82,7 @@ for source in (
 ):
     try:
         process.render(source, {}, {})
-    except TemplateLimitExceeded as error:
+    except ProgramLimitExceeded as error:
         found["limits"].append(str(error))
     begin = time.monotonic()
     assert process.render("{{ a }}", {}, {"a": 1}) == "1"

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specops.text.template_process import TemplateLimitExceeded, TemplateProcess, TemplateRefusal
+from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
+from specops.text.template_process import TemplateProcess
 from specops.text.template_worker import environment
 
 MOST_SECONDS = 6.0  # of a rendering: 1 s of processor time, and at most 5 by the clock
@@ -205,9 +206,9 @@ def _outcome(process: TemplateProcess, call: Call, given: dict[str, Any]) -> tup
     """Make a call; return how it ended, and what must not happen."""
     try:
         process.render(call.source, {}, given)
-    except TemplateRefusal:
+    except ProgramRefusal:
         return "refused", ""
-    except TemplateLimitExceeded as error:
+    except ProgramLimitExceeded as error:
         return "limit", str(error) if "breaks" in str(error) else ""
     return "text", ""
 

@@ -18,7 +18,8 @@ from specops.http.request_body import MAX_BODY_BYTES
 from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
-from specops.text.template_process import SHARED, TemplateProcess, TemplateProcessError
+from specops.text.confined_process import ProgramProcessError
+from specops.text.template_process import SHARED, TemplateProcess
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, FakeService, Waiting, begun, output
 from tests.http.openai_api import (
@@ -479,7 +480,7 @@ async def test_a_template_whose_process_ends_is_worth_another_try(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> str:
-        raise TemplateProcessError("the system ended it")
+        raise ProgramProcessError("the system ended it")
 
     async with api() as here:
         monkeypatch.setattr(TemplateProcess, "render", fail)

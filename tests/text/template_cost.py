@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specops.text.template_process import TemplateProcess, TemplateRefusal
+from specops.text.confined_process import ProgramRefusal
+from specops.text.template_process import TemplateProcess
 from specops.text.template_worker import environment
 from tests.text.test_chat_template import TEMPLATES, TOKENS
 from tests.text.tools import scripts
@@ -60,7 +61,7 @@ def compare(process: TemplateProcess, source: str, messages: int) -> tuple[float
     """Return seconds with plain Jinja and in the process.
 
     Raises:
-        TemplateRefusal: the template takes no such conversation.
+        ProgramRefusal: the template takes no such conversation.
     """
     plain = environment(TOKENS).from_string(source)
     refusal = None
@@ -69,7 +70,7 @@ def compare(process: TemplateProcess, source: str, messages: int) -> tuple[float
         values = {"messages": turns, "add_generation_prompt": True, **tools}
         try:
             text = process.render(source, TOKENS, values)
-        except TemplateRefusal as error:
+        except ProgramRefusal as error:
             refusal = refusal or error
             continue
         assert text == plain.render(values)
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
     for name, source in sources.items():
         try:
             pairs = [compare(process, source, length) for length in LENGTHS]
-        except TemplateRefusal as error:
+        except ProgramRefusal as error:
             print(f"{name[:48]:48} takes no such conversation: {str(error)[:60]}")
             continue
         compared += 1

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from specops.text import template_process, template_worker
-from specops.text.template_process import (
-    TemplateLimitExceeded,
-    TemplateProcess,
-    TemplateProcessError,
-    TemplateRefusal,
+from specops.text import confined_process, confined_worker, template_worker
+from specops.text.confined_process import (
+    ProgramLimitExceeded,
+    ProgramProcessError,
+    ProgramRefusal,
 )
+from specops.text.template_process import TemplateProcess
 from tests.fuzz.rendering import NAMES, Call, values
 from tests.waiting import wait
 
@@ -99,8 +99,8 @@ def shared() -> Iterator[TemplateProcess]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr(template_process, "_SECONDS", 60.0)
-    monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 60.0)
+    monkeypatch.setattr(TemplateProcess, "seconds", 60.0)
+    monkeypatch.setattr(confined_process, "_CLOCK_SECONDS", 60.0)
 
 
 def pid(process: TemplateProcess) -> int:
@@ -135,10 +135,10 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_is_not(
     source: str, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if HOSTILE[source] not in (MEMORY, LENGTH):
-        monkeypatch.setattr(template_process, "_SECONDS", 0.1)
+        monkeypatch.setattr(TemplateProcess, "seconds", 0.1)
     ended = shared.ended["limit"]
     highest = peak_of_this_process()
-    with pytest.raises(TemplateLimitExceeded, match=HOSTILE[source]):
+    with pytest.raises(ProgramLimitExceeded, match=HOSTILE[source]):
         shared.render(source, {}, {})
     assert shared.ended == {"limit": ended + 1, "crash": 0}
     assert works(shared)
@@ -150,12 +150,12 @@ def test_any_call_with_hostile_values_is_survived(
     seed: int, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of the calls that `python -m tests.fuzz --only rendering` makes."""
-    monkeypatch.setattr(template_process, "_SECONDS", 0.1)
+    monkeypatch.setattr(TemplateProcess, "seconds", 0.1)
     draw = random.Random(seed)
     for name in draw.sample(NAMES, 12):
         try:
             shared.render(Call.draw(name, draw).source, {}, values())
-        except (TemplateLimitExceeded, TemplateRefusal):
+        except (ProgramLimitExceeded, ProgramRefusal):
             continue
     assert works(shared)
     assert shared.ended["crash"] == 0
@@ -178,12 +178,12 @@ def test_memory_is_bounded_by_the_system(process: TemplateProcess) -> None:
 def test_a_process_is_replaced_before_its_processor_time_is_used_up(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert template_process._USED_UP_SECONDS + template_process._CLOCK_SECONDS < (
-        template_worker._CPU_SECONDS
+    assert confined_process._USED_UP_SECONDS + confined_process._CLOCK_SECONDS < (
+        confined_worker._CPU_SECONDS
     )
     works(process)
     first = pid(process)
-    monkeypatch.setattr(template_process, "_USED_UP_SECONDS", 0.0)
+    monkeypatch.setattr(confined_process, "_USED_UP_SECONDS", 0.0)
     assert works(process)
     assert pid(process) != first
     assert process.ended == {"limit": 0, "crash": 0}
@@ -194,7 +194,7 @@ def test_a_process_is_replaced_before_its_processor_time_is_used_up(
 # A worker whose template broke out: it runs the request as Python, on behalf of nobody.
 ESCAPED = """
 import sys
-from specops.text import template_worker
+from specops.text import confined_worker
 
 import _posixsubprocess, ctypes, mmap, os, resource, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -212,7 +212,7 @@ def run(request):
     return b"T", b"done"
 
 parent = int(sys.argv[1])
-template_worker.serve(run, template_worker.confine(parent))
+confined_worker.serve(run, confined_worker.confine(parent, 128 << 20))
 """
 FORBIDDEN = [
     "open('/etc/passwd')",
@@ -283,11 +283,11 @@ def escaped() -> Iterator[Escaped]:
         pipe, back = worker.stdin, worker.stdout
 
         def answer() -> str:
-            _, size = template_worker.HEADER.unpack(back.read(template_worker.HEADER.size))
+            _, size = confined_worker.HEADER.unpack(back.read(confined_worker.HEADER.size))
             return back.read(size).decode()
 
         def ask(code: str) -> str:
-            pipe.write(template_worker.LENGTH.pack(len(code)) + code.encode())
+            pipe.write(confined_worker.LENGTH.pack(len(code)) + code.encode())
             pipe.flush()
             return answer()
 
@@ -317,7 +317,7 @@ def test_the_process_holds_nothing_of_the_service(process: TemplateProcess) -> N
 def verdict(machine: str, arch: int, number: int, *arguments: int) -> int:
     """What seccomp would do: a small interpreter of BPF."""
     data = {0: number, 4: arch} | {16 + 8 * i: value for i, value in enumerate(arguments)}
-    program, at, value = template_worker.filter_program(machine), 0, 0
+    program, at, value = confined_worker.filter_program(machine), 0, 0
     while True:
         code, true, false, operand = program[at]
         at += 1
@@ -369,7 +369,7 @@ def test_the_filter_allows_memory_and_two_pipes(machine: str) -> None:
 
 def test_a_processor_with_unknown_calls_has_no_filter() -> None:
     with pytest.raises(KeyError, match="riscv64"):
-        template_worker.filter_program("riscv64")
+        confined_worker.filter_program("riscv64")
 
 
 # -- honest templates ------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_renderings_of_many_threads_do_not_mix(process: TemplateProcess) -> None
             return process.render("{{ a }}{% if a == 50 %}{{ 'b' * 10**10 }}{% endif %}", {}, {
                 "a": number
             })  # fmt: skip
-        except TemplateLimitExceeded:
+        except ProgramLimitExceeded:
             return "too much"
 
     with ThreadPoolExecutor(8) as threads:
@@ -447,8 +447,8 @@ def test_a_process_that_ends_between_renderings_is_missed_by_nobody(
 @pytest.mark.parametrize(
     ("number", "error", "words"),
     [
-        (signal.SIGKILL, TemplateProcessError, "the system ended the process"),
-        (signal.SIGSEGV, TemplateLimitExceeded, r"breaks the process that renders it \(SIGSEGV\)"),
+        (signal.SIGKILL, ProgramProcessError, "the system ended the process"),
+        (signal.SIGSEGV, ProgramLimitExceeded, r"breaks the process that runs it \(SIGSEGV\)"),
     ],
 )
 def test_a_process_that_ends_in_a_rendering_costs_that_one_alone(
@@ -485,12 +485,13 @@ def test_the_thread_that_first_needs_the_process_may_end(process: TemplateProces
 
 def test_the_process_runs_the_package_that_started_it(tmp_path: Path) -> None:
     """Not another one that is installed, if this one comes by PYTHONPATH."""
-    package = Path(template_process.__file__).parents[1]
+    package = Path(confined_process.__file__).parents[1]
     copy = tmp_path / "specops" / "text"
     copy.mkdir(parents=True)
     copy.with_name("system").mkdir()
     files = ("__init__", "system/__init__", "system/seccomp", "text/__init__")
-    for name in (*files, "text/template_process", "text/template_worker"):
+    programs = ("confined_process", "confined_worker", "template_process", "template_worker")
+    for name in (*files, *(f"text/{name}" for name in programs)):
         shutil.copy(package / f"{name}.py", tmp_path / "specops" / f"{name}.py")
     with (copy / "template_worker.py").open("a") as file:
         file.write("\nenvironment_of, environment = environment, lambda names: environment_of("
@@ -556,10 +557,10 @@ def test_nothing_that_comes_back_is_believed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template_process, "_CLOCK_SECONDS", 0.5)
+    monkeypatch.setattr(confined_process, "_CLOCK_SECONDS", 0.5)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", fake(tmp_path, answer))
-        with pytest.raises(TemplateLimitExceeded, match=words):
+        with pytest.raises(ProgramLimitExceeded, match=words):
             process.render("", {}, {})
         process._child.result()  # type: ignore[union-attr] # also a fake
 
@@ -569,9 +570,9 @@ def test_a_process_that_does_not_start_is_reported_and_tried_again(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(TemplateProcessError, match="does not start"):
+        with pytest.raises(ProgramProcessError, match="does not start"):
             works(process)
         patch.setattr(sys, "executable", "/missing")
-        with pytest.raises(TemplateProcessError, match="No such file"):
+        with pytest.raises(ProgramProcessError, match="No such file"):
             works(process)
     assert works(process)

@@ -20,7 +20,7 @@ from specops.cli.terminal import Terminal, figures
 from specops.engine.engine import PROMPT_ERRORS, Engine
 from specops.request import GenerationRequest
 from specops.text.chat_template import ChatTemplateError, with_system
-from specops.text.template_process import TemplateProcessError
+from specops.text.confined_process import ProgramProcessError
 from specops.text.tools.reader import AnswerReader
 
 _HELP = """\
@@ -105,7 +105,7 @@ class Chat:
                     text += last.text
                     if interrupted.is_set():
                         break
-        except (*PROMPT_ERRORS, ChatTemplateError, TemplateProcessError) as error:
+        except (*PROMPT_ERRORS, ChatTemplateError, ProgramProcessError) as error:
             self.turns.pop()
             self.terminal.note(f"{error}; /new starts a new conversation")
             return

@@ -42,7 +42,7 @@ from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.text import template_process
-from specops.text.template_process import TemplateProcessError
+from specops.text.confined_process import ProgramProcessError
 from specops.tracing import RequestTrace, Tracing, tracing_from_env
 
 _PROMPTS = PROTOCOLS.prompts
@@ -174,7 +174,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
         return protocol.error_response(_api_error(error, request, protocol))
 
     for kind in (
-        *(RequestValidationError, InvalidField, HTTPException, NotReady, TemplateProcessError),
+        *(RequestValidationError, InvalidField, HTTPException, NotReady, ProgramProcessError),
         *(QueueFull, PromptTooLong, UnknownToken),
     ):
         app.add_exception_handler(kind, answer)
@@ -190,7 +190,7 @@ def _api_error(error: Exception, request: Request, protocol: Protocol) -> ApiErr
             return from_http_exception(error, request)
         case NotReady():
             return unavailable(error.message, f"model_{error.state}")
-        case TemplateProcessError():
+        case ProgramProcessError():
             return unavailable(str(error), "template_process")
         case QueueFull():
             return queue_full(error)

@@ -17,12 +17,8 @@ from typing import Any
 
 from specops.text import files
 from specops.text.added_tokens import texts_by_role
-from specops.text.template_process import (
-    SHARED,
-    TemplateLimitExceeded,
-    TemplateProcess,
-    TemplateRefusal,
-)
+from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
+from specops.text.template_process import SHARED, TemplateProcess
 from specops.text.tools.formats import Tool, ToolFormat, thinking_of
 from specops.text.tools.probe import traits_of
 from specops.text.tools.prompt import TemplateTraits, for_template
@@ -55,7 +51,7 @@ class ChatTemplate:
 
     Raises:
         ChatTemplateError: the source is not Jinja.
-        TemplateProcessError: see `TemplateProcess`.
+        ProgramProcessError: see `TemplateProcess`.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class ChatTemplate:
         try:
             for each in {self.source, self._tools_source}:
                 process.compile(each, self._tokens)
-        except (TemplateRefusal, TemplateLimitExceeded) as error:
+        except (ProgramRefusal, ProgramLimitExceeded) as error:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
@@ -112,7 +108,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template refuses the messages; the error says why.
             ChatTemplateLimitError: it takes too much for them.
-            TemplateProcessError: see `TemplateProcess`.
+            ProgramProcessError: see `TemplateProcess`.
         """
         extra = options or {}
         begun = answer_prefill(messages)
@@ -144,7 +140,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template leaves the answer out, or refuses the messages.
-            ChatTemplateLimitError, TemplateProcessError: see `render`.
+            ChatTemplateLimitError, ProgramProcessError: see `render`.
         """
         earlier = [*question("a"), {"role": "assistant", "content": _PROBE}]
         _, mark, text = self.render([*earlier, *messages], (), options).rpartition(_PROBE)
@@ -166,9 +162,9 @@ class ChatTemplate:
         values |= {"messages": messages, "add_generation_prompt": asks}
         try:
             return self._process.render(source, self._tokens, values)
-        except TemplateRefusal as error:
+        except ProgramRefusal as error:
             raise ChatTemplateError(f"the model's chat template refuses this: {error}") from error
-        except TemplateLimitExceeded as error:
+        except ProgramLimitExceeded as error:
             raise ChatTemplateLimitError(
                 f"the model's chat template exceeds its limits with this conversation: {error}"
             ) from error
@@ -179,7 +175,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateLimitError: the first probe exceeds the limits, and so would conversations.
-            TemplateProcessError: see `render`.
+            ProgramProcessError: see `render`.
         """
         probes = 0
 
@@ -206,7 +202,7 @@ class ChatTemplate:
         """The format in which the model writes tool calls.
 
         Raises:
-            TemplateProcessError: see `render`.
+            ProgramProcessError: see `render`.
         """
         return self.traits.calls
 

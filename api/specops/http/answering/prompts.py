@@ -60,7 +60,7 @@ def render(engine: Engine, asked: Conversation) -> str:
 
     Raises:
         InvalidField: the template refuses the messages, takes too much for them, or there is none.
-        TemplateProcessError: the template's process failed; another try may succeed.
+        ProgramProcessError: the template's process failed; another try may succeed.
     """
     with template_errors(engine, asked):
         messages = with_system(asked.messages, engine.info.system)
