@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from specops.request import Grammar, GrammarKind
-from specops.text.grammar import MOST_CHARACTERS, GrammarError, Grammars, Masks, Matcher
+from specops.text.grammar import Grammars, Masks, Matcher
+from specops.text.grammar_source import MOST_CHARACTERS, GrammarError
 from tests.simulated_target import grammars, tokenizer
 
 END = 0  # of a text

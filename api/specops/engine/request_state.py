@@ -25,7 +25,8 @@ from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, logprob, mask
 from specops.speculation.acceptance import SpeculationState
 from specops.speculation.drafters.base import Chain
-from specops.text.grammar import GrammarError, Grammars, Matcher
+from specops.text.grammar import Grammars, Matcher
+from specops.text.grammar_source import GrammarError
 from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
 

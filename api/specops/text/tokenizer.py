@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -155,9 +155,10 @@ class Tokenizer:
         """Return the token with this spelling, special tokens included; None if there is none."""
         return self._tokenizer.token_to_id(text)
 
-    def mark(self, text: str) -> int | None:
-        """Return the token that is this mark; None if a grammar has to spell it in letters."""
-        return self._marks.get(text)
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """The tokens that a grammar names, by their texts; it spells other marks in letters."""
+        return self._marks
 
     def vocabulary(self) -> dict[str, int]:
         """Return every entry with its id, added tokens included."""

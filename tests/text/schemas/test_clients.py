@@ -36,7 +36,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from specops.text.grammar import GrammarError
+from specops.text.grammar_source import GrammarError
 from tests.simulated_target import grammars, tokenizer
 from tests.text.schemas.answers import at_random, faults, follows, json_schema
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specops.text.grammar import GrammarError
+from specops.text.grammar_source import GrammarError
 from tests.simulated_target import grammars, tokenizer
 from tests.text.schemas.answers import follows, json_schema
 

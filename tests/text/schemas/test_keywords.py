@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specops.text.grammar import GrammarError
+from specops.text.grammar_source import GrammarError
 from specops.text.schemas import patterns
 from specops.text.schemas.writer import rewrite
 from tests.simulated_target import grammars, tokenizer

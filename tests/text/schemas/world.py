@@ -13,7 +13,8 @@ from pathlib import Path
 
 from specops.models.folder import ModelFolder
 from specops.request import Grammar, GrammarKind
-from specops.text.grammar import GrammarError, Grammars
+from specops.text.grammar import Grammars
+from specops.text.grammar_source import GrammarError
 from specops.text.tokenizer import Tokenizer
 
 COMPILED, REFUSED, CRASHED, SLOW = "compiled", "refused", "crashed", "too slow"

@@ -300,7 +300,7 @@ def test_tags_that_are_tokens_are_these_tokens_in_the_grammar(name: str, special
     form = BY_NAME[name]
     tags = (*form.tags, *THINK)
     known = with_tokens(tags, special=special)
-    marks = {tag: token for tag in tags if (token := known.mark(tag)) is not None}
+    marks = {tag: token for tag in tags if (token := known.marks.get(tag)) is not None}
     grammars = Grammars(known, len(known.vocabulary()), frozenset({0}))
     call = written(form, [*GOOD, ("search", {})])
     texts = {
@@ -324,7 +324,7 @@ def test_a_text_does_not_contain_its_closing_tag_in_letters(name: str, special: 
     form = BY_NAME[name]
     tag = form.quote if form.marked else form.value_close.strip()
     known = with_tokens(form.tags, special=special)
-    marks = {tag: token for tag in form.tags if (token := known.mark(tag)) is not None}
+    marks = {tag: token for tag in form.tags if (token := known.marks.get(tag)) is not None}
     assert tag in marks
     grammar = CallGrammar(form, marks, None, begun=False).grammar(
         TOOLS, required=True, parallel=False

@@ -28,7 +28,7 @@ class AnswerFormat:
         self._thinking = template.thinking if template else None
         self._begun = begun
         tags = (*(self._calls.tags if self._calls else ()), *tags_in(*(self._thinking or ())))
-        known = ((tag, tokenizer.mark(tag)) for tag in tags)
+        known = ((tag, tokenizer.marks.get(tag)) for tag in tags)
         self._marks = {tag: token for tag, token in known if token is not None}
         # A decoded text leaves special tokens out.
         self._tags = {

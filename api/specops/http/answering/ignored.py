@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from specops.http.answering.body import Body, unknown_fields
 from specops.http.errors import InvalidField
 from specops.http.state import Context
-from specops.text.grammar import LeftOut
+from specops.text.grammar_source import LeftOut
 
 _MOST_NAMES = 32  # in the header
 _MOST_NAME = 64  # characters of a name

@@ -9,7 +9,8 @@ from specops.engine.engine import Engine
 from specops.http.answering.options import EngineOptions
 from specops.http.errors import InvalidField, unavailable
 from specops.request import Grammar
-from specops.text.grammar import GrammarError, Matcher
+from specops.text.grammar import Matcher
+from specops.text.grammar_source import GrammarError
 
 # One thread: compiling a grammar does not hold the interpreter, but it takes a core.
 _COMPILER = ThreadPoolExecutor(1, "compile")

@@ -22,6 +22,11 @@ def apart(schemas: Sequence[Schema]) -> bool:
     return _impossible(_tried(json.dumps({"type": "string", "allOf": schemas})))
 
 
+def forget() -> None:
+    """Ask the library anew from now on."""
+    _tried.cache_clear()
+
+
 def _impossible(reason: str) -> bool:
     return "Unsatisfiable" in reason
 

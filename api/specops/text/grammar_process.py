@@ -1,0 +1,69 @@
+"""Has grammars written and tried by `grammar_worker`, in a process of their own."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specops.request import Grammar
+from specops.text.confined_process import ConfinedProcess, ProgramLimitExceeded, ProgramRefusal
+from specops.text.grammar_source import GrammarError, LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A grammar in the library's form that was compiled within the limits.
+
+    Attributes:
+        text: the grammar.
+        left_out: what answers need not follow.
+        effort: how it was written.
+        bytes: memory of the compiled grammar, about.
+    """
+
+    text: str
+    left_out: tuple[LeftOut, ...]
+    effort: int
+    bytes: int
+
+
+class GrammarProcess(ConfinedProcess):
+    """Tries grammars, one after the other. Thread-safe."""
+
+    worker = "specops.text.grammar_worker"
+    what = "grammars"
+    seconds = 2.0  # the slowest known honest schema takes a tenth of it
+
+    def tried(self, grammar: Grammar, effort: int, marks: Mapping[str, int], size: int) -> Tried:
+        """Write a grammar and compile it with a vocabulary of bytes.
+
+        Args:
+            grammar: the client's.
+            effort: the first way to write it that is tried.
+            marks: the tokens that a grammar may name, by their texts.
+            size: number of tokens.
+
+        Raises:
+            GrammarError: it is wrong, or takes more than a limit.
+            ProgramProcessError: there is no process to try it; another one may be there soon.
+        """
+        asked = {"grammar": asdict(grammar), "effort": effort, "marks": dict(marks), "size": size}
+        try:
+            answer: dict[str, Any] = json.loads(self.run(asked))
+        except ProgramRefusal as refusal:
+            told = json.loads(str(refusal))
+            raise GrammarError(told["message"], in_tools=told["in_tools"]) from None
+        except ProgramLimitExceeded as limit:
+            raise GrammarError(
+                f"it is too large, or nested too deeply, to be compiled: {limit}"
+            ) from None
+        answer["left_out"] = tuple(LeftOut(*item) for item in answer["left_out"])
+        return Tried(**answer)
+
+
+SHARED = GrammarProcess()
+"""The process of this program's grammars."""
+atexit.register(SHARED.close)

@@ -1,0 +1,244 @@
+"""Writes grammars in the form of the library llguidance, and tries them.
+
+JSON schemas are rewritten before (`specops.text.schemas`); if the result is too much for the
+library, or contradicts itself, a plainer one is tried.
+
+Grammars are programs by strangers, so `grammar_worker` does this, in a process with limits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits
+
+from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.json_values import loads
+from specops.text.schemas.complement import TYPES
+from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.writer import Rewritten, rewrite
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MOST_CHARACTERS = 1 << 17
+"""Longest text of a grammar."""
+_MOST_WRITTEN = 4 * MOST_CHARACTERS  # characters of a grammar in the library's form
+# Models write JSON with these separators. With free white space a small model could write spaces
+# without end, and no token of the layout would be certain.
+LAYOUT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+# With the library's own limits, a mask of the worst known grammar takes 26 ms, while all requests
+# wait.
+LIMITS = LLParserLimits(
+    step_max_items=5_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
+)
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be compiled or followed; the message says why.
+
+    Attributes:
+        in_tools: a tool's schema is the reason.
+    """
+
+    def __init__(self, message: str, *, in_tools: bool = False) -> None:
+        self.in_tools = in_tools
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A keyword of a JSON schema that the answer need not follow.
+
+    Attributes:
+        path: its JSON pointer; empty for a tool's whole schema.
+        tool: name of the tool with the schema; None: it is the schema of the answer's text.
+    """
+
+    path: str
+    tool: str | None = None
+
+
+class Effort(IntEnum):
+    """How much of the schemas goes into a grammar: less where more cannot be compiled."""
+
+    WHOLE = 0
+    PLAIN = 1  # nothing that has to be written as combinations of schemas
+    FREE = 2  # nothing of tools that are not strict
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A grammar in the library's form."""
+
+    text: str
+    left_out: tuple[LeftOut, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
+    arguments: tuple[str, ...] = ()  # the tools' schemas
+
+
+def _characters(grammar: Grammar, effort: Effort) -> int:
+    schemas = (tool.schema for tool in grammar.arguments if effort < Effort.FREE or tool.strict)
+    said = len(grammar.said.text) if grammar.said else 0
+    return len(grammar.text) + said + sum(map(len, schemas))
+
+
+def efforts(grammar: Grammar) -> Iterator[Effort]:
+    """Say how a grammar may be written, the best way first."""
+    yield Effort.WHOLE
+    kinds = {grammar.kind, grammar.said.kind if grammar.said else None}
+    if GrammarKind.JSON_SCHEMA in kinds or grammar.arguments:
+        yield Effort.PLAIN
+    if any(not tool.strict for tool in grammar.arguments):
+        yield Effort.FREE
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raise the error that a matcher has met, if any.
+
+    Raises:
+        GrammarError: see there.
+    """
+    if matcher.is_error():
+        reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        raise GrammarError("it allows no text" if reason == "NoExtensionBias" else reason)
+
+
+def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
+    """Return the library's reason in terms of what the client sent, without generated rules."""
+    for tool, schema in zip(grammar.arguments, source.arguments, strict=True):
+        if own := LLMatcher.validate_grammar(f"start: %json {schema}", limits=LIMITS):
+            own = _DEFINITION.sub("a definition", _first(own))
+            return GrammarError(f"tool {tool.tool!r}: {own}", in_tools=True)
+    generated = grammar.arguments or grammar.said is not None
+    if not generated and grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return GrammarError(reason)  # with the client's own lines
+    said = _DEFINITION.sub(lambda match: _origin(match, source), _first(reason))
+    return GrammarError(said, in_tools=bool(generated) and grammar.said is None)
+
+
+# How the library names the definitions of a schema, and where it found a mistake in a text.
+_DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+
+
+def _first(reason: str) -> str:
+    """Return the library's reason without the lines of the grammar that it shows."""
+    return _PLACE.sub("", reason.partition("\n   1 | ")[0]).replace("\n ", "").strip()
+
+
+def _origin(match: re.Match[str], source: Source) -> str:
+    return source.origins.get(match[1]) or "the schema"
+
+
+def write(grammar: Grammar, effort: Effort) -> Source:
+    """Return a grammar in the form that the library takes.
+
+    Raises:
+        GrammarError: a schema is wrong, or it is too large.
+    """
+    if _characters(grammar, effort) > MOST_CHARACTERS:
+        in_tools = _characters(grammar, Effort.FREE) <= MOST_CHARACTERS
+        raise GrammarError(f"it has more than {MOST_CHARACTERS} characters", in_tools=in_tools)
+    source = _written(grammar, effort)
+    if len(source.text) > _MOST_WRITTEN:
+        raise GrammarError("it is too large once its parts are written out")
+    return source
+
+
+def _written(grammar: Grammar, effort: Effort) -> Source:
+    text: str
+    left_out: list[LeftOut] = []
+    origins: Mapping[str, str] = {}
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
+            try:
+                rewritten = _rewritten(grammar.text, effort, strict=grammar.strict)
+            except ValueError as error:
+                raise GrammarError(str(error)) from None
+            try:
+                text = LLMatcher.grammar_from_json_schema(
+                    json.dumps(rewritten.schema), defaults=LAYOUT
+                )
+            except ValueError as error:  # the library has a limit of depth
+                raise GrammarError(f"the schema, its references followed: {error}") from None
+            left_out += (LeftOut(path) for path in rewritten.left_out)
+            origins = rewritten.origins
+        case GrammarKind.REGEX:
+            text = LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.CHOICE:
+            options = map(json.dumps, json.loads(grammar.text))
+            text = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+        case GrammarKind.LARK:
+            text = LLMatcher.grammar_from_lark(grammar.text)
+    arguments = []
+    for tool in grammar.arguments:
+        rewritten = _rewritten_arguments(tool, effort)
+        arguments.append(json.dumps({**rewritten.schema, "x-guidance": LAYOUT}))
+        text += f"{tool.rule}: %json {arguments[-1]}\n"
+        left_out += (LeftOut(tool.path + path, tool.tool) for path in rewritten.left_out)
+    if grammar.said is not None:
+        said = _written(grammar.said, effort)
+        left_out += said.left_out
+        parts = [{"lark_grammar": text}, {"name": "said", **_part(said.text)}]
+        text, origins = json.dumps({"grammars": parts}), said.origins
+    return Source(text, tuple(left_out), origins, tuple(arguments))
+
+
+def _rewritten(text: str, effort: Effort, *, strict: bool) -> Rewritten:
+    return rewrite(loads(text), strict=strict, plain=effort > Effort.WHOLE)
+
+
+def _rewritten_arguments(tool: ToolArguments, effort: Effort) -> Rewritten:
+    """Return the schema of a tool's arguments; if it is not strict, any schema will do.
+
+    Raises:
+        GrammarError: the schema is wrong.
+    """
+    path = ""
+    if tool.strict or effort < Effort.FREE:
+        try:
+            return _rewritten(tool.schema, effort, strict=tool.strict)
+        except ValueError as error:
+            if tool.strict:
+                raise GrammarError(f"tool {tool.tool!r}: {error}", in_tools=True) from None
+            path = error.path if isinstance(error, SchemaError) else ""
+    return Rewritten(_of_same_type(tool.schema), (path,), {})
+
+
+def _of_same_type(text: str) -> dict[str, object]:
+    """Return a schema that says as little as the type of what another one describes."""
+    try:
+        kind = loads(text).get("type")
+    except ValueError:
+        return {"type": "object"}
+    return {"type": kind} if isinstance(kind, str) and kind in (*TYPES, "integer") else {}
+
+
+def _part(source: str) -> dict[str, object]:
+    """Return a grammar in the library's form as one of several."""
+    if not source.startswith("{"):
+        return {"lark_grammar": source}
+    (part,) = json.loads(source)["grammars"]
+    return {key: value for key, value in part.items() if key != "name"}
+
+
+def grammar_of(fields: Mapping[str, Any]) -> Grammar:
+    """Return the grammar whose fields these are, as `dataclasses.asdict` tells them."""
+    said = fields["said"]
+    return Grammar(
+        GrammarKind(fields["kind"]),
+        fields["text"],
+        None if said is None else grammar_of(said),
+        tuple(ToolArguments(**tool) for tool in fields["arguments"]),
+        fields["strict"],
+    )

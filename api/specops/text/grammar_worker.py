@@ -1,0 +1,167 @@
+"""The process that writes grammars in the grammar library's form, and tries them.
+
+A grammar is a stranger's program: a short one can make the library recurse or grow without end,
+which nothing but the system stops. So each is compiled here first, with a vocabulary of single
+bytes, and only what holds the limits is compiled again for the model's vocabulary, in the service:
+the same recursion on a larger stack, the same growth, and nothing left to rewrite.
+
+A request is:
+
+    {"grammar": ..., "effort": 0, "marks": {"<|im_end|>": 2, ...}, "size": 49152}
+
+`effort` is the first way to write it that is tried. The answer is JSON, too: `text`, `left_out`,
+`effort` and `bytes`, or as a refusal `message` and `in_tools`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+
+from specops.request import Grammar
+from specops.text.confined_worker import EXCEEDED, REFUSED, TEXT, confine, serve
+from specops.text.grammar_source import (
+    LIMITS,
+    GrammarError,
+    Source,
+    check,
+    efforts,
+    explained,
+    grammar_of,
+    write,
+)
+from specops.text.schemas.trial import forget
+
+_MEMORY_BYTES = 192 << 20  # of addresses
+# The service compiles on four times as much.
+_STACK_BYTES = 4 << 20
+MOST_BYTES = 32 << 20
+"""Most memory of one compiled grammar."""
+MOST_CERTAIN = 1 << 14
+"""Longest text, in bytes, that answers may have to begin with."""
+_BYTES = 256
+
+
+class _Bytes:
+    """A tokenizer with a token for each byte, and the model's marks where they are."""
+
+    bos_token_id = None
+
+    def __init__(self, marks: dict[str, int], size: int) -> None:
+        taken = set(marks.values())
+        free = (token for token in itertools.count() if token not in taken)
+        *self._ids, self.eos_token_id = itertools.islice(free, _BYTES + 1)
+        self.tokens = [b""] * max(size, self.eos_token_id + 1, *(token + 1 for token in taken))
+        for byte, token in enumerate(self._ids):
+            self.tokens[token] = bytes([byte])
+        for mark, token in marks.items():
+            self.tokens[token] = mark.encode()
+        self.special_token_ids = [*taken, self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._ids[byte] for byte in text]
+
+
+@lru_cache(maxsize=1)
+def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes(dict(marks), size)), slices=[])
+
+
+def answer(request: bytes) -> tuple[bytes, bytes]:
+    """Do what a request asks for; return the kind and the text of the answer."""
+    try:
+        try:
+            asked = json.loads(request)
+            forget()  # what one client's grammar took would tell another client of it
+            vocabulary = _vocabulary(tuple(asked["marks"].items()), asked["size"])
+            tried = _first_good(grammar_of(asked["grammar"]), asked["effort"], vocabulary)
+            return TEXT, json.dumps(tried).encode()
+        except MemoryError:
+            raise
+        except GrammarError as error:
+            told = {"message": str(error), "in_tools": error.in_tools}
+            return REFUSED, json.dumps(told).encode()
+    except MemoryError:
+        return EXCEEDED, b""
+
+
+def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[str, Any]:
+    """Return the best source of a grammar that the library takes.
+
+    Raises:
+        GrammarError: there is none; the message is of the best one.
+    """
+    reason: GrammarError | None = None
+    for effort in efforts(grammar):
+        if effort < first:
+            continue
+        try:
+            source = write(grammar, effort)
+            return {
+                "text": source.text,
+                "left_out": [(item.path, item.tool) for item in source.left_out],
+                "effort": effort,
+                "bytes": _try(grammar, source, vocabulary),
+            }
+        except GrammarError as error:
+            reason = reason or error
+    raise reason or GrammarError("it allows no text")
+
+
+def _try(grammar: Grammar, source: Source, vocabulary: LLTokenizer) -> int:
+    """Compile a source; returns the bytes that this takes."""
+    before = _allocated()
+    matcher = LLMatcher(vocabulary, source.text, log_level=0, limits=LIMITS)
+    try:
+        check(matcher)
+        certain = len(matcher.compute_ff_bytes())
+        matcher.compute_bitmask()
+        check(matcher)
+    except GrammarError as error:
+        raise explained(str(error), grammar, source) from None
+    if certain > MOST_CERTAIN:
+        raise GrammarError(f"answers begin with more than {MOST_CERTAIN} bytes that are certain")
+    if (taken := _allocated() - before) > MOST_BYTES:
+        raise GrammarError(f"it takes more than {MOST_BYTES >> 20} MiB of memory")
+    return taken
+
+
+class _Allocated(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _mallinfo2() -> Any:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _Allocated
+    return function
+
+
+_info = _mallinfo2()  # None: not glibc
+
+
+def _allocated() -> int:
+    """Return the bytes that the process has allocated; 0 where that is not known."""
+    if _info is None:
+        return 0
+    info = _info()
+    return int(info.uordblks + info.hblkhd)
+
+
+def main(parent: int) -> None:
+    """Be the process of grammars for a parent, until that closes the socket."""
+    serve(answer, confine(parent, _MEMORY_BYTES, _STACK_BYTES))
