@@ -202,12 +202,15 @@ class Waiting(FakeTokenizer):
     def opens_thoughts(self, *_: object) -> bool:
         return False
 
-    def compiled(self, _: object) -> None:
+    def compiled(self, *_: object) -> None:
         """Nothing is compiled yet."""
 
-    def matcher(self, _: object) -> Waiting:
+    def matcher(self, *_: object) -> Waiting:
         self._wait()
         return self
+
+    def stop(self) -> None:
+        """Nothing ends early."""
 
 
 class FakeEngine:

@@ -91,6 +91,12 @@ class Grammar:
     arguments: tuple[ToolArguments, ...] = ()  # rules that a Lark grammar's text leaves to them
     strict: bool = False  # of a JSON schema: refuse keywords that cannot be enforced
 
+    @property
+    def size(self) -> int:
+        """Number of characters, schemas of tools included."""
+        said = self.said.size if self.said else 0
+        return len(self.text) + said + sum(len(tool.schema) for tool in self.arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

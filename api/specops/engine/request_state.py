@@ -148,7 +148,19 @@ class RequestState:
             GrammarError: the grammar cannot be compiled.
         """
         grammar = self.request.sampling.grammar
-        return None if grammar is None else self._grammars.matcher(grammar)
+        return None if grammar is None else self._grammars.matcher(grammar, self.request.client)
+
+    def settle(self, seconds: float) -> None:
+        """End the request if its grammar takes more than a share of passes such as this one.
+
+        Args:
+            seconds: that the target's pass took.
+        """
+        if not self.finish and (matcher := vars(self).get("matcher")) is not None:
+            try:
+                matcher.settle(seconds)
+            except GrammarError as error:
+                self.fail(error)
 
     @property
     def adjusts(self) -> bool:

@@ -207,6 +207,8 @@ class Scheduler:
             self.controller.stepped(decoding, step.draft_seconds)
             step.missed_drafters = [item.missed for item in decoding if item.missed]
             step.declined_drafters = [item.declined for item in decoding if item.declined]
+        for item in scheduled:
+            item.state.settle(step.seconds)
         for state in self._slots:
             if not state.finish:
                 self._hand_out(step, state)

@@ -16,6 +16,7 @@ from specops.http.answering.recent_items import RecentItems
 from specops.http.protocol import Protocol
 from specops.metrics.metrics import Metrics
 from specops.serving.async_engine import AsyncEngine
+from specops.serving.client_turns import ClientTurns
 from specops.text.grammar import Matcher
 from specops.tracing import RequestTrace
 
@@ -30,6 +31,8 @@ class AppState:
     service: AsyncEngine
     metrics: Metrics
     items: RecentItems = field(default_factory=RecentItems)
+    # Compiling a grammar does not hold the interpreter, but it takes a core.
+    compiling: ClientTurns = field(default_factory=lambda: ClientTurns("compile"))
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 

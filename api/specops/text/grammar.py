@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -152,7 +153,7 @@ class Grammars:
             except GrammarError as error:
                 raise reason or error from None
             try:
-                compiled = _on_large_stack(lambda found=tried: self._made(vocabulary, found))
+                compiled = _on_large_stack(partial(self._made, vocabulary, tried))
             except GrammarError as error:
                 reason, effort = reason or error, tried.effort + 1
                 continue

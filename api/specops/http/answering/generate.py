@@ -100,7 +100,7 @@ async def generate(
     ignore(ctx, prepared.skipped)
     if spelled["grammar"] is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
-        ctx.matcher = await compile_grammar(spelled["grammar"], body, engine)
+        ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
         ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
     ends = prepared.gap.ends if prepared.gap else {}
     # Those that a decoded text shows. Of the others an answer may have the letters.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from specops.engine.engine import Engine
 from specops.http.answering.options import EngineOptions
+from specops.http.answering.turns import in_turn
 from specops.http.errors import InvalidField, unavailable
+from specops.http.state import Context
 from specops.request import Grammar
 from specops.text.grammar import Matcher
 from specops.text.grammar_source import GrammarError
 
-# One thread: compiling a grammar does not hold the interpreter, but it takes a core.
-_COMPILER = ThreadPoolExecutor(1, "compile")
-COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
+COMPILE_SECONDS = 15.0  # the largest grammar takes a twentieth of it on an idle machine
+_CHARACTER_SECONDS = 1e-5  # as long as the worst known schemas take
 _DIGITS = 10  # of the largest number of a token
 
 
@@ -58,29 +59,31 @@ def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
     return tuple(engine.tokenizer.encode(text, special_tokens=False))
 
 
-async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> Matcher:
+async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -> Matcher:
     """Compile a grammar before the engine's thread needs it.
 
     Returns:
         A matcher. While it lives, the grammar stays compiled.
 
     Raises:
-        ApiError: other grammars were compiled all the time.
+        ApiError: other grammars were compiled all the time, or the client has left.
         InvalidField: compiling failed, or an option forbids tokens besides.
     """
     field = body.grammar_field or "tools"
     for name in ("bad_words", "min_tokens"):
         if getattr(body, name):  # together they might forbid every token
             raise InvalidField(name, f"cannot be combined with `{field}`")
-    if (matcher := engine.grammars.compiled(grammar)) is not None:
+    grammars = ctx.engine.grammars
+    if (matcher := grammars.compiled(grammar, ctx.client)) is not None:
         return matcher
+    work, size = partial(grammars.matcher, grammar, ctx.client), _CHARACTER_SECONDS * grammar.size
     try:
         async with asyncio.timeout(COMPILE_SECONDS):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
+            turns = ctx.app.compiling
+            return await in_turn(ctx, turns, work, seconds=size, stop=grammars.stop)
     except GrammarError as error:
         field = "tools" if error.in_tools else field
         raise InvalidField(field, str(error), code="invalid_grammar") from None
-    except TimeoutError:  # it goes on, and the grammar is there when the client comes again
+    except TimeoutError:
         message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds; try again"
         raise unavailable(message, "grammar_pending") from None
