@@ -4,7 +4,7 @@ What a server has read before it need not read again, and what it has said befor
 a load that repeats its prompts measures the cache. These prompts are made of sentences with many
 slots, of windows of the English reference that every Python carries (`pydoc_data.topics`), and of
 code of the standard library on which the demo pair was not trained, with other names. Each begins
-with something made.
+with something made. People, places and things stay what they are throughout a conversation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from argparse import ArgumentParser
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -62,58 +62,61 @@ _SLOTS = {
         "problem": "missed deliveries|late invoices|a broken pump|long queues|double bookings|"
         "rising rents|wrong addresses|sick leave|noise complaints|a power cut|lost passwords|"
         "unclear instructions|bad weather|slow internet|missing parts|too many meetings",
-        "task": "plan the move of the {thing} to {city}|explain {subject} to {job}|"
-        "write a polite letter about {problem}|compare two offers for a new {thing}|"
+        "task": "plan the move of the {thing} to {town}|explain {subject} to {job}|"
+        "write a polite letter about {problem}|compare two offers to repair the {thing}|"
         "prepare a talk of {5-50} minutes about {subject}|cut the cost of the {thing} by {5-40} %|"
-        "find the reason for {problem}|teach {person} how the {thing} works|"
-        "invite {12-400} guests to {city}|choose between {subject} and {subject}|"
-        "reply to {person}, who complains about {problem}|organize a weekend in {city}",
+        "find the reason for {problem}|show {12-400} people how the {thing} works|"
+        "invite {12-400} guests to {town}|choose a course on {subject}|"
+        "reply to {person}, who complains about {problem}|organize a weekend in {town}",
         "month": "January|February|March|April|May|June|July|August|September|October|November",
-        "date": "{1-28} {month}|{1-28} {month} {2019-2031}",
-        "fact": "We have {200-9800} euros for it.|It has to be ready by {date}.|"
+        "date": "{1-28} {month} {2012-2024}",
+        "due": "{1-28} {month} {2026-2031}",
+        "staff": "{3-90}",
+        "fact": "We have {200-9800} euros for the {thing}.|"
+        "The {thing} has to be ready by {due}.|"
         "{person} thinks that the {thing} is the real problem.|The {thing} is {2-38} years old.|"
         "Last {month} we lost {3-90} customers because of {problem}.|"
-        "Of {20-950} people whom we asked, {2-19} complained about {problem}.|"
+        "{20-950} people were asked about the {thing}, and {2-19} complained about {problem}.|"
         "Our {thing} needs {3-240} minutes a day, which {person} calls too long.|"
-        "I have spoken to {person} in {city}, {job}, but got no clear answer.|"
-        "In {city} they do it with {2-30} people and a rented {thing}.|"
-        "The last time, on {date}, it failed because of {problem}.|"
-        "There are {2-60} of us, and only {first} has done this before.|"
+        "I have spoken to {person}, {job}, about {problem}, but got no clear answer.|"
+        "In {town} they do it with {2-30} people and a rented {thing}.|"
+        "The last time, on {date}, the {thing} failed because of {problem}.|"
+        "There are {staff} of us, and only {person} understands the {thing}.|"
         "I would rather keep the {thing} and change something else.|"
         "Since {date} the {thing} has been looked after by {person}, {job}.|"
-        "We tried it with {subject} students from {city}: {problem}, again.|"
-        "Please do not suggest a new {thing}; we cannot afford one before {date}.",
-        "who": "I run {place} in {city} with {3-90} employees.|I work at {place} near {city}.|"
-        "My neighbour {person} is {job}.|I am {job} and live in {city}.|"
-        "I volunteer for {place} in {city}, together with {person}.|Hello, {first} here.",
+        "We tried it with {subject} students from {town}: {problem}, again.|"
+        "We cannot afford a new {thing} this year, says {person}.",
+        "who": "I run {place} in {city} with {staff} employees.|I work at {place} near {city}.|"
+        "My neighbour {person} is {job}.|I live in {city} and ask for {person}, {job}.|"
+        "I volunteer for {place} in {city}, together with {person}.|Greetings from {city}.",
         "ask": "How would you {task}?|What is a good way to {task}?|Can you help me to {task}?|"
-        "By {date} I have to {task}. Where do I begin?|Which mistakes should I avoid if I {task}?|"
+        "By {due} I have to {task}. Where do I begin?|Which mistakes should I avoid if I {task}?|"
         "What does it take to {task}?|Why is it so hard to {task}?",
         "form": "Answer in {2-9} sentences.|Give me {3-9} points.|"
         "Write it as an e-mail to {person}.|"
         "Explain it to {job}.|Be brief, please.|Add an example from {city}.|",
         "role": "You are the assistant of {place} in {city}. Questions come from {person}'s team.|"
         "You help {job} with {subject}. Be friendly and exact.|"
-        "You answer for {person}, {job} in {city}. Never promise a date before {date}.|"
+        "You answer for {person}, {job} in {city}. Never promise a date before {due}.|"
         "You are an expert on {subject} who writes for {job}. Keep to {2-9} paragraphs.",
         "summary": "Sum up the following pages for {person}, {job}, in {3-9} sentences.|"
         "{person} has {2-15} minutes before a meeting in {city}. What are the main points of this?|"
         "Here are my notes of {date} for {place}. Make a short summary for {job}, please.",
-        "document": "I am {job} and read this for a course on {subject} in {city}, due {date}:|"
+        "document": "I am {job} and read this for a course on {subject} in {city}, due {due}:|"
         "{person} sent me this on {date}, and I have a question about it.|"
         "Page {2-900} of what {place} in {city} gives to {job}:",
         "doubt": "What does the part that begins with “{}” mean for {job}? {form}|"
         "Please explain “{}” in simpler words. {form}|"
         "{person} says that “{}” is wrong. Is it, and why? {form}",
-        "explain": "I am {job} in {city}. What do I have to know about “{}” in Python?|"
+        "explain": "I live in {city}. What do I have to know about “{}” in Python?|"
         "{person} asked me on {date} about “{}” in Python. Can you explain it?",
         "more": "Thanks. Can you give {job} an example? {form}|"
         "What would {person} ask next? {form}|"
-        "And how would {person} explain that to {job} in {city}? {form}|"
+        "And how would {person} explain that to {job} in {town}? {form}|"
         "Is there anything about it that goes wrong because of {problem}? {form}|"
         "Now shorten that to {2-6} sentences, for the {thing} of {place}.",
-        "code": "Please finish this code; {person} needs it on {date}.|"
-        "Continue the last function as {person} from {city} would. Only code, please.|"
+        "code": "Please finish this code; {person} needs it on {due}.|"
+        "Continue the last function as {person} in {city} would. Only code, please.|"
         "What comes next in this module of our {thing}? Write the next {5-40} lines.",
         "structured": "Here is the data of {place} in {city} from {date}. {turn}",
         "turn": "Which row is unusual, and why?|Add the next {3-12} rows in the same format.|"
@@ -132,6 +135,12 @@ _SLOTS = {
         'Changed by {person} on {date}, because of {problem}.\n"""\n',
     }.items()
 }
+_SLOTS["town"] = _SLOTS["city"]
+# What a conversation says of people, places and things, by slot; under its own name what it said
+# of another matter before.
+Scene = dict[str, str]
+_MATTER = ("person", "job", "subject", "thing", "problem", "town", "due")
+_KEPT = ("city", "place", "staff", *_MATTER)
 _SLOT = re.compile(r"\{([a-z]+|\d+-\d+)\}")
 # As byte-level BPE splits texts before it encodes each part by itself.
 _PART = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
@@ -142,19 +151,27 @@ _NAMES = re.compile(r"(?:\bdef |\bself\.)([a-z]\w{3,})")
 _BEGIN = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)
 
 
-def fill(rng: Random, pattern: str) -> str:
-    """A pattern with something in each slot."""
+def fill(rng: Random, pattern: str, scene: Scene | None = None) -> str:
+    """A pattern with something in each slot: what a scene has there, or gets now."""
 
     def value(slot: re.Match[str]) -> str:
         low, is_range, high = slot[1].partition("-")
-        return str(rng.randint(int(low), int(high))) if is_range else some(rng, low)
+        if is_range:
+            return str(rng.randint(int(low), int(high)))
+        if scene is None or low not in _KEPT:
+            return some(rng, low, scene)
+        if low not in scene:
+            named = {*scene.values()}
+            drawn = (some(rng, low) for _ in range(999))  # all may be named
+            scene[low] = next((one for one in drawn if one not in named), "") or some(rng, low)
+        return scene[low]
 
     return _SLOT.sub(value, pattern)
 
 
-def some(rng: Random, slot: str) -> str:
+def some(rng: Random, slot: str, scene: Scene | None = None) -> str:
     """Something for a slot."""
-    return fill(rng, rng.choice(_SLOTS[slot])).strip(" ")
+    return fill(rng, rng.choice(_SLOTS[slot]), scene).strip(" ")
 
 
 @cache
@@ -253,6 +270,7 @@ class Text:
     prompt: str
     system: str = ""
     history: tuple[str, ...] = ()
+    scene: Scene = field(default_factory=dict)
 
 
 class Writer:
@@ -274,50 +292,58 @@ class Writer:
 
     def text(self, rng: Random, kind: str, tokens: float) -> Text:
         """A prompt of a kind with about so many tokens, those of the chat template included."""
-        count, system = self.ruler.count, ""
+        count, system, scene = self.ruler.count, "", Scene()
         room = tokens - self.frame.question if self.chat else tokens
         room /= self._ratio.get(kind, 1)
         if self.chat and kind in (CHAT, CONVERSATION) and room > 120 and rng.random() < 0.5:
-            system = some(rng, "role")
+            system = some(rng, "role", scene)
             room -= self.frame.system + count(system)
         if kind == CHAT or (kind == CONVERSATION and not self.chat):
-            end = f"{some(rng, 'ask')} {some(rng, 'form')}".strip()
-            return Text(self.sentences(rng, "who", room - count(end)) + end, system)
+            end = f"{some(rng, 'ask', scene)} {some(rng, 'form', scene)}".strip()
+            told = self.sentences(rng, "who", room - count(end), scene)
+            return Text(told + end, system, scene=scene)
         if kind == CONVERSATION:
             title, at = rng.choice(_reference()[2])
-            ask = some(rng, "explain").replace("{}", title)
-            prompt = some(rng, "more")
+            ask = some(rng, "explain", scene).replace("{}", title)
+            prompt = some(rng, "more", scene)
             room -= self.frame.turn + count(ask) + count(prompt)
-            return Text(prompt, system, (ask, self.passage(rng, room, at)))
-        begin, end = some(rng, kind) + "\n\n", ""
+            return Text(prompt, system, (ask, self.passage(rng, room, at)), scene)
+        begin, end = some(rng, kind, scene) + "\n\n", ""
         if kind == CODE:
             begin, end = (begin + "```python\n", "\n```") if self.chat else ("", "")
         elif kind == DOCUMENT:
-            end = "\n\n" + some(rng, "doubt")
+            end = "\n\n" + some(rng, "doubt", scene)
         body = {CODE: self.code, STRUCTURED: self.rows}.get(kind, self.passage)
         made = body(rng, room - count(begin + end) - 1.5 * _WORDS * ("{}" in end))
         quotes = [line for line in made.split("\n") if len(line.split()) > _WORDS] or [made]
         quote = " ".join(rng.choice(quotes).split()[:_WORDS])
-        return Text(begin + made + end.replace("{}", quote))
+        return Text(begin + made + end.replace("{}", quote), scene=scene)
 
     def role(self, rng: Random, tokens: float) -> str:
         """A long system message."""
-        return self.sentences(rng, "role", tokens / self._ratio[CHAT])
+        return self.sentences(rng, "role", tokens / self._ratio[CHAT], Scene())
 
-    def follow_up(self, rng: Random) -> str:
+    def follow_up(self, rng: Random, text: Text) -> str:
         """What a user says next."""
-        return some(rng, "more") if self.chat else self.code(rng, 40)
+        return some(rng, "more", text.scene) if self.chat else self.code(rng, 40)
 
-    def sentences(self, rng: Random, begin: str, tokens: float) -> str:
-        """A sentence for a slot and then facts, in paragraphs, with a blank at the end."""
-        text, left = "", tokens
-        more = some(rng, begin)
+    def sentences(self, rng: Random, begin: str, tokens: float, scene: Scene) -> str:
+        """A sentence for a slot and then facts, in paragraphs, with a blank at the end.
+
+        When all is said of one thing, another one comes up, with other people.
+        """
+        text, left, facts = "", tokens, [*_SLOTS["fact"]]
+        more = some(rng, begin, scene)
         while more:
             left -= self.ruler.count(f" {more}")
             text += more + ("\n\n" if rng.random() < 0.2 else " ")
-            drawn = [some(rng, "fact") for _ in range(4)]
-            facts = [fact for fact in drawn if fact[:9] not in text] or drawn  # not the same again
-            more = min(facts, key=lambda fact: abs(left - self.ruler.count(fact)))
+            if not facts:
+                facts = [*_SLOTS["fact"]]
+                for named in [scene.pop(slot) for slot in _MATTER if slot in scene]:
+                    scene[named] = named
+            drawn = {fill(rng, fact, scene): fact for fact in rng.sample(facts, min(4, len(facts)))}
+            more = min(drawn, key=lambda fact: abs(left - self.ruler.count(fact)))
+            facts.remove(drawn[more])
             if abs(left - self.ruler.count(more)) > abs(left):
                 break
         return text

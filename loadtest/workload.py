@@ -158,7 +158,7 @@ class Workload:
         room = self.server.context - sum(answers) - others
         text = self._within(room, wanted, lambda length: self._made(length, rng))
         cut = cut or wanted > room
-        turns = (text.prompt, *(self.writer.follow_up(rng) for _ in answers[1:]))
+        turns = (text.prompt, *(self.writer.follow_up(rng, text) for _ in answers[1:]))
         system = (prefix or text.system) if self.server.chat else None
         if prefix and not self.server.chat:
             turns = (f"{prefix}\n\n{turns[0]}", *turns[1:])

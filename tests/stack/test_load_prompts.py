@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import cache
 from itertools import islice, pairwise
@@ -96,6 +97,22 @@ def test_no_two_prompts_are_alike_or_begin_alike(load: SimpleNamespace, chat: bo
     # No prompt is another one's beginning, and few share so much that a cache has it.
     assert not any(second.startswith(first) for first, second in pairwise(sorted(made)))
     assert len({text[:250] for text in made}) > 0.99 * 2000
+
+
+def test_a_conversation_says_one_thing_of_everybody_and_everything(load: SimpleNamespace) -> None:
+    jobs = "|".join(job.partition("{")[0] for job in load.texts._SLOTS["job"])
+    claims = (
+        rf"([A-Z]\w+ [A-Z]\w+), ({jobs})",
+        r"the ([a-z ]+) has been looked after by (\w+ \w+)",
+        r"[Tt]he ([a-z ]+) is (\d+ years) old",
+        r"([Ww])ith (\d+ employees)",
+        r"(I) (?:run|work at|volunteer for) (.*?) (?:in|near)",
+    )
+    asks = workload(load, "--seed", "1", "--category", "chat", "--turns", "3")
+    for chat in map(asks.numbered, range(200)):
+        text = " ".join((chat.system or "", *chat.turns))
+        said = [{*re.findall(claim, text)} for claim in claims]
+        assert all(len(dict(pairs)) == len(pairs) for pairs in said), said
 
 
 def test_kinds_are_those_that_the_model_can_answer(load: SimpleNamespace) -> None:
