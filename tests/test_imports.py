@@ -31,7 +31,7 @@ ALONE = {  # which import nothing of the service
     *("specops.system.cpus", "specops.system.folders", "specops.weights"),
     "specops.sampling_defaults",
     *("specops.runtime.kernels", "specops.runtime.layer_shapes"),
-    "specops.text.files",
+    *("specops.text.files", "specops.text.fill_in_forms"),
 }
 
 

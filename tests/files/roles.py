@@ -19,12 +19,13 @@ from tokenizers import Tokenizer
 from specops.models.convert import ExportError
 from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import tokenizer_files
+from specops.text.fill_in_forms import FORMS
 from tests.files.packages import llama_cpp, llama_roles, llama_tokens
 from tests.files.report import Row
 from tests.models.convert.gguf.files import tokens_of, write_pieces, write_tokenizer
 from tests.text import published_tokenizers as published
 
-_TEXTS = ["a", "Hello world", "x <|im_end|> y"]
+_TEXTS = ["a", "Hello world", "x <|im_end|> y", "\u0394<|fim_suffix|> zq", "  the\n"]
 _SIZE = 600
 _CONTROL = 3  # a type of tokens
 _NONE = (1 << 32) - 1
@@ -47,6 +48,9 @@ LETTERS: dict[str, Change] = {
     "chameleon": {"pre": "chameleon", "bos_token_id": 7},
     "a bos that is not added": {"pre": "llama-bpe", "add_bos_token": False},
     "an eos that is added": {"add_eos_token": True, "add_bos_token": True},
+    "no types": {"token_type": None},
+    "fill-in of ordinary type": {"ends": FORMS[0].marks, "kind": 1},
+    "merges without tokens": {"merges": ["z q", "q qq"]},
 }
 PIECES: dict[str, Change] = {
     "as it is": {},
@@ -56,6 +60,24 @@ PIECES: dict[str, Change] = {
     "no space first": {"add_space_prefix": False},
     "no bos": {"add_bos_token": False},
     "an eos that is added": {"add_eos_token": True},
+    "scores as integers": {"scores": list(range(0, -_SIZE, -1))},
+    "no types": {"token_type": None},
+    "no types, no ids": {"token_type": None, "bos_token_id": None, "eos_token_id": None},
+    "ordinary special tokens": {"types": {0: 1, 1: 1, 2: 1}},
+    "ordinary special tokens, no ids": {
+        "types": {0: 1, 1: 1, 2: 1},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
+    "bytes of ordinary type": {"types": dict.fromkeys(range(3, 259), 1)},
+    "unused tokens": {"types": dict.fromkeys(range(300, 400), 5)},
+    "undefined tokens": {"types": dict.fromkeys(range(300, 400), 0)},
+}
+_ADD = {
+    bool: GGUFWriter.add_bool,
+    int: GGUFWriter.add_uint32,
+    list: GGUFWriter.add_array,
+    str: GGUFWriter.add_string,
 }
 _WORDS = ("</s>", "<eos>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<turn|>", "[PAD]", "<PAD>")
 _MORE = "<|EOT|>"  # of DeepSeek-Coder
@@ -108,7 +130,10 @@ def _same(file: Path, *, texts: bool = False) -> bool | None:
 
 
 def _types(metadata: Metadata) -> list[int]:
-    return metadata.listed("tokenizer.ggml.token_type", int)
+    key, tokens = "tokenizer.ggml.token_type", "tokenizer.ggml.tokens"
+    if key not in metadata:
+        return [1] * len(metadata.listed(tokens, str))
+    return metadata.listed(key, int)
 
 
 def _made(folder: Path) -> Iterator[Path]:
@@ -135,18 +160,14 @@ def _changed(file: Path, made: Any, change: Change, *, pieces: bool) -> Path:
             types[token] = _CONTROL
         values["tokenizer.ggml.tokens"].value = tokens
         values["tokenizer.ggml.token_type"].value = [int(one) for one in types]
+    for token, other in change.get("types", {}).items():
+        values["tokenizer.ggml.token_type"].value[token] = other
     for name, value in change.items():
-        if name in ("ends", "kind", "special"):
+        if name in ("ends", "kind", "special", "types"):
             continue
         values.pop(f"tokenizer.ggml.{name}", None)
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            writer.add_bool(f"tokenizer.ggml.{name}", value)
-        elif isinstance(value, str):
-            writer.add_string(f"tokenizer.ggml.{name}", value)
-        else:
-            writer.add_uint32(f"tokenizer.ggml.{name}", value)
+        if value is not None:
+            _ADD[type(value)](writer, f"tokenizer.ggml.{name}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -233,13 +233,13 @@ async def test_text_beyond_half_of_the_context_is_cut_in_all_protocols() -> None
 async def test_a_suffix_is_encoded_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with coder() as here:
         tokenizer, encoded = here.service.loaded.tokenizer, list[str]()
-        encode = tokenizer.encode_parts
+        encode = tokenizer.encode_as_text
 
-        def counted(parts: Sequence[str]) -> tuple[int, ...]:
-            encoded.extend(parts)
-            return encode(parts)
+        def counted(text: str, marks: frozenset[str]) -> tuple[int, ...]:
+            encoded.append(text)
+            return encode(text, marks)
 
-        monkeypatch.setattr(tokenizer, "encode_parts", counted)
+        monkeypatch.setattr(tokenizer, "encode_as_text", counted)
         body = {"model": "fake", "prompt": ["a", "b"], "suffix": "cd"}
         await asked(here, body, "/v1/completions")
     assert encoded.count("cd") == 1

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
 
-from specops.text.fill_in import FILE, FORMS, REPOSITORY, FillIn, FillInForm
+from specops.text.fill_in import FillIn
+from specops.text.fill_in_forms import FILE, FORMS, REPOSITORY, FillInForm
+from specops.text.tokenizer import Tokenizer
+from tests.text import published_tokenizers as published
 
 MIDDLE = "<|fim_middle|>"
 
@@ -24,8 +29,8 @@ class Spelled:
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         return ((1,) if special_tokens else ()) + tuple(text.encode())
 
-    def encode_parts(self, parts: Sequence[str]) -> tuple[int, ...]:
-        return tuple(token for part in parts for token in self.encode(part, special_tokens=False))
+    def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
+        return self.encode(text, special_tokens=False)
 
     def spell(self, tokens: Sequence[int]) -> str:
         marks = {token: mark for mark, token in self._marks.items()} | {1: "<s>"}
@@ -61,25 +66,31 @@ def test_a_prompt_is_written_as_the_family_was_trained(marks: tuple[str, ...], p
     assert typed.tokens == (*asked.tokens, *b"ef")
 
 
-def test_a_file_that_spells_special_tokens_means_their_letters() -> None:
-    class Merging(Spelled):
-        def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-            return super().encode(text.replace(MIDDLE, chr(7)), special_tokens=special_tokens)
-
-    tokenizer = Merging("<|fim_prefix|>", "<|fim_suffix|>", MIDDLE, "<|file_sep|>")
-    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
-    text = f"x = '{MIDDLE}{MIDDLE}'"
+@pytest.mark.parametrize("says_so", [True, False], ids=["special", "not said to be special"])
+@pytest.mark.parametrize("make", [published.smollm2, published.gemma3])
+def test_a_file_that_spells_special_tokens_means_their_letters(
+    make: Callable[[int], FastTokenizer], *, says_so: bool
+) -> None:
+    library = FastTokenizer.from_str(make(2000).to_str())
+    text = f"x = '{MIDDLE}{MIDDLE}<|im_end|><s>'\n\n  y"
+    letters = library.encode(text.replace("<", "\x00"), add_special_tokens=False).ids
+    less, null = (library.encode(sign, add_special_tokens=False).ids for sign in ("<", "\x00"))
+    assert (len(less), len(null)) == (1, 1)
+    letters = [less[0] if token == null[0] else token for token in letters]
+    for mark in (*GAP, "<|file_sep|>"):
+        library.add_tokens([AddedToken(mark, normalized=False, special=says_so)])
+    gap = FillIn.of(Tokenizer(library))
+    assert gap is not None
+    assert list(gap.encode(text)) == letters
     asked = gap.prompt(text, text, 1000, chunks=[("a.py", text)], typed=text)
-    assert 7 not in asked.tokens
-    assert tokenizer.spell(asked.tokens).count(text) == 4
-    assert asked.tokens.count(tokenizer.token(MIDDLE)) == 1
+    assert asked.tokens.count(library.token_to_id(MIDDLE)) == 1
+    assert library.decode(asked.tokens).count(text) == 4
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_tokenizer_that_lacks_one_of_the_tokens_has_no_form(form: FillInForm) -> None:
-    marks = [mark for mark in (form.before, form.behind, form.gap) if mark]
-    for missing in marks:
-        others = [mark for mark in marks if mark != missing]
+    for missing in form.marks:
+        others = [mark for mark in form.marks if mark != missing]
         assert FillIn.of(Spelled(*others)) is None  # type: ignore[arg-type]
 
 
@@ -126,6 +137,16 @@ def test_chunks_come_first_in_the_order_of_a_repository(
     assert less.truncated
     assert "one" not in tokenizer.spell(less.tokens)
     assert "two" in tokenizer.spell(less.tokens)
+
+
+def test_a_chunk_that_never_fits_leaves_room_for_smaller_ones() -> None:
+    tokenizer = Spelled(*GAP, "<|file_sep|>")
+    gap = FillIn.of(tokenizer)  # type: ignore[arg-type]
+    asked = gap.prompt("ab", "cd", 256, chunks=[*CHUNKS, ("large.py", "x" * 200), ("c.py", "3\n")])
+    assert asked.truncated
+    prompt = tokenizer.spell(asked.tokens)
+    assert "a.py\none\n<|file_sep|>b.py\ntwo\n<|file_sep|>c.py\n3\n" in prompt
+    assert "large" not in prompt
 
 
 def parts(prompt: str) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ from specops.text.files import SENTENCEPIECE, TOKENIZER_CONFIG
 
 MARK = "\u2581"  # the sign for a space
 _BPE = 2  # trainer_spec.model_type
-UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
 
 Piece = tuple[str, float, int]
 """A piece's text, score and kind."""
@@ -124,7 +124,7 @@ def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, s
     """Return the pairs that make a piece, in the order of merging."""
     merges = []
     for text, score, kind in pieces:
-        if kind not in (UNKNOWN, CONTROL, _UNUSED):
+        if kind not in (UNKNOWN, CONTROL, UNUSED):
             pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
             pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
             pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))

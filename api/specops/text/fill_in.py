@@ -1,56 +1,23 @@
 """Filling in the middle: prompts that ask a model for the text of a gap.
 
-Each family of models was trained with special tokens of its own: for the text before the gap, for
-the text behind it, and for the beginning of the answer. The tokens of a tokenizer say which form
-its model needs.
+The tokens of a tokenizer say which form its model needs (`fill_in_forms`).
 """
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 from zlib import crc32
 
+from specops.text.fill_in_forms import ENDS, FILE, FORMS, REPOSITORY
 from specops.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class FillInForm:
-    """Spelling of the special tokens of one family.
-
-    Attributes:
-        before: marks the text before the gap.
-        behind: marks the text behind the gap.
-        gap: marks the beginning of the answer. Empty: the text before the gap comes last, and the
-            answer follows it.
-    """
-
-    before: str
-    behind: str
-    gap: str = ""
-
-
-FORMS = (
-    FillInForm("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, Granite
-    FillInForm("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
-    FillInForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    FillInForm("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
-    FillInForm("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    FillInForm("[PREFIX]", "[SUFFIX]"),  # Codestral
-)
-# Tokens that stand before a repository's name and before the name of each of its files.
-REPOSITORY = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")
-FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")
-# Tokens that also end the text of a gap: those that begin another file, and others.
-ENDS = (*REPOSITORY, *FILE, "<|fim_pad|>", "<|endoftext|>", "<fim_pad>", "<|EOT|>", "▁<EOT>")
 # Editors name neither the project nor the file of the gap: these are llama-server's names.
 _PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
-_MARKS = [mark for form in FORMS for mark in (form.before, form.behind, form.gap) if mark]
+# Some files do not say that these are special tokens.
+_MARKS = frozenset((*ENDS, *(mark for form in FORMS for mark in form.marks)))
 _LANDMARK = 8  # tokens that decide where a text is cut
 
 
@@ -71,16 +38,14 @@ class FillIn:
             [token for name in names if (token := tokenizer.token(name)) is not None][:1]
             for names in (REPOSITORY, FILE)
         )
-        known = (name for name in (*_MARKS, *ENDS) if tokenizer.token(name) is not None)
-        self._spelled = re.compile("|".join(map(re.escape, known)))
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
         """Return the prompts' writer for a tokenizer; None if it has no such tokens."""
         for form in FORMS:
-            spelled = list(filter(None, (form.before, form.behind, form.gap)))
-            marks = [token for mark in spelled if (token := tokenizer.token(mark)) is not None]
-            if len(marks) == len(spelled):
+            found = map(tokenizer.token, form.marks)
+            marks = [token for token in found if token is not None]
+            if len(marks) == len(form.marks):
                 return cls(marks, tokenizer)
         return None
 
@@ -126,18 +91,10 @@ class FillIn:
         return GapPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
 
     def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of a text; tokens stay. A special token that it spells is letters.
-
-        The spelling is cut behind its first letter, and each part encoded on its own.
-        """
+        """Return the tokens of a text; tokens stay. A special token that it spells is letters."""
         if not isinstance(text, str):
             return tuple(text)
-        if not text:
-            return ()
-        cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
-        return self._tokenizer.encode_parts(
-            [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        )
+        return self._tokenizer.encode_as_text(text, _MARKS) if text else ()
 
     @property
     def ends(self) -> dict[str, int]:
@@ -150,13 +107,15 @@ class FillIn:
         if not chunks:
             return [], False
         kept: list[tuple[int, ...]] = []
+        most = room
         for name, text in reversed(chunks):
             heading = f"{name}\n" if self._file else _SNIPPET
-            kept.append((*self._file, *self.encode(heading), *self.encode(text)))
-            room -= len(kept[-1])
-            if room < 0:
-                kept.pop()
+            tokens = (*self._file, *self.encode(heading), *self.encode(text))
+            if len(tokens) > most:
+                continue  # those before it may be small
+            if (room := room - len(tokens)) < 0:
                 break
+            kept.append(tokens)
         project = (*self._repository, *self.encode(_PROJECT)) if self._repository else ()
         own = (*self._file, *self.encode(_FILE_OF_GAP)) if self._file else ()
         files = [token for piece in (project, *reversed(kept), own) for token in piece]

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ class Tokenizer:
             if token.special or (token.content.startswith("<") and token.content.endswith(">"))
         }
         self._shown: dict[int, bytes] = {}  # cache of `shown_bytes`
+        self._plain: dict[frozenset[str], FastTokenizer] = {}  # cache of `encode_as_text`
         self._decoder = decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         shown = decoder.decode([f"{_SPACE}a", f"{_SPACE}b"]) if decoder is not None else ""
@@ -99,17 +99,28 @@ class Tokenizer:
             text: a special token that is spelled out in the text becomes this token.
             special_tokens: False if the text has them already, as a chat template writes them.
         """
-        return self._encode([text], special_tokens=special_tokens)
+        return _encoded(self._tokenizer, text, special_tokens=special_tokens)
 
-    def encode_parts(self, parts: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of a text, none of which reaches from one part into the next."""
-        return self._encode(parts, special_tokens=False)
+    def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
+        """Return the tokens of a text in which special tokens and these marks are only letters."""
+        if (plain := self._plain.get(marks)) is None:
+            plain = self._plain[marks] = self._without(marks)
+        return _encoded(plain, text, special_tokens=False)
 
-    def _encode(self, parts: Sequence[str], *, special_tokens: bool) -> tuple[int, ...]:
-        # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
-        with _panics_are_errors():
-            encodings = self._tokenizer.encode_batch_fast(parts, add_special_tokens=special_tokens)
-        return tuple(chain.from_iterable(encoding.ids for encoding in encodings))
+    def _without(self, marks: frozenset[str]) -> FastTokenizer:
+        """The tokenizer, whose model it shares, without its special tokens and these marks."""
+        plain = FastTokenizer(self._tokenizer.model)
+        if (normalizer := self._tokenizer.normalizer) is not None:
+            plain.normalizer = normalizer
+        if (pre_tokenizer := self._tokenizer.pre_tokenizer) is not None:
+            plain.pre_tokenizer = pre_tokenizer
+        added = self._tokenizer.get_added_tokens_decoder()
+        tokens = [added[index] for index in sorted(added)]
+        for token in tokens:
+            token.special = token.special or token.content in marks
+        plain.add_tokens(tokens)  # the ids are the same, because the order is
+        plain.encode_special_tokens = True  # by their letters
+        return plain
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -163,6 +174,13 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Return every entry with its id, added tokens included."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
+
+
+def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool) -> tuple[int, ...]:
+    # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
+    with _panics_are_errors():
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+    return tuple(encoding.ids)
 
 
 def _check_prefix(content: Any) -> None:

@@ -105,9 +105,10 @@ class Metadata(Entries):
         return self.number(key) if key in self and self.raw(key) != 0 else None
 
     def listed(self, key: str, kind: type[_T]) -> list[_T]:
-        """A list of texts, integers or numbers."""
+        """A list of texts, integers or numbers; numbers may be written as integers."""
         value = self._get(key)
-        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        kinds = (int, float) if kind is float else (kind,)
+        if not isinstance(value, list) or not all(type(item) in kinds for item in value):
             raise self.error(key, f"must be a list of {kind.__name__}, is {short(value)}")
         return value
 

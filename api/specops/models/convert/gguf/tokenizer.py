@@ -20,14 +20,17 @@ from specops.models.sentencepiece import (
     CONTROL,
     MARK,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     bpe_tokenizer,
     match_first,
     pieces_decoder,
 )
 from specops.text.files import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, TOOL_USE, named_template
+from specops.text.fill_in_forms import FORMS
 
-_NORMAL, _BYTE = 1, 6  # types of tokens; the other types are SentencePiece's
+_NORMAL = 1  # a type of tokens; the other types are SentencePiece's
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 _PRE = "tokenizer.ggml.pre"
 _BOS = "tokenizer.ggml.bos_token_id"
 _UNKNOWN = "tokenizer.ggml.unknown_token_id"
@@ -38,10 +41,11 @@ _SCORES = "tokenizer.ggml.scores"
 _TEMPLATE, _TOOLS_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 _PIECES_WITH_MERGES = "gemma4"  # a kind, and the name of its pre-tokenizer
 _KINDS = ("gpt2", "llama", _PIECES_WITH_MERGES)
-# Tokens of special roles in files that do not name them, unless they are ordinary tokens.
+_FALCONS = 11
+# Tokens of special roles in files that do not name them. Falcon's only if it is a special token.
 _DEFAULTS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
-    "gpt2": {"bos": 11, "eos": 11},  # Falcon's
+    "gpt2": {"bos": _FALCONS, "eos": _FALCONS},
     _PIECES_WITH_MERGES: dict[str, int](),
 }
 _WITHOUT_BOS = ("chatglm-bpe", "glm4", "glm5")  # pre-tokenizers whose files have no default for it
@@ -56,6 +60,8 @@ _ENDS = {
 }
 # Those that are also words of texts end an answer only if the file says that they are special.
 _CONTROL_ENDS = {"</s>", "<eos>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<turn|>", "[PAD]", "<PAD>"}
+# Tokens of a gap are matched in texts whatever their type, so that clients can write them.
+_FILL_IN = {mark for form in FORMS if form.gap for mark in form.marks}
 # Where an answer has channels, <|end|> ends one of them, and the next follows.
 _CHANNELS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 _CHANNEL_END = "<|end|>"
@@ -105,7 +111,7 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         if metadata.architecture == "phi3":
             for token in made["added_tokens"]:
                 token["rstrip"] = token["content"] not in _PHI3_PLAIN
-    adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
+    adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) or pre == _PIECES_WITH_MERGES
     adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
     eos = _token(metadata, "eos", vocabulary)
     made["post_processor"] = _surrounded_by(
@@ -159,8 +165,14 @@ def _vocabulary(metadata: Metadata) -> _Vocabulary:
     if len(types) < len(tokens):
         raise metadata.error(_TYPES, f"has {len(types)} entries for {len(tokens)} tokens")
     vocabulary = _Vocabulary(tokens, types[: len(tokens)])
+    eos = _token(metadata, "eos", vocabulary)
+    if eos is not None and vocabulary.types[eos] == _NORMAL and tokens[eos] in _CONTROL_ENDS:
+        vocabulary.types[eos] = CONTROL
     for index in _ends_by_text(vocabulary):
         vocabulary.types[index] = CONTROL  # matched as a whole, and never shown
+    for index, text in enumerate(tokens):
+        if text in _FILL_IN:
+            vocabulary.types[index] = CONTROL
     if _CHANNEL_END in tokens and vocabulary.types[tokens.index(_CHANNEL_END)] != CONTROL:
         vocabulary.types[tokens.index(_CHANNEL_END)] = USER_DEFINED
     return vocabulary
@@ -170,7 +182,9 @@ def _token(metadata: Metadata, role: str, vocabulary: _Vocabulary) -> int | None
     """The id of the token with a role; None if there is none."""
     key, size = f"tokenizer.ggml.{role}_token_id", len(vocabulary.tokens)
     default = _DEFAULTS[_kind(metadata)].get(role)
-    if default is not None and (default >= size or vocabulary.types[default] == _NORMAL):
+    if default is not None and (
+        default >= size or (default == _FALCONS and vocabulary.types[default] == _NORMAL)
+    ):
         default = None
     found = metadata.raw(key) if key in metadata else None
     if found is None:
@@ -234,15 +248,14 @@ def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
 
 def _with_merges(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
     vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
-    merges = []
-    for text in metadata.listed(_MERGES, str):
+    listed, merges = metadata.listed(_MERGES, str), []
+    for text in listed:
         at = text.find(" ", 1)  # a part may be a space
         one, other = text[:at], text[at + 1 :]
-        if not (one in vocab and other in vocab and one + other in vocab):
-            raise metadata.error(
-                _MERGES, f"has {text[:80]!r}, whose parts or result are not tokens"
-            )
-        merges.append((one, other))
+        if one in vocab and other in vocab and one + other in vocab:
+            merges.append((one, other))
+    if skipped := len(listed) - len(merges):
+        metadata.warn(_MERGES, f"has {skipped} merges whose parts or results are no tokens")
     model = models.BPE(
         vocab, merges, ignore_merges=words.whole_words, byte_fallback=not words.letters
     )
@@ -266,9 +279,10 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
     unknown = next((index for index, kind in enumerate(types) if kind == UNKNOWN), 0)
     if _UNKNOWN in metadata:
         unknown = _token(metadata, "unknown", vocabulary) or 0
+    kinds = [_NORMAL if kind == UNUSED else kind for kind in types]  # as llama.cpp takes them
     return bpe_tokenizer(
-        list(zip(tokens, scores, types, strict=False)),
+        list(zip(tokens, scores, kinds, strict=False)),
         unknown=unknown,
-        byte_fallback=_BYTE in types,
+        byte_fallback=not _BYTES.isdisjoint(tokens),  # whatever their types
         space_first=metadata.flag("tokenizer.ggml.add_space_prefix", True),
     )
