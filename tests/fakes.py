@@ -223,7 +223,7 @@ class FakeEngine:
         source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
         self.chat_template: ChatTemplate | None = ChatTemplate(source, {})
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, any_length: bool = False) -> tuple[int, ...]:
         return self.tokenizer.encode(text)
 
     def render_chat(
@@ -233,7 +233,7 @@ class FakeEngine:
             raise ChatTemplateError("there is no template")
         return self.chat_template.render(messages, tools, options)
 
-    def encode_chat(self, prompt: str) -> tuple[int, ...]:
+    def encode_chat(self, prompt: str, *, any_length: bool = False) -> tuple[int, ...]:
         return self.tokenizer.encode(prompt, special_tokens=False) or (BEGIN_TOKEN,)
 
 

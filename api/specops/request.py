@@ -31,10 +31,11 @@ FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and
 class PromptTooLong(ValueError):  # noqa: N818 - named as what it says
     """The prompt leaves no room for an answer. Both lengths are in tokens."""
 
-    def __init__(self, prompt_tokens: int, context: int) -> None:
+    def __init__(self, prompt_tokens: int, context: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens; the model takes {context} tokens, prompt "
-            f"and answer together: shorten the prompt to at most {context - 1}"
+            f"the prompt has {'at least ' * at_least}{prompt_tokens} tokens; the model takes "
+            f"{context} tokens, prompt and answer together: shorten the prompt to at most "
+            f"{context - 1}"
         )
         self.prompt_tokens = prompt_tokens
         self.context = context

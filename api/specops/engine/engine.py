@@ -38,6 +38,7 @@ class UnknownToken(ValueError):  # noqa: N818 - named as what it says
     """The prompt has a token that the tokenizer knows and the model does not."""
 
 
+_MOST_BYTES = 4  # of a letter, which has no more tokens
 PROMPT_ERRORS = (PromptTooLong, UnknownToken)
 """What `Engine.admit` raises."""
 
@@ -110,9 +111,25 @@ class Engine:
         """Compiles grammars for the model's vocabulary, on any thread."""
         return self.scheduler.grammars
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt, at least one."""
+    def encode(self, text: str, *, any_length: bool = False) -> tuple[int, ...]:
+        """Tokens of a prompt, at least one.
+
+        Args:
+            text: the prompt.
+            any_length: encode what no context holds, too.
+
+        Raises:
+            PromptTooLong: no context holds it, which shows before it is encoded.
+        """
+        self._check_length(text, any_length)
         return self.tokenizer.encode(text) or self.empty_prompt
+
+    def _check_length(self, text: str, any_length: bool) -> None:
+        context = self.info.context
+        if any_length or len(text) <= context // _MOST_BYTES:
+            return
+        if (least := self.tokenizer.least_tokens(text)) > context:
+            raise PromptTooLong(least, context, at_least=True)
 
     def render_chat(
         self,
@@ -132,8 +149,13 @@ class Engine:
             )
         return self.chat_template.render(messages, tools, options)
 
-    def encode_chat(self, prompt: str) -> tuple[int, ...]:
-        """Tokens of a rendered conversation, at least one: the special tokens are written in it."""
+    def encode_chat(self, prompt: str, *, any_length: bool = False) -> tuple[int, ...]:
+        """Tokens of a rendered conversation, at least one: the special tokens are written in it.
+
+        Raises:
+            PromptTooLong: see `encode`.
+        """
+        self._check_length(prompt, any_length)
         return self.tokenizer.encode(prompt, special_tokens=False) or self.empty_prompt
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specops.text.added_tokens import add_missing
 from specops.text.files import TOKENIZER
+from specops.text.least_tokens import LeastTokens
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
@@ -87,6 +89,8 @@ class Tokenizer:
                 _check_prefix(json.loads(text))
             with _panics_are_errors():
                 tokenizer = FastTokenizer.from_str(text)
+                tokenizer.no_truncation()  # a published file may cut and fill up every text
+                tokenizer.no_padding()
                 add_missing(tokenizer, folder)
                 return cls(tokenizer)
         except Exception as error:  # the Rust library raises bare Exception
@@ -121,6 +125,14 @@ class Tokenizer:
         plain.add_tokens(tokens)  # the ids are the same, because the order is
         plain.encode_special_tokens = True  # by their letters
         return plain
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens of which a text has no fewer, in a fraction of the time."""
+        return self._least.of(text)
+
+    @cached_property
+    def _least(self) -> LeastTokens:
+        return LeastTokens(self._tokenizer, _BYTES)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""

@@ -58,7 +58,10 @@ async def embed(
         )
     encoded = await run_off_loop(
         ctx,
-        lambda: [prompt_tokens(item, engine, "input")[:room] for item in inputs],
+        lambda: [
+            prompt_tokens(item, engine, "input", any_length=room is not None)[:room]
+            for item in inputs
+        ],
         sum(map(len, inputs)),
     )
     request = replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation, Message
 from specops.http.errors import InvalidField
+from specops.request import PromptTooLong
 from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
 from specops.text.fill_in import FillIn
 
@@ -25,14 +26,17 @@ class ChatPrompt(NamedTuple):
     thinking: bool
 
 
-def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
+def prompt_tokens(
+    prompt: str | list[int], engine: Engine, field: str, *, any_length: bool = False
+) -> tuple[int, ...]:
     """Return the tokens of a text; tokens are only checked.
 
     Raises:
         InvalidField: a token does not exist.
+        PromptTooLong: see `Engine.encode`.
     """
     if isinstance(prompt, str):
-        return engine.encode(prompt)
+        return engine.encode(prompt, any_length=any_length)
     if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
         raise InvalidField(
             field, f"token {wrong[0]} does not exist (the vocabulary has {engine.info.vocab_size})"
@@ -79,8 +83,13 @@ def template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
         raise InvalidField(asked.source, str(error), code=code) from error
 
 
-def encode(engine: Engine, asked: Conversation) -> ChatPrompt:
-    """Return a conversation's prompt."""
+def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> ChatPrompt:
+    """Return a conversation's prompt.
+
+    Raises:
+        InvalidField, TemplateProcessError: see `render`.
+        PromptTooLong: see `Engine.encode`.
+    """
     template = engine.chat_template
     if not asked.before:
         text = render(engine, asked)
@@ -90,7 +99,8 @@ def encode(engine: Engine, asked: Conversation) -> ChatPrompt:
                 raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
     thinking = template is not None and template.opens_thoughts(text)
-    return ChatPrompt((*asked.before, *engine.encode_chat(text)), thinking)
+    tokens = engine.encode_chat(text, any_length=any_length)
+    return ChatPrompt((*asked.before, *tokens), thinking)
 
 
 def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:
@@ -105,10 +115,15 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt,
     Returns:
         The prompt, which is too long if what has to stay is, and the number of messages that were
         left out.
+
+    Raises:
+        InvalidField, PromptTooLong, TemplateProcessError: see `encode`.
     """
-    prompt = encode(engine, asked)
-    if not asked.truncates or len(prompt.tokens) <= room:
-        return prompt, 0
+    if not asked.truncates:
+        return encode(engine, asked), 0
+    with suppress(PromptTooLong):
+        if len((prompt := encode(engine, asked)).tokens) <= room:
+            return prompt, 0
     messages = list(asked.messages)
     roles = [message["role"] for message in messages]
     last = len(messages) - 1
@@ -129,8 +144,13 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt,
     def prompt_from(index: int) -> ChatPrompt:
         return encode(engine, replace(asked, messages=kept(starts[index])))
 
+    def fits(index: int) -> bool:
+        with suppress(PromptTooLong):
+            return len(prompt_from(index).tokens) <= room
+        return False
+
     # Later starts have shorter prompts. Each try renders and encodes what would stay.
     indexes = range(len(starts))
-    index = bisect_left(indexes, True, key=lambda index: len(prompt_from(index).tokens) <= room)
+    index = bisect_left(indexes, True, key=fits)
     index = min(index, indexes[-1])
     return prompt_from(index), len(messages) - len(kept(starts[index]))

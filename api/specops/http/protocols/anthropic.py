@@ -429,7 +429,7 @@ async def count_tokens(body: TokensRequest, ctx: Ctx) -> Response:
 
     def work() -> tuple[Iterable[str], Tokens]:
         asked = body.conversation()
-        return asked.skipped, encode(engine, asked).tokens
+        return asked.skipped, encode(engine, asked, any_length=True).tokens
 
     skipped, tokens = await run_aside(ctx, work, ctx.body_bytes, renders=True)
     ignore(ctx, skipped)

@@ -425,8 +425,7 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
             if gap:
                 asked = gap.prompt(prompt, suffix, engine.info.context)
                 return Prepared.of([asked], prompt, gap)
-            more = engine.tokenizer.encode(prompt, special_tokens=False)
-            tokens = (*before, *more) if before else engine.encode(prompt)
+            tokens = (*before, *engine.encode_chat(prompt)) if before else engine.encode(prompt)
             return Prepared(prompts=[tokens], shown=prompt)
 
         generation = await generate(ctx, body, prepare)
