@@ -21,6 +21,7 @@ class AsgiClient:
         headers: dict[str, str] | None = None,
         *,
         method: str = "POST",
+        address: str = "127.0.0.1",
     ) -> None:
         headers = {"content-type": "application/json"} | (headers or {})
         scope = {
@@ -34,7 +35,7 @@ class AsgiClient:
             "query_string": b"",
             "root_path": "",
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": ("127.0.0.1", 1),
+            "client": (address, 1),
             "server": ("127.0.0.1", 80),
         }
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()

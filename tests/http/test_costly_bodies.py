@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from specops.config import Settings
+from specops.http.answering import offload
 from specops.http.answering.answers import json_of
 from specops.http.answering.body import Body
 from specops.http.app import create_app
@@ -140,7 +141,10 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_long_texts_beside_the_queue_are_few_at_a_time() -> None:
+async def test_long_texts_beside_the_queue_are_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offload, "_MOST_ASIDE_EACH", 8 * offload._LEAST_ASIDE)
     async with api() as here:
         here.service.loaded.tokenizer = slow = Waiting()  # type: ignore[assignment]
         (path, body), *_, (short, conversation) = LONG

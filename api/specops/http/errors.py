@@ -102,6 +102,12 @@ def too_late(what: str, seconds: float) -> ApiError:
     return ApiError(504, f"the request was not {what} within {seconds:g} seconds", code="timeout")
 
 
+def client_left() -> ApiError:
+    """Return what ends the work for a client that has left; nobody reads it."""
+    message = "the client left before the answer began"
+    return ApiError(CLIENT_CLOSED_REQUEST, message, code="client_left")
+
+
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     """Return the framework's own errors (404, 405, ...) as errors of this API."""
     if isinstance(error, ApiError):

@@ -140,6 +140,7 @@ class RequestContext:
             request_id=request_id,
             arrival=exchange.started,
             client=self.keys.client(headers),
+            address=str((scope.get("client") or ("",))[0]),
             trace=self.trace(scope, exchange.started),
         )
         context.enter(scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -25,7 +26,15 @@ _KEY = "specops.context"  # of the request's scope
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """Made once by `create_app`."""
+    """Made once by `create_app`.
+
+    Attributes:
+        rendering: a thread that waits for the process which renders chat templates: they come from
+            strangers, and may take a second for a short text.
+        encoding: a thread for texts, one at a time: the engine keeps its cores.
+        encoding_long: the same for texts that take longer, up to seconds.
+        aside: bytes of bodies that wait for these without a place in the queue, by client.
+    """
 
     settings: Settings
     service: AsyncEngine
@@ -34,6 +43,10 @@ class AppState:
     # Compiling a grammar does not hold the interpreter, but it takes a core.
     compiling: ClientTurns = field(default_factory=lambda: ClientTurns("compile"))
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    rendering: ClientTurns = field(default_factory=lambda: ClientTurns("render"))
+    encoding: ClientTurns = field(default_factory=lambda: ClientTurns("encode"))
+    encoding_long: ClientTurns = field(default_factory=lambda: ClientTurns("encode-long"))
+    aside: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +60,7 @@ class Context:
         request_id: the client's, or a new one.
         arrival: in seconds of `time.monotonic()`.
         client: name of the client's key; empty without keys.
+        address: where the client is.
         trace: follows the request through the engine, where requests are traced.
         body_bytes: size of the body.
         release: gives up the request's place in the queue. Called at the latest at its end.
@@ -61,6 +75,7 @@ class Context:
     request_id: str
     arrival: float
     client: str = ""
+    address: str = ""
     trace: RequestTrace | None = None
     body_bytes: int = 0
     release: Callable[[], None] = lambda: None
@@ -77,6 +92,11 @@ class Context:
         """Return the context of a request."""
         context: Context = scope[_KEY]
         return context
+
+    @property
+    def whose(self) -> str:
+        """Whose turn work takes: the client's, or without keys that of its address."""
+        return self.client or self.address
 
     @property
     def settings(self) -> Settings:

@@ -54,8 +54,8 @@ class LeastTokens:
             else:
                 content = entry.replace(_SPACE, " ").encode()
             by_length[len(content)] += content
-        for length, content in sorted(by_length.items()):
-            self._shares[np.frombuffer(content, np.uint8)] = 1 / max(1, length)
+        for length, found in sorted(by_length.items()):
+            self._shares[np.frombuffer(found, np.uint8)] = 1 / max(1, length)
         unknown = list(_unknown(tokenizer, letters if byte_level else None))
         self._shares[unknown] = 0
         if not unknown:
@@ -68,12 +68,13 @@ class LeastTokens:
         content = np.frombuffer(text.replace(_SPACE, " ").encode("utf-8", "replace"), np.uint8)
         counts = np.bincount(content, minlength=256)
         if not self._changes:
-            return _rounded_up(counts @ self._shares)
+            return _rounded_up(float(counts @ self._shares))
         others = content >= _ASCII
         # A letter before some that are not ASCII may become one of them, as an accent's does.
         merged = np.count_nonzero(others[1:] & ~others[:-1])
-        plain = counts[:_ASCII] @ self._shares[:_ASCII]
-        return max(0, _rounded_up(plain - merged + counts[_ASCII:].sum() * self._least))
+        plain = float(counts[:_ASCII] @ self._shares[:_ASCII])
+        other = int(counts[_ASCII:].sum()) * self._least
+        return max(0, _rounded_up(plain - int(merged) + other))
 
 
 def _rounded_up(tokens: float) -> int:
@@ -102,15 +103,16 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
 
 def _keeps(part: Mapping[str, Any]) -> bool:
     """Return whether every letter still has its own bytes behind a part, but for Unicode forms."""
-    match part["type"]:
-        case "Split" | "Punctuation":
-            return part["behavior"] != "Removed"
-        case "Replace":
-            return part["pattern"] == {"String": " "} and part["content"] == _SPACE
-        case "Metaspace":
-            return part["replacement"] == _SPACE
-        case kind:
+    match part:
+        case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
+            return behavior != "Removed"
+        case {"type": "Replace", "pattern": {"String": " "}, "content": str(spelled)}:
+            return spelled == _SPACE
+        case {"type": "Metaspace", "replacement": str(spelled)}:
+            return spelled == _SPACE
+        case {"type": kind}:
             return kind in {"ByteLevel", "Digits", "Prepend", "UnicodeScripts", *_FORMS}
+    return False
 
 
 def _splits_into_letters(model: Any) -> bool:

@@ -1,29 +1,57 @@
-"""Threads for work that would hold up the event loop: texts, templates, large bodies."""
+"""Work that would hold up the event loop goes to threads, where clients take turns.
+
+Texts, templates and large bodies take time in proportion to their length. Clients take turns at
+each thread, as `ClientTurns` says, and what a client has sent is dropped when it leaves.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from specops.http.errors import too_late, unavailable
+from specops.http.errors import client_left, too_late, unavailable
+from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
+from specops.http.sse import calling_on_disconnect
 from specops.http.state import Context
+from specops.serving.client_turns import ClientTurns
 
 _T = TypeVar("_T")
 
 # Encoding takes a third of a microsecond per character: the event loop can wait for so many.
 _LONG_TEXT = 4096
-# One thread: long prompts wait for each other, and the engine keeps its cores.
-_ENCODER = ThreadPoolExecutor(1, "encode")
-# Chat templates come from strangers, and may take a second for a short text. This thread waits for
-# the process that renders them.
-_RENDERER = ThreadPoolExecutor(1, "render")
-# Texts of requests that hold no place in the queue. Each is kept, with its body, until a thread
-# takes it, and chats wait behind it: a text of 1 MiB takes a third of a second.
-_MOST_ASIDE = 8
-_aside = threading.BoundedSemaphore(_MOST_ASIDE)
+_CHARACTER_SECONDS = 3.3e-7
+# Bytes of bodies that wait and hold no place in the queue, and those of one client. The least that
+# a body counts bounds how many there are.
+_MOST_ASIDE, _MOST_ASIDE_EACH, _LEAST_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
+
+
+async def take_turn(
+    ctx: Context,
+    turns: ClientTurns,
+    work: Callable[[], _T],
+    *,
+    seconds: float = 0.0,
+    stop: Callable[[], None] = lambda: None,
+) -> _T:
+    """Have a thread do work in its client's turn; see `ClientTurns.run` for the arguments.
+
+    Raises:
+        ApiError: the client has left meanwhile.
+    """
+    task = asyncio.create_task(turns.run(ctx.whose, work, seconds=seconds, stop=stop))
+
+    def leave() -> None:
+        task.cancel()
+
+    async with calling_on_disconnect(ctx.receive, leave):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # by a deadline, or at the end
+                raise
+            raise client_left() from None
 
 
 async def run_off_loop(
@@ -36,16 +64,20 @@ async def run_off_loop(
         renders: a chat template takes part.
 
     Raises:
-        ApiError: the work took too long.
+        ApiError: the work took too long, or the client left.
     """
     if size < _LONG_TEXT and not renders:
         return work()
-    thread = _RENDERER if size < _LONG_TEXT else _ENCODER
+    if size < _LONG_TEXT:  # a template may take a second all the same
+        turns = ctx.app.rendering
+    else:  # a short text passes those that take a second
+        turns = ctx.app.encoding if size <= LARGE_BODY_BYTES else ctx.app.encoding_long
+    limit = ctx.settings.request_timeout
     try:
-        async with asyncio.timeout(ctx.settings.request_timeout):
-            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        async with asyncio.timeout(limit):
+            return await take_turn(ctx, turns, work, seconds=size * _CHARACTER_SECONDS)
     except TimeoutError:
-        raise too_late("encoded", ctx.settings.request_timeout) from None
+        raise too_late("encoded", limit) from None
 
 
 async def run_aside(
@@ -54,11 +86,15 @@ async def run_aside(
     """Do work in proportion to a text for a request that holds no place in the queue.
 
     Raises:
-        ApiError: the work took too long, or too many such requests wait already.
+        ApiError: the work took too long, the client left, or too many such requests wait already.
     """
-    if not _aside.acquire(blocking=False):
-        raise unavailable("too many texts are being encoded or decoded; try again", "texts")
+    waiting, own = ctx.app.aside, max(ctx.body_bytes, _LEAST_ASIDE)
+    waiting[ctx.whose] += own
     try:
+        if waiting[ctx.whose] > _MOST_ASIDE_EACH or waiting.total() > _MOST_ASIDE:
+            raise unavailable("too many texts are being encoded or decoded; try again", "texts")
         return await run_off_loop(ctx, work, size, renders=renders)
     finally:
-        _aside.release()
+        waiting[ctx.whose] -= own
+        if not waiting[ctx.whose]:
+            del waiting[ctx.whose]
