@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+import specops.text.tokenizer
 from specops.config import Settings
 from specops.http.answering import offload
 from specops.text.chat_template import ChatTemplate
-from specops.text.tokenizer import Tokenizer
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService, FakeTokenizer
 from tests.http.openai_api import (
@@ -190,14 +190,14 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty texts of a megabyte had the next client's prompt wait for half a minute."""
-    encode = Tokenizer._encode
+    encode = specops.text.tokenizer._encoded
 
-    def watched(self: Tokenizer, parts: Sequence[str], **options: Any) -> tuple[int, ...]:
-        assert max(map(len, parts), default=0) < 100_000
-        return encode(self, parts, **options)
+    def watched(fast: Any, text: str, **options: Any) -> tuple[int, ...]:
+        assert len(text) < 100_000
+        return encode(fast, text, **options)
 
     async with in_process(Settings(model="demo", threads=1)) as (_, http):
-        monkeypatch.setattr(Tokenizer, "_encode", watched)
+        monkeypatch.setattr(specops.text.tokenizer, "_encoded", watched)
         for path in (COMPLETIONS, GENERATE, COMPLETION, EMBEDDINGS, "/api/generate"):
             body = WITH_TEXT[path](text)
             answer = await http.post(
