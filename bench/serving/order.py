@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.models import BenchModel
 from bench.prompts import Prompt
-from bench.serving.load import Answer, Ask, burst, once, span
+from bench.serving.load import Answer, Ask, burst, figure, once, span
 from bench.serving.server import Server, ServerError, environment, serving
 from bench.tools.report import Outcome, Table, Target, progress
 from specops.config import ConfigError, Settings
@@ -30,8 +32,13 @@ _QUEUE, _TIMEOUT = 10_000, 3600.0  # nobody is refused
 _OUTPUT = 64  # tokens of an answer where the file does not say it
 _TOKENS = range(100, 300)  # of made prompts: every vocabulary has them
 _SOON = 1.0  # seconds
+_COST = re.compile(r'^specops_pass_cost_seconds\{kind="tokens",size="(\d+)"\} (.+)', re.MULTILINE)
 _TARGETS = {"first token, mean": 0.6, "first token, p50": 0.45, "whole answer, p99": 1.05}
 _QUESTION_SLOWED, _DOCUMENT_SLOWED = 6.0, 3.0  # most times of alone
+
+
+Wait = tuple[float, float, int, int, float]
+"""Seconds to the first token and to the end, tokens of prompt and answer, when it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +92,24 @@ def run(
             each = asyncio.run(burst(server.port, _turn(asks, plan.at_once)))
         full = plan.at_once / span(_whole(each))
         rates = [share * full for share in plan.shares]
-    waits: dict[str, dict[str, list[tuple[float, float, int]]]] = {}
+    waits: dict[str, dict[str, list[Wait]]] = {}
+    passes: dict[str, dict[str, dict[str, Any]]] = {}
     people: dict[str, dict[str, list[float]]] = {}
     for rate in rates:
         title = f"{rate:.2f} a second"
-        waits[title] = {}
+        waits[title], passes[title] = {}, {}
         for side, python in sides.items():
             progress(f"{title}: {side}")
             with _server(model, python) as server:
-                answers = asyncio.run(_arrivals(server.port, _turn(asks, plan.requests), rate))
-            waits[title][side] = [(one.event, one.seconds, _length(one)) for one in answers]
+                found = asyncio.run(_arrivals(server.port, _turn(asks, plan.requests), rate))
+                passes[title][side] = asyncio.run(_passes(server.port))
+            waits[title][side] = found
     for side, python in sides.items():
         progress(f"two people: {side}")
         with _server(model, python) as server:
             people[side] = asyncio.run(_people(server.port, model.key, plan))
-    return outcome(model.title, waits, people, plan)
+    measured = outcome(model.title, waits, people, plan)
+    return replace(measured, result={**measured.result, "passes": passes})
 
 
 def _ask(model: str, prompt: str | Sequence[int], output: int) -> Ask:
@@ -138,23 +148,34 @@ def _whole(answers: Sequence[Answer]) -> Sequence[Answer]:
     return answers
 
 
-def _length(answer: Answer) -> int:
-    return int(answer.events[-1]["usage"]["prompt_tokens"])
+async def _passes(port: int) -> dict[str, Any]:
+    """What a simulator needs: passes' seconds by their tokens, and tokens a request got in one."""
+    page = (await once(port, Ask("/metrics"))).body.decode()
+    steps = figure(page, "specops_sequence_steps_total")
+    return {
+        "costs": {int(size): float(seconds) for size, seconds in _COST.findall(page)},
+        "pair": figure(page, "specops_pass_cost_seconds", 'kind="attention"') / 1e6,
+        "seconds": figure(page, "specops_target_step_seconds_sum"),
+        "jump": figure(page, "specops_decode_tokens_total") / steps if steps else 1.0,
+    }
 
 
-async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> Sequence[Answer]:
+async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> list[Wait]:
     """Send requests at random moments, the same for both sides."""
     rng, at = random.Random(1), 0.0
 
-    async def later(ask: Ask, seconds: float) -> Answer:
+    async def later(ask: Ask, seconds: float) -> Wait:
         await asyncio.sleep(seconds)
-        return await once(port, ask)
+        (answer,) = _whole([await once(port, ask)])
+        usage = answer.events[-1]["usage"]
+        tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        return (answer.event, answer.seconds, *tokens, seconds)
 
     coming = []
     for ask in asks:
         at += rng.expovariate(rate)
         coming.append(later(ask, at))
-    return _whole(await asyncio.gather(*coming))
+    return await asyncio.gather(*coming)
 
 
 def _made(model: str, tokens: int, output: int = 1) -> Ask:
@@ -190,14 +211,14 @@ async def _people(port: int, model: str, plan: Plan) -> dict[str, list[float]]:
 
 def outcome(
     title: str,
-    waits: Mapping[str, Mapping[str, Sequence[tuple[float, float, int]]]],
+    waits: Mapping[str, Mapping[str, Sequence[Wait]]],
     people: Mapping[str, Mapping[str, Sequence[float]]],
     plan: Plan,
 ) -> Outcome:
     """A table for each rate, and one for the two people.
 
     Args:
-        waits: by rate and side: seconds to the first token and to the end, tokens of the prompt.
+        waits: by rate and side.
         people: by side and what was asked, seconds to the first token; numbers of tokens: alone.
     """
     lengths = (plan.question, plan.document // 4, plan.document)
@@ -245,17 +266,18 @@ def outcome(
 
 
 def _figures(
-    waits: Sequence[tuple[float, float, int]], lengths: Sequence[int], alone: Sequence[float]
+    waits: Sequence[Wait], lengths: Sequence[int], alone: Sequence[float]
 ) -> dict[str, float]:
-    first, whole, tokens = (np.array(column) for column in zip(*waits, strict=True))
-    slowdown = first / np.interp(tokens, lengths, alone)
+    first, whole, tokens, *_ = (np.array(column) for column in zip(*waits, strict=True))
+    least = np.interp(tokens, lengths, alone)
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    found = {"first token, mean": float(first.mean())}
+    found = {"the same lengths alone, p50": float(np.median(least))}
+    found["first token, mean"] = float(first.mean())
     found |= {f"first token, {name}": float(np.quantile(first, q)) for name, q in quantiles.items()}
     found["whole answer, mean"] = float(whole.mean())
     found |= {
         f"whole answer, {name}": float(np.quantile(whole, q)) for name, q in quantiles.items()
     }
-    found["slowdown, p95"] = float(np.quantile(slowdown, 0.95))
+    found["slowdown, p95"] = float(np.quantile(first / least, 0.95))
     found["share within 1 s"] = float((first <= _SOON).mean())
     return found

@@ -1,15 +1,20 @@
 """Real traffic through the scheduler, without a clock: the order of prompts beside first come.
 
 Steps cost what a cost model says; lengths and arrivals are those of public traces, or of somebody
-who means no good. `python -m tests.engine.test_traffic` prints the whole table.
+who means no good. `python -m tests.engine.test_traffic` prints the whole table; with a record of
+`bench order --other` it sends that record's requests again and compares.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,53 +60,11 @@ class Trace:
 # From the first 100 conversations of "Azure LLM inference trace 2023", data of Microsoft Azure,
 # CC BY 4.0, https://github.com/Azure/AzurePublicDataset (Patel et al., Splitwise, ISCA 2024).
 AZURE = Trace(
-    (
-        2,
-        89,
-        117,
-        172,
-        193,
-        203,
-        205,
-        210,
-        373,
-        385,
-        391,
-        398,
-        421,
-        866,
-        1037,
-        1089,
-        1119,
-        1313,
-        1439,
-        4073,
-        4094,
-    ),
-    (
-        12,
-        16,
-        43,
-        57,
-        63,
-        82,
-        87,
-        93,
-        105,
-        123,
-        144,
-        157,
-        170,
-        177,
-        183,
-        217,
-        224,
-        383,
-        399,
-        414,
-        426,
-    ),
-)
+    (2, 89, 117, 172, 193, 203, 205, 210, 373, 385, 391, 398, 421, 866, 1037, 1089, 1119, 1313,
+     1439, 4073, 4094),
+    (12, 16, 43, 57, 63, 82, 87, 93, 105, 123, 144, 157, 170, 177, 183, 217, 224, 383, 399, 414,
+     426),
+)  # fmt: skip
 # From requests of Mooncake's conversation trace, Apache 2.0,
 # https://github.com/kvcache-ai/Mooncake (Qin et al., FAST 2025). Each prompt is new here.
 MOONCAKE = Trace((898, 934, 1477, 2038, 2350, 6760), (3, 173, 316, 347, 366, 615))
@@ -147,6 +110,7 @@ class Outcome:
     whole: npt.NDArray[np.float64]
     queue: npt.NDArray[np.float64]
     alone: npt.NDArray[np.float64]  # what the prompts take alone
+    passes: float = 0.0  # the seconds of all passes
 
     @property
     def row(self) -> dict[str, float]:
@@ -187,7 +151,7 @@ def run(
     first: dict[str, float] = {}
     whole: dict[str, float] = {}
     queue: dict[str, float] = {}
-    number = 0
+    number, passes = 0, 0.0
     while (number < len(coming) or scheduler.busy) and target.clock.now < until:
         if not scheduler.busy:
             target.clock.now = max(target.clock.now, coming[number].arrival)
@@ -195,7 +159,9 @@ def run(
             comes(coming[number])
             scheduler.add(coming[number])
             number += 1
-        for output in scheduler.step().outputs:
+        step = scheduler.step()
+        passes += step.seconds
+        for output in step.outputs:
             first.setdefault(output.request_id, target.clock.now)
             if output.stats is not None:
                 whole[output.request_id] = target.clock.now
@@ -209,7 +175,7 @@ def run(
 
     waits = np.array([queue.get(request.request_id, np.inf) for request in coming])
     alone = np.array([model.reading.seconds(len(request.prompt_tokens)) for request in coming])
-    return Outcome(coming, since(first), since(whole), waits, alone)
+    return Outcome(coming, since(first), since(whole), waits, alone, passes)
 
 
 def poisson(
@@ -248,23 +214,18 @@ def both(case: str, seeds: Iterable[int], count: int) -> tuple[Outcome, Outcome]
     """First come and the order, the same requests, all seeds together."""
     trace, share, keys, costs = CASES[case]
     rate = share * saturating(trace, costs)
-    found: dict[type[Order], list[Outcome]] = {FirstCome: [], Order: []}
-    for seed in seeds:
-        lengths = TRACES[trace].draw(count, np.random.default_rng(100 + seed))
-        requests = poisson(lengths, rate, seed, keys)
-        for rule, outcomes in found.items():
-            outcomes.append(run(requests, rule, costs))
-    old, new = (
-        Outcome(
-            [request for one in each for request in one.requests],
-            *(
-                np.concatenate([getattr(one, name) for one in each])
-                for name in ("first", "whole", "queue", "alone")
-            ),
+
+    def joined(rule: type[Order]) -> Outcome:
+        each = []
+        for seed in seeds:
+            lengths = TRACES[trace].draw(count, np.random.default_rng(100 + seed))
+            each.append(run(poisson(lengths, rate, seed, keys), rule, costs))
+        names = ("first", "whole", "queue", "alone")
+        return Outcome(
+            [], *(np.concatenate([getattr(one, name) for one in each]) for name in names)
         )
-        for each in found.values()
-    )
-    return old, new
+
+    return joined(FirstCome), joined(Order)
 
 
 def parts(case: str, seeds: int = 4, count: int = 200) -> dict[str, float]:
@@ -413,15 +374,53 @@ def test_a_client_that_sends_more_takes_no_more_than_its_share(rival: str) -> No
         assert near == (rule is Order), got
 
 
-def table(seeds: int = 4, count: int = 200) -> None:
+def show(*pairs: tuple[Mapping[str, float], Mapping[str, float]]) -> None:
+    """Print figures of the old and the new rule, their ratio, and how far the second's is off."""
+    for name in pairs[0][0]:
+        ratios = [new[name] / old[name] if old[name] else np.nan for old, new in pairs]
+        each = zip(pairs, ratios, strict=True)
+        line = [f"{old[name]:10.2f}{new[name]:9.2f}{ratio:7.2f}" for (old, new), ratio in each]
+        print(f"  {name:14}", *line, *(f"{other / ratios[0] - 1:+8.0%}" for other in ratios[1:]))
+
+
+def table(count: int = 200) -> None:
     """Print all cases."""
-    for case in CASES:
-        old, new = (outcome.row for outcome in both(case, range(seeds), count))
-        print(f"{case}: {CASES[case][1] * saturating(CASES[case][0], CASES[case][3]):.2f} a second")
-        for name in old:
-            ratio = new[name] / old[name] if old[name] else float("nan")
-            print(f"  {name:14}{old[name]:10.2f}{new[name]:10.2f}{ratio:8.2f}")
+    for case, (trace, share, _, costs) in CASES.items():
+        print(f"{case}: {share * saturating(trace, costs):.2f} a second")
+        old, new = both(case, range(4), count)
+        show((old.row, new.row))
+
+
+def replay(record: Path) -> None:
+    """Print a record's figures over HTTP, then those of the same requests with its passes' costs.
+
+    All passes are slower than the service said by one factor: so that the old rule's take as long
+    in all as they did there.
+    """
+    found = json.loads(record.read_text("utf-8"))
+    for rate, sides in found["waits"].items():
+        told, slowness, pairs = found["passes"][rate], 1.0, []
+        for side, rule, runs in (("the other", FirstCome, 3), ("this checkout", Order, 1)):
+            first, whole, prompts, answers, sent = np.array(sides[side]).T
+            steps = 1 + (answers - 1) / told[side]["jump"]
+            columns = (column.round().astype(int).tolist() for column in (prompts, steps))
+            each = zip(*columns, sent.tolist(), strict=True)
+            requests = [make_request(*lengths, arrival=at) for *lengths, at in each]
+            for _ in range(runs):
+                done = run(requests, rule, partial(_costs, told["the other"], slowness))
+                if rule is FirstCome:
+                    slowness *= told[side]["seconds"] / done.passes
+            pairs.append((Outcome([], first, whole, first, done.alone).row, done.row))
+        print(
+            f"{rate}: HTTP, simulated with passes {slowness:.2f} times as slow as told, difference"
+        )
+        show(*zip(*pairs, strict=True))
+
+
+def _costs(told: Mapping[str, Any], slowness: float) -> CostModel:
+    costs = {int(size): seconds * slowness for size, seconds in told["costs"].items()}
+    return CostModel(list(costs), list(costs.values()), told["pair"] * slowness)
 
 
 if __name__ == "__main__":
-    table()
+    replay(Path(sys.argv[1])) if sys.argv[1:] else table()

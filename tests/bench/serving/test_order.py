@@ -24,8 +24,10 @@ def test_a_real_service_is_measured_at_its_rate_and_with_two_people(
     prompts = [Prompt("own", f"line {number}", output=3) for number in range(4)]
     found = order.run(model, prompts, plan, rates=(50.0,))
     assert [len(table.rows[0]) for table in found.tables] == [2, 5]
-    (waits,) = found.result["waits"].values()
-    assert all(0 < first <= whole and tokens > 0 for first, whole, tokens in waits[OURS])
+    (waits,), (passes,) = found.result["waits"].values(), found.result["passes"].values()
+    assert all(0 < first <= whole and tokens > 0 for first, whole, tokens, *_ in waits[OURS])
+    assert [answer for *_, answer, _ in waits[OURS]] == [3] * 4
+    assert passes[OURS]["seconds"] > min(passes[OURS]["costs"].values()) > passes[OURS]["pair"] > 0
 
 
 def test_shares_and_times_of_alone_are_judged() -> None:
@@ -34,7 +36,9 @@ def test_shares_and_times_of_alone_are_judged() -> None:
         OTHER: {**alone, "question": [9.0], "document": [11.0]},
         OURS: {**alone, "question": [0.2], "document": [31.0]},
     }
-    waits = {"1 a second": {OTHER: [(4.0, 5.0, 60)] * 3, OURS: [(1.0, 6.0, 60)] * 3}}
+    waits = {
+        "1 a second": {OTHER: [(4.0, 5.0, 60, 9, 0.0)] * 3, OURS: [(1.0, 6.0, 60, 9, 0.0)] * 3}
+    }
     targets = {target.what: target for target in outcome("m", waits, people, Plan()).targets}
     shares = [target.measured for target in targets.values()]
     assert shares == pytest.approx([0.25, 0.25, 1.2, 2.0, 3.1])
