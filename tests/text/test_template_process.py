@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from specops.text.confined_process import (
 )
 from specops.text.template_process import TemplateProcess
 from tests.fuzz.rendering import NAMES, Call, values
-from tests.waiting import wait
+from tests.waiting import PATIENCE, wait
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="takes seccomp and procfs")
 TIME, MEMORY, LENGTH = "takes longer than", "takes too much memory", "writes more than 16 MiB"
@@ -538,6 +538,37 @@ def fake(tmp_path: Path, answer: str) -> str:
     )
     program.chmod(0o755)
     return str(program)
+
+
+def test_a_process_that_is_swapped_out_is_waited_for_while_it_is_sent_a_conversation(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as its memory is read from the disk, it computes nothing, and takes no bytes."""
+    assert works(process)
+    monkeypatch.setattr(TemplateProcess, "seconds", 0.3)
+    monkeypatch.setattr(confined_process, "_CLOCK_SECONDS", 60.0)
+    asked = Event()
+    left, child = confined_process._Clock.left, pid(process)
+
+    def counted(clock: Any, seen: list[int] = []) -> float:  # noqa: B006
+        seen.append(1)
+        if len(seen) == 4:  # it has waited for three times its second
+            asked.set()
+        return left(clock)
+
+    monkeypatch.setattr(confined_process._Clock, "left", counted)
+    text = "a" * 4_000_000  # more than a socket holds
+    os.kill(child, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            rendering = pool.submit(process.render, "{{ text[:3] }}", {}, {"text": text})
+            assert asked.wait(PATIENCE)
+            assert not rendering.done()
+            os.kill(child, signal.SIGCONT)
+            assert rendering.result() == "aaa"
+    finally:
+        os.kill(child, signal.SIGCONT)
+    assert pid(process) == child
 
 
 @pytest.mark.parametrize(

@@ -235,13 +235,7 @@ class _Child:
             _Ended: see there.
         """
         self._clock = _Clock(_CLOCK_SECONDS, seconds, self._process.pid)
-        try:
-            self._socket.settimeout(self._clock.left())
-            self._socket.sendall(_LENGTH.pack(len(message)) + message)
-        except TimeoutError:
-            raise ProgramLimitExceeded(self._clock.too_slow) from None
-        except OSError as error:
-            raise _Ended from error
+        self._send(_LENGTH.pack(len(message)) + message)
         kind, text = self._receive()
         self.seconds += self._clock.passed()
         if kind == _EXCEEDED:
@@ -249,6 +243,17 @@ class _Child:
         if kind not in (_TEXT, _REFUSED):
             raise _Ended
         return kind, text
+
+    def _send(self, message: bytes) -> None:
+        rest = memoryview(message)
+        while rest:
+            self._socket.settimeout(self._clock.left())
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except TimeoutError:
+                continue  # the clock decides: the process may be swapped out
+            except OSError as error:
+                raise _Ended from error
 
     def _receive(self) -> tuple[bytes, str]:
         kind, size = _HEADER.unpack(self._read(_HEADER.size))
@@ -301,7 +306,7 @@ class _Clock:
     def __init__(self, seconds: float, computing: float, process: int | None = None) -> None:
         self._start = time.monotonic()
         self._seconds, self._computing = seconds, computing
-        self.too_slow = f"it takes longer than {computing:g} s"
+        self._too_slow = f"it takes longer than {computing:g} s"
         # As clock_getcpuclockid(3) makes it: the time of a whole process.
         self._process_clock = None if process is None else (~process << 3) | 2
         self._used_before = self._used()
@@ -320,7 +325,7 @@ class _Clock:
         if self._process_clock is not None:
             left = min(left, self._computing - (self._used() - self._used_before))
         if left <= 0:
-            raise ProgramLimitExceeded(self.too_slow)
+            raise ProgramLimitExceeded(self._too_slow)
         return max(left, _LEAST_WAIT_SECONDS)
 
     def _used(self) -> float:
