@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,115 +22,115 @@ from workload import EDITOR, MEDIAN_ANSWER, MEDIAN_PROMPT
 
 DATASETS = Path(__file__).with_name("datasets")  # what the page can read
 
+_BOUNDS: dict[str, Callable[[float], bool]] = {
+    "at least 0": lambda value: 0 <= value < math.inf,
+    "at least 1": lambda value: 1 <= value < math.inf,
+    "more than 0": lambda value: 0 < value < math.inf,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line, and a field of the page.
+
+    Attributes:
+        dest: its name on the page.
+        default: of the type that values have.
+        must: what a number must be, a name of `_BOUNDS`.
+        of: "asking": it has no effect on an editor; "making": nor on the prompts of a data set.
+        more: for `add_argument`.
+    """
+
+    flag: str
+    dest: str
+    default: Any
+    text: str
+    must: str = ""
+    of: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+_COMMAND: dict[str, Any] = {"include_in_web_ui": False}  # what the page does not have
+_LIMITS: dict[str, Any] = {"action": "append", "metavar": "NAME=LIMIT", **_COMMAND}
+DRAFTERS = ("default", "draft", "suffix", "head", "cascade", "none")
+OPTIONS = (
+    Option("--shape", "load_shape", USERS,
+        "users, each of which waits; arrivals at a rate; trace: at a file's times; or a program",
+        more={"choices": SHAPES}),
+    Option("--request-rate", "request_rate", 0.0,
+        f"arrivals per second; 0: {ARRIVALS_RATE:g} with the shape arrivals", "at least 0"),
+    Option("--max-concurrency", "max_concurrency", 0, "limit of requests at once; 0: no limit",
+        "at least 0"),
+    Option("--num-prompts", "number_of_requests", 0,
+        "stop after this many requests; 0: no limit", "at least 0"),
+    Option("--api", "protocol", "generate", "endpoint to send requests to", of="asking",
+        more={"choices": list(PROTOCOLS)}),
+    Option("--category", "kind_of_prompt", "all",
+        "all: every kind but editor (typing); code alone for a model that does not chat",
+        more={"choices": ["all", *KINDS, EDITOR]}),
+    Option("--input-len", "prompt_tokens", 0,
+        f"tokens of a prompt; 0: like real ones, half of them below {MEDIAN_PROMPT}",
+        "at least 0", "making"),
+    Option("--output-len", "answer_tokens", 0,
+        f"most tokens of an answer; 0: like real ones, half of them below {MEDIAN_ANSWER}",
+        "at least 0"),
+    Option("--length-scale", "length_scale", 1.0, "0.5: prompts and answers are half as long",
+        "more than 0", "asking"),
+    Option("--range-ratio", "length_spread", 0.0, "0.2: both lengths vary by up to a fifth",
+        "in [0, 1)"),
+    Option("--ignore-eos", "ignore_eos", False, "answers never end before their length",
+        of="asking", more={"action": "store_true"}),
+    Option("--turns", "turns", 1, "requests of one conversation, each with all before it",
+        "at least 1", "asking"),
+    Option("--think-time", "think_time", 0.0,
+        "mean seconds of a user, or between turns, before asking", "at least 0", "asking"),
+    Option("--drafter", "drafter", "default",
+        "source of draft tokens; none: plain decoding; only for the protocol generate",
+        of="asking", more={"choices": DRAFTERS}),
+    Option("--repeat-share", "repeat_share", 0.0, "0.3: three of ten prompts were sent before",
+        "in [0, 1]", "making"),
+    Option("--prefix-repetition-prefix-len", "prefix_tokens", 0,
+        "tokens of a beginning that prompts share; 0: none", "at least 0", "making"),
+    Option("--prefix-repetition-num-prefixes", "prefixes", 10, "different shared beginnings",
+        "at least 1"),
+    Option("--burstiness", "burstiness", 1.0,
+        "arrivals: 1 at random times, less in bursts, more at even intervals", "more than 0"),
+    Option("--dataset", "dataset", "",
+        f"file with prompts or a trace; on this page one of {DATASETS.parent.name}/{DATASETS.name}",
+        of="asking"),
+    Option("--trace-speed", "trace_speed", 1.0,
+        "0.1: the times of a trace pass ten times slower", "more than 0"),
+    Option("--seed", "seed", "", "the same seed makes the same requests; empty: drawn anew"),
+    Option("--goodput", "goodput", slo.GOODPUT,
+        "limits of a good request, in milliseconds: ttft, tpot, e2el (whole answer)"),
+    Option("--time-scale", "time_scale", 1.0,
+        "0.5: fixed programs and typing take half their time", "more than 0"),
+    Option("--rate-scale", "rate_scale", 1.0, "0.5: ramp has half its arrivals", "more than 0"),
+    Option("--api-key", "api_key", "", "of several, separated by commas, the first one",
+        more=_COMMAND),
+    Option("--allowed-hosts", "allowed_hosts", "",
+        "names under which the page answers beside private ones, such as load.example.org",
+        more=_COMMAND),
+    Option("--report", "report", "", "JSON file for the stages' figures", more=_COMMAND),
+    Option("--gate", "gate", None, "limits for the exit status", more=_LIMITS),
+    Option("--objective", "objective", None, "limits that define the knee", more=_LIMITS),
+)  # fmt: skip
+
 
 def add_to(parser: ArgumentParser) -> None:
-    """Add all options."""
-
-    def option(flag: str, dest: str, default: Any, text: str, **more: Any) -> None:
-        variable = f"LOAD_{flag.strip('-').replace('-', '_').upper()}"
-        if not isinstance(default, bool | None):
-            more["type"] = type(default)
-        parser.add_argument(flag, dest=dest, default=default, env_var=variable, help=text, **more)
-
-    option(
-        "--shape",
-        "load_shape",
-        USERS,
-        "users, each of which waits; arrivals at a rate; trace: at a file's times; or a program",
-        choices=SHAPES,
-    )
-    option(
-        "--request-rate",
-        "request_rate",
-        0.0,
-        f"arrivals per second; 0: {ARRIVALS_RATE:g} with the shape arrivals",
-    )
-    option("--max-concurrency", "max_concurrency", 0, "limit of requests at once; 0: no limit")
-    option(
-        "--num-prompts",
-        "number_of_requests",
-        0,
-        "stop after this many requests; 0: no limit",
-    )
-    option("--api", "protocol", "generate", "endpoint to send requests to", choices=list(PROTOCOLS))
-    option(
-        "--category",
-        "kind_of_prompt",
-        "all",
-        "all: every kind but editor (typing); code alone for a model that does not chat",
-        choices=["all", *KINDS, EDITOR],
-    )
-    option(
-        "--input-len",
-        "prompt_tokens",
-        0,
-        f"tokens of a prompt; 0: like real ones, half of them below {MEDIAN_PROMPT}",
-    )
-    option(
-        "--output-len",
-        "answer_tokens",
-        0,
-        f"most tokens of an answer; 0: like real ones, half of them below {MEDIAN_ANSWER}",
-    )
-    option("--length-scale", "length_scale", 1.0, "0.5: prompts and answers are half as long")
-    option("--range-ratio", "length_spread", 0.0, "0.2: both lengths vary by up to a fifth")
-    option(
-        "--ignore-eos",
-        "ignore_eos",
-        False,
-        "answers never end before their length",
-        action="store_true",
-    )
-    option("--turns", "turns", 1, "requests of one conversation, each with all before it")
-    option(
-        "--think-time", "think_time", 0.0, "mean seconds of a user, or between turns, before asking"
-    )
-    option(
-        "--drafter",
-        "drafter",
-        "default",
-        "source of draft tokens; none: plain decoding; only for the protocol generate",
-        choices=["default", "draft", "suffix", "head", "cascade", "none"],
-    )
-    option("--repeat-share", "repeat_share", 0.0, "0.3: three of ten prompts were sent before")
-    option(
-        "--prefix-repetition-prefix-len",
-        "prefix_tokens",
-        0,
-        "tokens of a beginning that prompts share; 0: none",
-    )
-    option("--prefix-repetition-num-prefixes", "prefixes", 10, "different shared beginnings")
-    option(
-        "--burstiness",
-        "burstiness",
-        1.0,
-        "arrivals: 1 at random times, less in bursts, more at even intervals",
-    )
-    option(
-        "--dataset",
-        "dataset",
-        "",
-        f"file with prompts or a trace; on this page one of {DATASETS.parent.name}/{DATASETS.name}",
-    )
-    option("--trace-speed", "trace_speed", 1.0, "0.1: the times of a trace pass ten times slower")
-    option("--seed", "seed", "", "the same seed makes the same requests; empty: drawn anew")
-    option(
-        "--goodput",
-        "goodput",
-        slo.GOODPUT,
-        "limits of a good request, in milliseconds: ttft, tpot, e2el (whole answer)",
-    )
-    option("--time-scale", "time_scale", 1.0, "0.5: fixed programs and typing take half their time")
-    option("--rate-scale", "rate_scale", 1.0, "0.5: ramp has half its arrivals")
-
-    hidden = {"include_in_web_ui": False}
-    option("--api-key", "api_key", "", "of several, separated by commas, the first one", **hidden)
-    text = "names under which the page answers beside private ones, such as load.example.org"
-    option("--allowed-hosts", "allowed_hosts", "", text, **hidden)
-    option("--report", "report", "", "JSON file for the stages' figures", **hidden)
-    for flag, what in (("--gate", "for the exit status"), ("--objective", "that define the knee")):
-        more = {"action": "append", "metavar": "NAME=LIMIT", **hidden}
-        option(flag, flag.strip("-"), None, f"limits {what}", **more)
+    """Add all options, each of which has an environment variable as well."""
+    for option in OPTIONS:
+        more = {
+            "env_var": f"LOAD_{option.flag.strip('-').replace('-', '_').upper()}",
+            **option.more,
+        }
+        if not isinstance(option.default, bool | None):
+            more["type"] = type(option.default)
+        parser.add_argument(
+            option.flag, dest=option.dest, default=option.default, help=option.text, **more
+        )
 
 
 def settle(options: Namespace) -> None:
@@ -151,27 +153,10 @@ def check(options: Namespace, processes: int = 1) -> None:
     Raises:
         ValueError: what is wrong, in one line.
     """
-    for flag, name, least in (
-        ("--request-rate", "request_rate", 0.0),
-        ("--max-concurrency", "max_concurrency", 0),
-        ("--num-prompts", "number_of_requests", 0),
-        ("--input-len", "prompt_tokens", 0),
-        ("--output-len", "answer_tokens", 0),
-        ("--turns", "turns", 1),
-        ("--think-time", "think_time", 0.0),
-        ("--prefix-repetition-prefix-len", "prefix_tokens", 0),
-        ("--prefix-repetition-num-prefixes", "prefixes", 1),
-    ):
-        if not least <= getattr(options, name) < math.inf:
-            raise ValueError(f"{flag} must be at least {least:g}, not {getattr(options, name)}")
-    for name in ("time_scale", "rate_scale", "length_scale", "burstiness", "trace_speed"):
-        flag = f"--{name.replace('_', '-')}"
-        if not 0 < getattr(options, name) < math.inf:
-            raise ValueError(f"{flag} must be more than 0, not {getattr(options, name)}")
-    if not 0 <= options.length_spread < 1:
-        raise ValueError(f"--range-ratio must be in [0, 1), not {options.length_spread}")
-    if not 0 <= options.repeat_share <= 1:
-        raise ValueError(f"--repeat-share must be in [0, 1], not {options.repeat_share}")
+    for option in OPTIONS:
+        value = getattr(options, option.dest)
+        if option.must and not _BOUNDS[option.must](value):
+            raise ValueError(f"{option.flag} must be {option.must}, not {value}")
     if options.request_rate and options.load_shape in FIXED:
         raise ValueError(f"--request-rate goes with the shape arrivals, not {options.load_shape}")
     if options.ignore_eos and not PROTOCOLS[options.protocol].has_ignore_eos:
@@ -223,13 +208,13 @@ def _check_dataset(options: Namespace) -> None:
     timed = survey(path).seconds is not None
     if options.load_shape == TRACE and not timed:
         raise ValueError(f"the data set {path} has no times: take another shape than trace")
-    for flag, name, default in (
-        ("--repeat-share", "repeat_share", 0.0),
-        ("--prefix-repetition-prefix-len", "prefix_tokens", 0),
-        ("--input-len", "prompt_tokens", 0),
-    ):
-        if getattr(options, name) != default:
-            raise ValueError(f"{flag} is for made prompts: leave it or --dataset out")
+    _refuse_given(options, "{} is for made prompts: leave it or --dataset out", "making")
+
+
+def _refuse_given(options: Namespace, why: str, *of: str) -> None:
+    for option in OPTIONS:
+        if option.of in of and getattr(options, option.dest) != option.default:
+            raise ValueError(why.format(option.flag))
 
 
 def _check_processes(options: Namespace, processes: int) -> None:
@@ -250,20 +235,8 @@ def _check_editor(options: Namespace) -> None:
         return
     if any(stage.open_loop for stage in stages(options)):
         raise ValueError("--category editor types at a speed of its own: take the shape users")
-    for flag, name, default in (
-        ("--api", "protocol", "generate"),
-        ("--dataset", "dataset", ""),
-        ("--input-len", "prompt_tokens", 0),
-        ("--length-scale", "length_scale", 1.0),
-        ("--repeat-share", "repeat_share", 0.0),
-        ("--prefix-repetition-prefix-len", "prefix_tokens", 0),
-        ("--turns", "turns", 1),
-        ("--think-time", "think_time", 0.0),
-        ("--ignore-eos", "ignore_eos", False),
-        ("--drafter", "drafter", "default"),
-    ):
-        if getattr(options, name) != default:
-            raise ValueError(f"{flag} has no effect on --category editor: leave it out")
+    why = f"{{}} has no effect on --category {EDITOR}: leave it out"
+    _refuse_given(options, why, "asking", "making")
 
 
 def shape(options: Namespace) -> str:
