@@ -7,10 +7,10 @@ Locust.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any
 
 from record import Reply
 
@@ -77,263 +77,214 @@ class Progress:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class ApiProtocol:
-    """A protocol: `path` and how to speak it."""
+    """A protocol.
+
+    Attributes:
+        body: makes a request. A drafter can be chosen only for `/generate`.
+        answer: reads a whole answer, or the event of a stream that has its counts.
+        added: the text that an event adds, reasoning included.
+        counted: where that event has the number of output tokens, as names joined by dots.
+        has_ignore_eos: whether answers can go on until they are as long as asked for.
+    """
 
     path: str
-    has_ignore_eos = False
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request."""
-        raise NotImplementedError
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        raise NotImplementedError
+    body: Callable[[Ask], dict[str, Any]]
+    answer: Callable[[Mapping[str, Any]], Reply]
+    added: Callable[[Mapping[str, Any]], str] = lambda event: ""
+    counted: str = "usage"
+    has_ignore_eos: bool = False
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
-        raise NotImplementedError
+        error: Any = event.get("error")
+        if isinstance(error, Mapping):
+            error = error.get("code") or error.get("type")
+        if event.get("type") in ("error", "response.failed"):
+            error = error or event["type"]
+        if error:
+            return Progress(error=str(error))
+        found: Any = event
+        for name in self.counted.split("."):
+            found = found.get(name) if found else None
+        tokens = len(event["tokens"]) if "tokens" in event else None
+        whole = None if found is None else self.answer(event)
+        return Progress(self.added(event), tokens, whole)
 
 
-class Generate(ApiProtocol):
-    """`POST /generate`: every event lists its tokens."""
-
-    path = "/generate"
-    has_ignore_eos = True
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request."""
-        body = {"prompt": ask.prompt, "max_new_tokens": ask.tokens, "details": True}
-        if ask.system is not None:
-            body["system"] = ask.system
-        if ask.drafter:
-            body["drafter"] = ask.drafter
-        if ask.ignore_eos:
-            body["ignore_eos"] = True
-        return body | {"stream": True} if ask.stream else body
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        told = body.get("details") or {}
-        return Reply(
-            body["generated_text"],
-            body["prompt_tokens"],
-            body["generated_tokens"],
-            cached_tokens=told.get("cached_prompt_tokens"),
-            passes=told.get("sequence_steps"),
-            found_in=told.get("accepted_found_in") or {},
-        )
-
-    def read(self, event: Mapping[str, Any]) -> Progress:
-        """Read an event of a stream."""
-        if "error" in event:
-            return Progress(error=str(event["error"].get("code")))
-        if "finish_reason" in event:
-            return Progress(whole=self.answer(event))
-        return Progress(text=event["text"], tokens=len(event["tokens"]))
+def _given(**fields: Any) -> dict[str, Any]:
+    """A body without the fields that are None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-class Completions(ApiProtocol):
-    """`POST /v1/completions`, with the usage at the end of a stream."""
-
-    path = "/v1/completions"
-    has_ignore_eos = True
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request; the drafter is the server's choice."""
-        body: dict[str, Any] = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
-        body |= self.asked(ask)
-        if ask.ignore_eos:
-            body["ignore_eos"] = True
-        if ask.stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body
-
-    def asked(self, ask: Ask) -> dict[str, Any]:
-        """The part of a request that holds the prompt."""
-        return {"prompt": ask.prompt}
-
-    def text(self, choice: Mapping[str, Any]) -> str:
-        """The text of a choice, or what it adds to its answer in a stream; it may be empty."""
-        return str(choice.get("text") or "")
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        usage, told = body["usage"], body.get("timings") or {}
-        return Reply(
-            "".join(map(self.text, body.get("choices", []))),
-            usage["prompt_tokens"],
-            usage["completion_tokens"],
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-            **_timings(told),
-        )
-
-    def read(self, event: Mapping[str, Any]) -> Progress:
-        """Read an event of a stream."""
-        if "error" in event:
-            return Progress(error=str(event["error"].get("code")))
-        whole = self.answer(event) if event.get("usage") else None
-        return Progress("".join(map(self.text, event.get("choices", []))), whole=whole)
+def _joined(parts: Iterable[Mapping[str, Any]], *names: str) -> str:
+    """The texts of parts; each has one under one of the names, or none."""
+    return "".join(part.get(name) or "" for part in parts for name in names)
 
 
-class Chats(Completions):
-    """`POST /v1/chat/completions`."""
-
-    path = "/v1/chat/completions"
-
-    def asked(self, ask: Ask) -> dict[str, Any]:
-        """The part of a request that holds the prompt."""
-        return {"messages": ask.all_messages}
-
-    def text(self, choice: Mapping[str, Any]) -> str:
-        """The text of a choice, reasoning included."""
-        message = choice.get("delta") or choice.get("message") or {}
-        return "".join(message.get(name) or "" for name in ("reasoning_content", "content"))
-
-
-class Messages(ApiProtocol):
-    """`POST /v1/messages`, Anthropic's."""
-
-    path = "/v1/messages"
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request."""
-        body = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
-        body |= {"messages": ask.messages, "stream": ask.stream}
-        return body | {"system": ask.system} if ask.system else body
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        text = "".join(block.get("text", "") for block in body["content"])
-        return self._counted(text, body["usage"])
-
-    def _counted(self, text: str, usage: Mapping[str, Any]) -> Reply:
-        """Count the tokens of a prompt: Anthropic counts those from a cache apart."""
-        cached = usage.get("cache_read_input_tokens")
-        written = usage["output_tokens"]
-        return Reply(text, usage["input_tokens"] + (cached or 0), written, cached_tokens=cached)
-
-    def read(self, event: Mapping[str, Any]) -> Progress:
-        """Read an event of a stream."""
-        if "error" in event:
-            return Progress(error=str(event["error"].get("type")))
-        delta = event.get("delta", {})
-        if event["type"] == "content_block_delta":
-            return Progress(text=delta.get("text") or delta.get("thinking") or "")
-        if event["type"] == "message_delta":
-            return Progress(whole=self._counted("", event["usage"]))
-        return Progress()
-
-
-class Responses(ApiProtocol):
-    """`POST /v1/responses`, OpenAI's newer protocol."""
-
-    path = "/v1/responses"
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request."""
-        body = {"model": ask.model, "max_output_tokens": ask.tokens, "temperature": 0}
-        body |= {"input": ask.messages, "stream": ask.stream, "store": False}
-        return body | {"instructions": ask.system} if ask.system else body
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        parts = (part for item in body.get("output", []) for part in item.get("content") or [])
-        text, usage = "".join(part.get("text") or "" for part in parts), body["usage"]
-        cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
-        return Reply(text, usage["input_tokens"], usage["output_tokens"], cached_tokens=cached)
-
-    def read(self, event: Mapping[str, Any]) -> Progress:
-        """Read an event of a stream."""
-        if event["type"] in ("error", "response.failed"):
-            return Progress(error=event["type"])
-        if event["type"].endswith(".delta"):
-            return Progress(text=event["delta"])
-        if event["type"] in ("response.completed", "response.incomplete"):
-            return Progress(whole=self.answer(event["response"]))
-        return Progress()
-
-
-class OllamaPrompts(ApiProtocol):
-    """`POST /api/generate`, Ollama's: a line of JSON per step."""
-
-    path = "/api/generate"
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The request."""
-        options = {"num_predict": ask.tokens, "temperature": 0}
-        return {"model": ask.model, "stream": ask.stream, "options": options, **self.asked(ask)}
-
-    def asked(self, ask: Ask) -> dict[str, Any]:
-        """The part of a request that holds the prompt."""
-        more = {"raw": True} if ask.system is None else {"system": ask.system}
-        return {"prompt": ask.prompt, **more}
-
-    def text(self, body: Mapping[str, Any]) -> str:
-        """The text of an answer or of a line."""
-        return f"{body.get('thinking') or ''}{body.get('response') or ''}"
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        return Reply(self.text(body), body.get("prompt_eval_count", 0), body["eval_count"])
-
-    def read(self, event: Mapping[str, Any]) -> Progress:
-        """Read an event of a stream."""
-        if "error" in event:
-            return Progress(error=str(event["error"]))
-        whole = None if event.get("eval_count") is None else self.answer(event)
-        return Progress(self.text(event), whole=whole)
-
-
-class OllamaChats(OllamaPrompts):
-    """`POST /api/chat`, Ollama's."""
-
-    path = "/api/chat"
-
-    def asked(self, ask: Ask) -> dict[str, Any]:
-        """The part of a request that holds the prompt."""
-        return {"messages": ask.all_messages}
-
-    def text(self, body: Mapping[str, Any]) -> str:
-        """The text of an answer or of a line."""
-        message = body.get("message", {})
-        return f"{message.get('thinking') or ''}{message.get('content') or ''}"
-
-
-class Infill(ApiProtocol):
-    """`POST /infill`, llama-server's: a typing trace has its requests."""
-
-    path = "/infill"
-    fields: ClassVar = {
-        "response_fields": ["content", "tokens_evaluated", "tokens_predicted", "timings"]
-    }
-
-    def answer(self, body: Mapping[str, Any]) -> Reply:
-        """Read a whole answer."""
-        told = body.get("timings") or {}
-        return Reply(
-            body["content"],
-            body["tokens_evaluated"],
-            body["tokens_predicted"],
-            cached_tokens=told.get("cache_n"),
-            **_timings(told),
-        )
-
-
-def _timings(told: Mapping[str, Any]) -> dict[str, Any]:
+def _told(timings: Mapping[str, Any]) -> dict[str, Any]:
     """What `timings` tell of passes and of accepted draft tokens."""
-    return {"passes": told.get("steps"), "found_in": told.get("accepted_found_in") or {}}
+    return {"passes": timings.get("steps"), "found_in": timings.get("accepted_found_in") or {}}
 
 
-PROTOCOLS: dict[str, ApiProtocol] = {
-    "generate": Generate(),
-    "openai": Completions(),
-    "chat": Chats(),
-    "responses": Responses(),
-    "messages": Messages(),
-    "ollama-generate": OllamaPrompts(),
-    "ollama-chat": OllamaChats(),
+# -- /generate: every event lists its tokens -------------------------------------------------------
+
+
+def _generate(ask: Ask) -> dict[str, Any]:
+    chosen = {"drafter": ask.drafter or None, "ignore_eos": ask.ignore_eos or None}
+    sized = {"max_new_tokens": ask.tokens, "details": True, "stream": ask.stream}
+    return _given(prompt=ask.prompt, system=ask.system, **sized, **chosen)
+
+
+def _generated(body: Mapping[str, Any]) -> Reply:
+    told = body.get("details") or {}
+    return Reply(
+        body["generated_text"],
+        body["prompt_tokens"],
+        body["generated_tokens"],
+        cached_tokens=told.get("cached_prompt_tokens"),
+        passes=told.get("sequence_steps"),
+        found_in=told.get("accepted_found_in") or {},
+    )
+
+
+# -- OpenAI's: the usage comes at the end of a stream ----------------------------------------------
+
+
+def _openai(ask: Ask, **asked: Any) -> dict[str, Any]:
+    usage = {"include_usage": True} if ask.stream else None
+    sized = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
+    more = {"stream": ask.stream, "stream_options": usage, "ignore_eos": ask.ignore_eos or None}
+    return _given(**asked, **sized, **more)
+
+
+def _choices(body: Mapping[str, Any]) -> str:
+    said = [
+        choice.get("delta") or choice.get("message") or choice for choice in body.get("choices", ())
+    ]
+    return _joined(said, "reasoning_content", "content", "text")
+
+
+def _completed(body: Mapping[str, Any]) -> Reply:
+    usage = body["usage"]
+    return Reply(
+        _choices(body),
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        **_told(body.get("timings") or {}),
+    )
+
+
+def _respond(ask: Ask) -> dict[str, Any]:
+    sized = {"model": ask.model, "max_output_tokens": ask.tokens, "temperature": 0}
+    asked = {"input": ask.messages, "instructions": ask.system or None}
+    return _given(**asked, **sized, stream=ask.stream, store=False)
+
+
+def _responded(body: Mapping[str, Any]) -> Reply:
+    body = body.get("response", body)
+    parts = (part for item in body.get("output", ()) for part in item.get("content") or ())
+    text, usage = _joined(parts, "text"), body["usage"]
+    cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
+    return Reply(text, usage["input_tokens"], usage["output_tokens"], cached_tokens=cached)
+
+
+# -- Anthropic's: tokens from a cache are counted apart --------------------------------------------
+
+
+def _message(ask: Ask) -> dict[str, Any]:
+    sized = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
+    return _given(messages=ask.messages, system=ask.system or None, **sized, stream=ask.stream)
+
+
+def _messaged(body: Mapping[str, Any]) -> Reply:
+    usage, text = body["usage"], _joined(body.get("content", ()), "text")
+    cached = usage.get("cache_read_input_tokens")
+    read = usage["input_tokens"] + (cached or 0)
+    return Reply(text, read, usage["output_tokens"], cached_tokens=cached)
+
+
+# -- Ollama's: a line of JSON per step -------------------------------------------------------------
+
+
+def _ollama(ask: Ask, **asked: Any) -> dict[str, Any]:
+    sized = {"num_predict": ask.tokens, "temperature": 0}
+    return _given(model=ask.model, stream=ask.stream, options=sized, **asked)
+
+
+def _line(body: Mapping[str, Any]) -> str:
+    return _joined([body.get("message", body)], "thinking", "content", "response")
+
+
+def _counted(body: Mapping[str, Any]) -> Reply:
+    return Reply(_line(body), body.get("prompt_eval_count", 0), body["eval_count"])
+
+
+# -- llama-server's /infill: a typing trace has its requests ---------------------------------------
+
+
+def _filled_in(body: Mapping[str, Any]) -> Reply:
+    told = body.get("timings") or {}
+    sizes = body["tokens_evaluated"], body["tokens_predicted"]
+    return Reply(body["content"], *sizes, cached_tokens=told.get("cache_n"), **_told(told))
+
+
+INFILL_FIELDS = {"response_fields": ["content", "tokens_evaluated", "tokens_predicted", "timings"]}
+INFILL = ApiProtocol("/infill", lambda ask: INFILL_FIELDS, _filled_in)
+PROTOCOLS = {
+    "generate": ApiProtocol(
+        "/generate",
+        _generate,
+        _generated,
+        lambda event: event.get("text", ""),
+        counted="finish_reason",
+        has_ignore_eos=True,
+    ),
+    "openai": ApiProtocol(
+        "/v1/completions",
+        lambda ask: _openai(ask, prompt=ask.prompt),
+        _completed,
+        _choices,
+        has_ignore_eos=True,
+    ),
+    "chat": ApiProtocol(
+        "/v1/chat/completions",
+        lambda ask: _openai(ask, messages=ask.all_messages),
+        _completed,
+        _choices,
+        has_ignore_eos=True,
+    ),
+    "responses": ApiProtocol(
+        "/v1/responses",
+        _respond,
+        _responded,
+        lambda event: event["delta"] if event["type"].endswith(".delta") else "",
+        counted="response.usage",
+    ),
+    "messages": ApiProtocol(
+        "/v1/messages",
+        _message,
+        _messaged,
+        lambda event: _joined([event.get("delta", {})], "text", "thinking"),
+    ),
+    "ollama-generate": ApiProtocol(
+        "/api/generate",
+        lambda ask: _ollama(
+            ask, prompt=ask.prompt, system=ask.system, raw=True if ask.system is None else None
+        ),
+        _counted,
+        _line,
+        counted="eval_count",
+    ),
+    "ollama-chat": ApiProtocol(
+        "/api/chat",
+        lambda ask: _ollama(ask, messages=ask.all_messages),
+        _counted,
+        _line,
+        counted="eval_count",
+    ),
 }
 
 

@@ -34,7 +34,7 @@ import slo
 from access import Access
 from editor_trace import Event, trace
 from prefill import PassCosts
-from protocols import PROTOCOLS, Ask, Infill, stream_events
+from protocols import INFILL, INFILL_FIELDS, PROTOCOLS, Ask, stream_events
 from record import Recorder, Reply, Tally, token_gaps
 from shapes import TRACE, arrivals
 from texts import Frame, rough
@@ -469,7 +469,7 @@ class EditorUser(PresentUser):
     def on_start(self) -> None:
         """Begin to type."""
         super().on_start()
-        self.protocol = Infill()
+        self.protocol = INFILL
         self.events = trace(SOURCES, inf, self.rng.getrandbits(32))
         self.begun = time.perf_counter()
         self.waiting: gevent.Greenlet | None = None
@@ -491,7 +491,7 @@ class EditorUser(PresentUser):
         if self.leaving.wait(max(0.0, due - time.perf_counter())):
             return
         if event.kind == "warm":
-            body = event.body | Infill.fields
+            body = event.body | INFILL_FIELDS
             self.in_flight.spawn(self.send, body, stream=False, kind="reading ahead")
             return
         if not workload.claim():
@@ -502,7 +502,7 @@ class EditorUser(PresentUser):
 
     def suggest(self, event: Event) -> None:
         """Ask for a suggestion."""
-        body = event.body | Infill.fields
+        body = event.body | INFILL_FIELDS
         if self.load.options.answer_tokens:
             body["n_predict"] = self.load.options.answer_tokens
         with self.load.slot:
