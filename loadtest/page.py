@@ -9,8 +9,9 @@ is none for charts: a script shows them below the tables.
 from __future__ import annotations
 
 import json
+import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,56 +23,17 @@ from locust.env import Environment
 import options as load_options
 from access import Guard
 from charts import svg
-from record import PROMPT_SIZES, SIZES, Figures, as_csv
+from record import PROMPT_SIZES, SIZES, Figures, Recorder, as_csv
+from shapes import Stage
 from summary import Report, found_in, short
 from users import served_model
 
-Row = Mapping[str, Any]
+Row = Mapping[str, Any]  # values by the titles of their columns
 
 # Locust's own fields of the form. Without a check it would take every option of the command line.
 _FIELDS = ("user_count", "spawn_rate", "host", "run_time", "profile")
 # What `SIZES` are, in words.
 _TITLES = (*(f"to {size:,} tokens" for size in PROMPT_SIZES), f"above {PROMPT_SIZES[-1]:,} tokens")
-_SIZES = tuple(zip(SIZES, _TITLES, strict=True))
-# Tables: key, title of the tab, and columns as pairs of key and title. The page sorts by `name`.
-_QUANTILES = (("mean", "Mean"), *((f"p{q}", f"p{q}") for q in (50, 90, 95, 99)))
-TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "llm-times": (
-        "LLM times",
-        (("what", "Time"), ("unit", "Unit"), ("count", "# Measured"), *_QUANTILES),
-    ),
-    "llm-rates": ("LLM rates", (("what", "Figure"), ("value", "Value"), ("unit", "Unit"))),
-    "llm-prompts": (
-        "Prompts and drafts",
-        (
-            ("stage", "Stage"),
-            ("repeated", "Prompts sent before"),
-            ("cached", "Prompt tokens known"),
-            ("passes", "Tokens a pass"),
-            ("found", "Accepted drafts from"),
-            *((size, f"TTFT p95 (ms), {title}") for size, title in _SIZES),
-            ("slowdown", "Slowdown p50 / p95"),
-        ),
-    ),
-    "llm-stages": (
-        "Stages and knee",
-        (
-            ("stage", "Stage"),
-            ("load", "Load"),
-            ("users", "Users (mean)"),
-            ("arrived", "Requests/s"),
-            ("answered", "# Answered"),
-            ("refused", "Refused (429)"),
-            ("failed", "Failed"),
-            ("good", "Within limits"),
-            ("output", "Output tokens/s"),
-            ("ttft", "TTFT p95 (ms)"),
-            ("tpot", "TPOT p95 (ms)"),
-            ("latency", "Latency p95 (ms)"),
-            ("knee", "Objectives"),
-        ),
-    ),
-}
 _TIMES = (
     ("ttft", "TTFT: time to first token", "ms"),
     ("tpot", "TPOT: time per output token after the first", "ms"),
@@ -79,85 +41,59 @@ _TIMES = (
     ("latency", "E2EL: end-to-end latency", "ms"),
     ("speed", "Output tokens per second of one request, waiting included", "tokens/s"),
     ("slowdown", "Slowdown: TTFT over the prompt's time alone, by the API's costs of passes", ""),
-    *((size, f"TTFT of prompts {title}", "ms") for size, title in _SIZES),
+    *((name, f"TTFT of prompts {size}", "ms") for name, size in zip(SIZES, _TITLES, strict=True)),
 )
 
 
-def tables(report: Report) -> dict[str, list[Row]]:
-    """The rows of each table; empty before the first test."""
-    return {
-        "llm-times": list(_named(_times(report.whole))),
-        "llm-rates": list(_named(_rates(report))),
-        "llm-prompts": list(_named(_prompts(report))),
-        "llm-stages": list(_named(_stages(report))),
-    }
-
-
-def _named(rows: Iterator[Row]) -> Iterator[Row]:
-    for number, row in enumerate(rows):
-        yield {"name": f"{number:03}", **row}
-
-
-def _times(whole: Figures) -> Iterator[Row]:
+def _times(report: Report) -> Iterator[Row]:
+    whole = report.whole
     for name, what, unit in _TIMES:
-        scale = 1000 if unit == "ms" else 1
-        row = {key: short(whole[f"{name}_{key}"], scale) for key, _ in _QUANTILES}
-        yield {"what": what, "unit": unit, "count": f"{whole[f'{name}_count']:,}", **row}
+        scale, named = 1000 if unit == "ms" else 1, {"Mean": "mean"}
+        named |= {quantile: quantile for quantile in ("p50", "p90", "p95", "p99")}
+        measured = {title: short(whole[f"{name}_{key}"], scale) for title, key in named.items()}
+        yield {"Time": what, "Unit": unit, "# Measured": f"{whole[f'{name}_count']:,}"} | measured
 
 
 def _rates(report: Report) -> Iterator[Row]:
-    whole = report.whole
-    limits = report.options.goodput
+    def row(figure: str, value: str, unit: str = "") -> Row:
+        return {"Figure": figure, "Value": value, "Unit": unit}
+
+    whole, limits = report.whole, report.options.goodput
     if report.warning:
-        yield {"what": f"Warning: {report.warning}", "value": "", "unit": ""}
-    for what, value, unit in (
-        ("Duration", short(whole["seconds"]), "s"),
-        ("Requests answered", f"{whole['answered']:,}", ""),
-        (
-            "Requests refused (429), no failure",
-            f"{whole['refused']:,}",
-            _share(whole["refused_share"]),
-        ),
-        ("Requests failed", f"{whole['failed']:,}", _share(whole["failed_share"])),
-        (
-            f"Cancelled, no failure: {report.cancelled}",
-            f"{whole['cancelled']:,}",
-            _share(whole["cancelled_share"]),
-        ),
-        ("Requests not sent: too many in flight", f"{whole['unsent']:,}", ""),
-        ("Answers", short(whole["answered_per_second"]), "a second"),
-        (
-            "Input tokens",
-            f"{whole['input_tokens']:,}",
-            f"{short(whole['input_tokens_per_second'])} /s",
-        ),
-        (
-            "Output tokens",
-            f"{whole['output_tokens']:,}",
-            f"{short(whole['output_tokens_per_second'])} /s",
-        ),
-        (f"Goodput: requests within {limits}", short(whole["good_per_second"]), "a second"),
-        (f"Share of requests within {limits}", _share(whole["good_share"]), ""),
-        ("Knee: most arrivals within the objectives", report.knee_text, "a second"),
+        yield row(f"Warning: {report.warning}", "")
+    yield row("Duration", short(whole["seconds"]), "s")
+    yield row("Requests answered", f"{whole['answered']:,}")
+    for name, what in (
+        ("refused", "Requests refused (429), no failure"),
+        ("failed", "Requests failed"),
+        ("cancelled", f"Cancelled, no failure: {report.cancelled}"),
     ):
-        if what.startswith("Knee") and not report.is_ramp:
-            continue
-        if what.startswith("Cancelled") and not whole["cancelled"]:
-            continue
-        yield {"what": what, "value": value, "unit": unit}
+        if whole[name] or name != "cancelled":
+            yield row(what, f"{whole[name]:,}", _share(whole[f"{name}_share"]))
+    yield row("Requests not sent: too many in flight", f"{whole['unsent']:,}")
+    yield row("Answers", short(whole["answered_per_second"]), "a second")
+    for name, what in (("input_tokens", "Input tokens"), ("output_tokens", "Output tokens")):
+        yield row(what, f"{whole[name]:,}", f"{short(whole[f'{name}_per_second'])} /s")
+    yield row(f"Goodput: requests within {limits}", short(whole["good_per_second"]), "a second")
+    yield row(f"Share of requests within {limits}", _share(whole["good_share"]))
+    if report.is_ramp:
+        yield row("Knee: most arrivals within the objectives", report.knee_text, "a second")
 
 
 def _prompts(report: Report) -> Iterator[Row]:
     stages = [(str(number), stage) for number, stage in enumerate(report.stages, start=1)]
     for name, figures in (*stages, ("all", report.whole)):
         yield {
-            "stage": name,
-            "repeated": _share(figures["repeated_share"]),
-            "cached": _share(figures["cached_share"]),
-            "passes": short(figures["tokens_per_pass"]),
-            "found": found_in(figures) or "-",
-            **{size: short(figures[f"{size}_p95"], 1000) for size in SIZES},
-            "slowdown": " / ".join(short(figures[f"slowdown_p{q}"]) for q in (50, 95)),
+            "Stage": name,
+            "Prompts sent before": _share(figures["repeated_share"]),
+            "Prompt tokens known": _share(figures["cached_share"]),
+            "Tokens a pass": short(figures["tokens_per_pass"]),
+            "Accepted drafts from": found_in(figures) or "-",
+            **{
+                f"TTFT p95 (ms), {title}": short(figures[f"{size}_p95"], 1000)
+                for size, title in zip(SIZES, _TITLES, strict=True)
+            },
+            "Slowdown p50 / p95": " / ".join(short(figures[f"slowdown_p{q}"]) for q in (50, 95)),
         }
 
 
@@ -165,18 +101,29 @@ def _stages(report: Report) -> Iterator[Row]:
     for number, stage in enumerate(report.stages, start=1):
         rate = stage["asked_per_second"]
         yield {
-            "stage": number,
-            "load": f"{rate:g} arrivals/s" if rate else f"{stage['asked_users']} users",
-            "users": "-" if rate else short(stage["users"]),
-            "arrived": short(stage["arrived_per_second"]),
-            "answered": stage["answered"],
-            "refused": _share(stage["refused_share"]),
-            "failed": stage["failed"] + stage["unsent"],
-            "good": _share(stage["good_share"]),
-            "output": short(stage["output_tokens_per_second"]),
-            **{n: short(stage[f"{n}_p95"], 1000) for n in ("ttft", "tpot", "latency")},
-            "knee": _objectives(report, stage),
+            "Stage": number,
+            "Load": f"{rate:g} arrivals/s" if rate else f"{stage['asked_users']} users",
+            "Users (mean)": "-" if rate else short(stage["users"]),
+            "Requests/s": short(stage["arrived_per_second"]),
+            "# Answered": stage["answered"],
+            "Refused (429)": _share(stage["refused_share"]),
+            "Failed": stage["failed"] + stage["unsent"],
+            "Within limits": _share(stage["good_share"]),
+            "Output tokens/s": short(stage["output_tokens_per_second"]),
+            "TTFT p95 (ms)": short(stage["ttft_p95"], 1000),
+            "TPOT p95 (ms)": short(stage["tpot_p95"], 1000),
+            "Latency p95 (ms)": short(stage["latency_p95"], 1000),
+            "Objectives": _objectives(report, stage),
         }
+
+
+# Title of a tab: key, and rows of which the first has all columns.
+TABLES: dict[str, tuple[str, Callable[[Report], Iterator[Row]]]] = {
+    "LLM times": ("llm-times", _times),
+    "LLM rates": ("llm-rates", _rates),
+    "Prompts and drafts": ("llm-prompts", _prompts),
+    "Stages and knee": ("llm-stages", _stages),
+}
 
 
 def _objectives(report: Report, stage: Figures) -> str:
@@ -190,14 +137,24 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.1f} %"
 
 
+def _keyed(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """The columns' keys of the page, which spells other keys than letters and digits anew."""
+    return ((f"column{number}", value) for number, value in enumerate(values))
+
+
+def _numbered(rows: Iterable[Row]) -> list[Row]:
+    """Rows by the columns' keys; the page sorts them by `name`."""
+    return [{"name": f"{n:03}", **dict(_keyed(row.values()))} for n, row in enumerate(rows)]
+
+
 def section(report: Report) -> str:
     """The tables as a part of Locust's HTML report."""
     parts = []
-    for key, rows in tables(report).items():
-        title, columns = TABLES[key]
-        head = "".join(f"<th>{escape(name)}</th>" for _, name in columns)
+    for title, (_, make) in TABLES.items():
+        rows = [*make(report)]
+        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c, _ in columns) + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row.values()) + "</tr>"
             for row in rows
         )
         parts.append(f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table>")
@@ -218,9 +175,9 @@ setInterval(async () => {
   const tab = document.querySelector('[role=tab][aria-selected=true]');
   const ours = tab && TITLES.includes(tab.textContent);
   const answer = ours && await fetch("./llm/charts.svg");
-  document.getElementById("llm-charts").innerHTML = answer.ok ? await answer.text() : "";
+  document.getElementById("llm-charts").innerHTML = answer?.ok ? await answer.text() : "";
 }, 2000)
-</script>""".replace("TITLES", json.dumps([title for title, _ in TABLES.values()]))
+</script>""".replace("TITLES", json.dumps([*TABLES]))
 
 
 def append(page: str, addition: str) -> str:
@@ -241,12 +198,16 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
     assert page.app is not None  # noqa: S101 - it has, once it is made
     base = environment.parsed_options.web_base_path or ""
     given = environment.parsed_options.dataset
+    empty = Report(Recorder([Stage(1.0)], time.time()), environment.parsed_options, "")
     page.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields as declared
     page.template_args |= {
-        "extended_tabs": [{"key": key, "title": title} for key, (title, _) in TABLES.items()],
+        "extended_tabs": [{"key": key, "title": title} for title, (key, _) in TABLES.items()],
         "extended_tables": [
-            {"key": key, "structure": [{"key": k, "title": title} for k, title in columns]}
-            for key, (_, columns) in TABLES.items()
+            {
+                "key": key,
+                "structure": [{"key": k, "title": t} for k, t in _keyed(next(make(empty)))],
+            }
+            for key, make in TABLES.values()
         ],
         "extended_csv_files": [
             {"href": "./llm/stages.csv", "title": "Download stages CSV (tokens and latencies)"},
@@ -308,7 +269,7 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
         if path == "/stats/report":
             response.set_data(append(response.get_data(as_text=True), section(report)))
         else:
-            found = [{"key": key, "data": rows} for key, rows in tables(report).items()]
+            found = [{"key": key, "data": _numbered(make(report))} for key, make in TABLES.values()]
             response.set_data(json.dumps({**response.json, "extended_stats": found}))
         return response
 

@@ -52,7 +52,7 @@ def opened(
     page.goto(url)
     yield page, asked
     within.close()
-    assert wrong == []
+    assert not wrong, wrong
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def counts(page: str) -> tuple[int, int]:
     """Requests by Locust's total, and answers by our own table."""
     found = stats(page)
     rates = {table["key"]: table["data"] for table in found["extended_stats"]}["llm-rates"]
-    (answered,) = (row["value"] for row in rates if row["what"] == "Requests answered")
+    (answered,) = (row["column1"] for row in rates if row["column0"] == "Requests answered")
     return found["stats"][-1]["num_requests"], int(answered.replace(",", ""))
 
 
