@@ -395,7 +395,10 @@ def test_a_run_without_streams_has_no_objective_on_them(load: SimpleNamespace) -
 
 
 def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
-    load: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     firsts = {1: 0.0, 2: 0.9, 4: 1.1, 8: 0.0}
     stages = [figures(load, rate, ttft_p95=seconds) for rate, seconds in firsts.items()]
@@ -409,12 +412,11 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     report = {"stages": stages, "whole": {"failed": 0}, "objectives": load.slo.OBJECTIVES}
     path = tmp_path / "a.json"
     path.write_text(json.dumps({**report, "knee": found}))
-    picture, table = tmp_path / "a.png", tmp_path / "a.md"
-    arguments = ["knee", f"fast={path}", "--output", str(picture), "--table", str(table)]
-    monkeypatch.setattr("sys.argv", arguments)
-    importlib.import_module("knee").main()
+    picture = tmp_path / "a.png"
+    monkeypatch.setattr("sys.argv", ["knee", f"fast={path}", "--output", str(picture)])
+    importlib.import_module("bench.serving.knee").main()
     assert picture.stat().st_size > 10_000
-    row = table.read_text().splitlines()[-1]
+    row = capsys.readouterr().out.strip().splitlines()[-1]
     assert row.startswith("| fast | 2 | 2.0 |")
     assert row.endswith("| - | - | 0 |")
 

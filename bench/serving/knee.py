@@ -1,7 +1,7 @@
-"""Compares ramps: `python loadtest/knee.py LABEL=REPORT.json … [--output PNG] [--table MD]`.
+"""Compares ramps: `python -m bench.serving.knee LABEL=REPORT.json … [--output PNG]`.
 
 Draws latency, refusals and tokens per second over the rate of arrivals for each report, and
-prints the knees (see `slo.py`) as a table.
+prints the knees (see `loadtest/slo.py`) as a table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+
+from bench.tools.report import Table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -31,22 +33,16 @@ COLUMNS = (
 )
 
 
-def table(reports: dict[str, dict[str, Any]]) -> str:
+def table(reports: dict[str, dict[str, Any]]) -> Table:
     """A row for each report: where its knee is, and what the last stage of the ramp was like."""
-    lines = [
-        f"| | {' | '.join(title for title, _, _ in COLUMNS)} "
-        "| past it: refused | past it: latency p95, ms | failed |",
-        "|---" * (len(COLUMNS) + 4) + "|",
-    ]
+    rows = []
     for label, report in reports.items():
         best, last, whole = report["knee"], report["stages"][-1], report["whole"]
         cells = [_cell(best[name], name, form) if best else "none" for _, name, form in COLUMNS]
-        cells += [
-            _cell(last["refused_share"], "", ".0%"),
-            _cell(last["latency_p95"], "_p95", ".0f"),
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} | {whole['failed']} |")
-    return "\n".join(lines) + "\n"
+        past = _cell(last["refused_share"], "", ".0%"), _cell(last["latency_p95"], "_p95", ".0f")
+        rows.append((label, *cells, *past, str(whole["failed"])))
+    past_it = ("past it: refused", "past it: latency p95, ms", "failed")
+    return Table("Knees", ("", *(title for title, _, _ in COLUMNS), *past_it), rows)
 
 
 def _cell(value: float | None, name: str, form: str) -> str:
@@ -81,15 +77,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", metavar="LABEL=REPORT.json")
     parser.add_argument("--output", type=Path, default=Path("knee.png"))
-    parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     pairs = (item.partition("=") for item in options.reports)
     reports = {label: json.loads(Path(path).read_text("utf-8")) for label, _, path in pairs}
     draw(reports, options.output)
-    text = table(reports)
-    print(text)
-    if options.table:
-        options.table.write_text(text, "utf-8")
+    print(table(reports).markdown())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Compares TPOT as this load test and guidellm measure it, by protocol, at the same load.
+"""Compares TPOT as the load test and guidellm measure it, by protocol, at the same load.
 
-    python loadtest/compare.py --guidellm PATH [--host URL] [--users 2] [--requests 40] [--rounds 3]
+    python -m bench.serving.tpot --guidellm PATH [--host URL] [--users 2] [--requests 40]
 
 Each way sends prompts of its own, made anew, of the same length and for answers of the same length,
 all in turn for some rounds: what one way sent and got would make the next one faster. A first round
-of each only warms up. Ends with status 1 if
-the medians of two ways' rounds differ by more than a tenth. guidellm has another name for TPOT
-without the first token: `inter_token_latency`, a mean for each request.
+of each only warms up. Ends with status 1 if the medians of two ways' rounds differ by more than a
+tenth. guidellm has another name for TPOT without the first token: `inter_token_latency`, a mean for
+each request.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from texts import lines
+from loadtest.texts import lines
 
-FOLDER = Path(__file__).parent
+LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 LOCUST = Path(sys.executable).with_name("locust")
 APIS = ("generate", "openai", "chat")
 INPUT_TOKENS, OUTPUT_TOKENS = 100, 64
@@ -33,7 +33,7 @@ ALLOWED = 0.1
 def by_locust(api: str, options: argparse.Namespace, dataset: Path, folder: Path) -> float:
     """Mean TPOT, in milliseconds, by this load test."""
     report = folder / "report.json"
-    command: list[object] = [LOCUST, "-f", FOLDER / "locustfile.py", "--headless", "--only-summary"]
+    command: list[object] = [LOCUST, "-f", LOCUSTFILE, "--headless", "--only-summary"]
     command += ["--host", options.host, "--api", api, "--dataset", dataset, "--tags", "stream"]
     command += ["--users", options.users, "--spawn-rate", options.users, "--ignore-eos"]
     command += ["--num-prompts", options.requests, "--report", report]
@@ -56,7 +56,7 @@ def by_guidellm(options: argparse.Namespace, dataset: Path, folder: Path) -> flo
 
 def _run(command: Sequence[object]) -> None:
     words = list(map(str, command))
-    done = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{command[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
