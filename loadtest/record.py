@@ -24,7 +24,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,7 @@ from shapes import Stage, stage_at
 PROMPT_SIZES = (128, 512, 2048)
 SIZES = (*(f"ttft_to_{size}" for size in PROMPT_SIZES), f"ttft_above_{PROMPT_SIZES[-1]}")
 TIMES = ("latency", "ttft", "tpot", "itl", "speed", "slowdown", *SIZES)
-COUNTS = ("answered", "refused", "failed", "cancelled", "unsent", "good")
-COUNTS += ("input_tokens", "output_tokens", "repeated", "cut")
-# Of answers that tell: input tokens, how many were cached; passes, tokens after the first.
-COUNTS += ("told_tokens", "cached_tokens", "passes", "pass_tokens")
-ENDS = COUNTS[:4]  # what becomes of a request that was sent
+ENDS = ("answered", "refused", "failed", "cancelled")  # what becomes of a request that was sent
 # By the second of the run: output tokens as they came, and times to the first token.
 SERIES = ("tokens_at", "ttft_at")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -130,6 +126,8 @@ class Tally:
         repeated: prompts that were sent before in the run.
         cut: requests that were longer than the model allows.
         prompts: digests of prompts that were not sent before, until they are handed over.
+        told_tokens, cached_tokens: of answers that tell, their input tokens, and those cached.
+        passes, pass_tokens: of answers that tell, passes, and tokens after the first.
         user_seconds: of closed-loop users, summed up.
         started: the time at which the run began, by `time.time()`.
         last: likewise that at which the last request ended.
@@ -211,6 +209,9 @@ class Tally:
             for key, number in other[name]:
                 spread[tuple(key) if isinstance(key, list) else key] += number
         self.last = max(self.last, other["last"])
+
+
+COUNTS = tuple(one.name for one in fields(Tally) if one.type == "int")
 
 
 def _rounded(value: float) -> float:

@@ -38,6 +38,11 @@ ANSWER = (
 both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
 
+def wrapped(schema: Any) -> dict[str, Any]:
+    """A schema as a `response_format`."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 class Api:
     """An application on a service, by default a fake one, and a client for it."""
 

@@ -321,28 +321,6 @@ async def test_a_prompt_is_a_text_or_tokens(
     assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", "ab", 5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "drawn"),
-    [
-        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None}),
-        ({"samplers": ["top_k", "temperature"]}, {"top_k": 40, "top_p": 1.0, "temperature": 0.8}),
-        ({"samplers": ["top_p"]}, {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.0}),
-        ({"samplers": ["nonsense", "infill"]}, {"temperature": 0.0}),
-        ({"samplers": ["top_p"], "temperature": 0}, {"temperature": 0.0}),
-        ({"repetition_penalty": 1.25, "samplers": ["top_p"]}, {"repetition_penalty": 1.0}),
-        ({"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
-        ({"seed": 7}, {"seed": 7}),
-        ({"seed": -1}, {"seed": None}),
-    ],
-)
-async def test_tokens_are_drawn_by_llama_servers_rules(
-    fields: dict[str, Any], drawn: dict[str, Any]
-) -> None:
-    async with coder() as here:
-        await asked(here, GAP | fields)
-    assert {name: getattr(here.request.sampling, name) for name in drawn} == drawn
-
-
 async def test_the_models_own_sampling_goes_first() -> None:
     async with coder() as here:
         info = here.service.info
@@ -350,24 +328,6 @@ async def test_the_models_own_sampling_goes_first() -> None:
         here.service.info = replace(info, sampling=SamplingDefaults(temperature=0.2, top_k=5))
         await asked(here, GAP)
     assert (here.request.sampling.temperature, here.request.sampling.top_k) == (0.2, 5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"n_predict": -3}, "n_predict"),
-        ({"n_indent": -1}, "n_indent"),
-        ({"n_cmpl": 0}, "n_cmpl"),
-        ({"input_prefix": None}, "input_prefix"),
-        ({"input_extra": [{"filename": "a"}]}, "input_extra"),
-        ({"prompt": 5}, "prompt"),
-        ({"samplers": "kpt"}, "samplers"),
-    ],
-)
-async def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
-    async with coder() as here:
-        answer = await here.client.post("/infill", json=GAP | fields)
-    assert problem(answer, 400)["param"] == param
 
 
 # -- a real engine -----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
 import threading
 import zlib
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from specops.http.request_body import MAX_BODY_BYTES
-from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
+from specops.request import FinishReason, Grammar, GrammarKind
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
 from specops.text.confined_process import ProgramProcessError
@@ -27,7 +26,6 @@ from tests.http.openai_api import (
     BODIES,
     CHAT,
     COMPLETIONS,
-    EMBEDDINGS,
     ENDPOINTS,
     GENERATE,
     MESSAGES,
@@ -35,6 +33,7 @@ from tests.http.openai_api import (
     api,
     both,
     problem,
+    wrapped,
 )
 
 pytestmark = pytest.mark.anyio
@@ -44,66 +43,7 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum
 WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":")))
 
 
-def wrapped(schema: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
 # -- what reaches the engine ---------------------------------------------------------------------
-
-ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (
-        GENERATE,
-        {},
-        {
-            "prompt_tokens": begun("abc"), "max_new_tokens": 50, "drafter": "cascade", "k_draft": 6,
-            "adaptive": True, "sampling": SamplingParams(), "stop": (), "stream": False,
-            "ignore_eos": False,
-        },
-    ),
-    (GENERATE, {"k_draft": 4}, {"k_draft": 4}),
-    (GENERATE, {"adaptive": False}, {"k_draft": FIXED_K_DRAFT, "adaptive": False}),
-    (GENERATE, {"stop": "one", "drafter": "none"}, {"stop": ("one",), "k_draft": 0}),
-    (GENERATE, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
-    *((GENERATE, {"max_new_tokens": limit}, {"max_new_tokens": 500}) for limit in (-1, -2)),
-    *(
-        (path, {"stop": stop}, {"stop": ("END",) if "END" in stop else ()})
-        for path in (GENERATE, COMPLETIONS, CHAT)
-        for stop in ("", [""], ["", "END"])
-    ),
-    *(
-        (GENERATE, {"drafter": name, "share_ngrams": False}, {"drafter": "suffix"})
-        for name in ("ngram", "ngram_cache", "suffix")
-    ),
-    (COMPLETIONS, {}, {"max_new_tokens": 16, "logprobs": None, "stream": False}),
-    (COMPLETIONS, {"max_tokens": 7}, {"max_new_tokens": 7}),
-    (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
-    (CHAT, {}, {"max_new_tokens": 500, "logprobs": None, "stop": ()}),
-    (CHAT, {"max_completion_tokens": 9}, {"max_new_tokens": 9}),
-    (CHAT, {"max_tokens": 32_000}, {"max_new_tokens": 500}),  # agents send other models' limits
-    (MESSAGES, {"max_tokens": 32_000}, {"max_new_tokens": 500}),
-    (RESPONSES, {"max_output_tokens": 32_000}, {"max_new_tokens": 500}),
-    (CHAT, {"logprobs": True}, {"logprobs": 0}),
-    (CHAT, {"top_logprobs": 0}, {"logprobs": None}),
-    # As with llama-server, -1 is no limit.
-    (CHAT, {"max_tokens": -1}, {"max_new_tokens": 500}),
-    (CHAT, {"max_completion_tokens": -1}, {"max_new_tokens": 500}),
-    (COMPLETIONS, {"max_tokens": -1}, {"max_new_tokens": 500}),
-    *((path, {"stop": stop}, {"stop": ()}) for path in BODIES for stop in ("", [], [""])),
-    (CHAT, {"stop": ["", "a"]}, {"stop": ("a",)}),
-    (MESSAGES, {"stop_sequences": ["", "a", ""]}, {"stop": ("a",)}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "fields", "expected"), ENGINE, ids=str)
-async def test_fields_reach_the_engine(
-    path: str, fields: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    async with api(max_new_tokens=500, max_k_draft=6, request_timeout=7.0) as here:
-        await here.ask(path, **fields)
-    request = here.request
-    assert {name: getattr(request, name) for name in expected} == expected
-    assert request.deadline - request.arrival == pytest.approx(7.0)
-
 
 SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"temperature": 0.5, "top_p": 0.9, "top_k": 40}, {}),
@@ -267,157 +207,9 @@ async def test_long_prompts_are_encoded_whole(path: str) -> None:
 
 # -- what is refused -----------------------------------------------------------------------------
 
-USER = {"role": "user", "content": "a"}
-FUNCTION = {"type": "function", "function": {"name": "f"}}
-WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it is another
-    *((GENERATE, "prompt", value, "") for value in (5, None, "\ud800")),
-    *((GENERATE, "max_new_tokens", value, "") for value in (0, -3, "5", True)),
-    *((GENERATE, "k_draft", value, "") for value in (-1, 9)),
-    *((GENERATE, "temperature", value, "") for value in (-0.1, 2.1, float("nan"))),
-    *((GENERATE, "top_p", value, "") for value in (0, 1.1)),
-    *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
-    *((GENERATE, "stop", value, "") for value in (["a"] * 65, 3, "ok\udfff")),
-    (GENERATE, "drafter", "oracle", ""),
-    (GENERATE, "exact", "yes", ""),
-    (GENERATE, "top_k", -2, ""),
-    (GENERATE, "stream", 1, ""),
-    (COMPLETIONS, "max_tokens", -3, ""),
-    *((COMPLETIONS, "temperature", value, "") for value in (2.5, "1")),
-    *((COMPLETIONS, "n", value, "") for value in (0, 129)),
-    *((COMPLETIONS, "logprobs", value, "") for value in (6, True)),
-    *((COMPLETIONS, "prompt", value, "") for value in ([], None, [-1], [1, INFO.vocab_size])),
-    (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
-    *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),
-    *((COMPLETIONS, "logit_bias", {key: 1}, "") for key in (str(INFO.vocab_size), "several")),
-    (COMPLETIONS, "logit_bias", {"5": 101}, ""),
-    (COMPLETIONS, "frequency_penalty", 2.5, ""),
-    (COMPLETIONS, "presence_penalty", False, ""),
-    (COMPLETIONS, "stop_token_ids", [INFO.vocab_size], ""),
-    (COMPLETIONS, "min_p", 1.5, ""),
-    (COMPLETIONS, "guided_choice", [], ""),
-    (CHAT, "messages", [], ""),
-    (CHAT, "messages", [{"role": "king", "content": "a"}], ""),
-    (CHAT, "messages", [{"role": "user"}], "missing_parameter"),
-    *(
-        (CHAT, "messages", [{"role": "user", "content": [{"type": kind}]}], "unsupported_parameter")
-        for kind in ("image_url", "input_audio", "file")
-    ),
-    (CHAT, "messages", [{"role": "user", "content": [{"type": "text"}]}], ""),
-    (CHAT, "messages", [{"role": "tool", "content": "a"}], "missing_parameter"),
-    (CHAT, "top_logprobs", 21, ""),
-    (CHAT, "top_logprobs", 2, ""),
-    (CHAT, "response_format", {"type": "xml"}, ""),
-    (CHAT, "response_format", {"type": "json_schema"}, "missing_parameter"),
-    (CHAT, "tools", [{"type": "function", "function": {"name": "two words"}}], ""),
-    (CHAT, "tools", [FUNCTION] * 2, ""),
-    (CHAT, "tools", [{"type": "function"}], "missing_parameter"),
-    (CHAT, "tool_choice", "required", ""),
-    (CHAT, "tool_choice", FUNCTION, ""),
-    (CHAT, "functions", [{"name": "f"}], "unsupported_parameter"),
-    *((EMBEDDINGS, "input", value, "") for value in ("", [], ["a", ""], [[]], [["a"]], [999])),
-    *((EMBEDDINGS, "input", value, "") for value in (["a"] * 2049, {"text": "a"})),
-    *((EMBEDDINGS, "dimensions", value, "") for value in (2, 0)),
-    (EMBEDDINGS, "encoding_format", "hex", ""),
-    # What cannot be compiled.
-    (CHAT, "response_format", wrapped({"type": "king"}), "invalid_grammar"),
-    (CHAT, "response_format", wrapped({"$ref": "http://example.com/a.json"}), "invalid_grammar"),
-    (GENERATE, "guided_json", "{", "invalid_grammar"),
-    (COMPLETIONS, "guided_regex", "(?=a)b", "invalid_grammar"),
-    (COMPLETIONS, "guided_regex", "a" * 200_000, "invalid_grammar"),
-    (COMPLETIONS, "guided_grammar", "start: missing", "invalid_grammar"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "value", "code"), WRONG, ids=lambda value: str(value)[:30]
-)
-async def test_a_wrong_field_is_named(path: str, field: str, value: Any, code: str) -> None:
-    async with api() as here:
-        content = json.dumps(ENDPOINTS[path] | {field: value})
-        response = await here.client.post(path, content=content, headers=JSON)
-        error = problem(response, 422 if path == GENERATE else 400)
-    assert (error["param"], error["code"]) == (field, code or "invalid_value")
-    assert error["type"] == "invalid_request_error"
-    assert re.match(rf"{field}[.:]", error["message"])
-    assert not here.service.requests
-    assert here.rejected("invalid") == 1
-
-
-TOGETHER: list[tuple[str, dict[str, Any], str]] = [
-    (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of"),
-    (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
-    (COMPLETIONS, {"suffix": "b", "echo": True}, "suffix"),
-    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
-    (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, "n"),  # more than this server's places
-    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
-    (CHAT, {"max_completion_tokens": 9, "max_tokens": 9}, "max_tokens"),
-    *(
-        (path, {"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex")
-        for path in (COMPLETIONS, CHAT)
-    ),
-    # With a grammar, no token might be left.
-    (CHAT, {"guided_regex": "a+", "bad_words": ["x"]}, "bad_words"),
-    (COMPLETIONS, {"guided_regex": "a+", "min_tokens": 3}, "min_tokens"),
-]
-
-
-@pytest.mark.parametrize(("path", "fields", "param"), TOGETHER)
-async def test_fields_that_do_not_go_together(
-    path: str, fields: dict[str, Any], param: str
-) -> None:
-    async with api(queue_size=3) as here:
-        assert problem(await here.ask(path, **fields), 400)["param"] == param
-        assert not here.service.requests
-
-
-@pytest.mark.parametrize(
-    ("path", "missing"), [(CHAT, "model"), (CHAT, "messages"), (GENERATE, "prompt")]
-)
-async def test_a_missing_field_is_named(path: str, missing: str) -> None:
-    body = {name: value for name, value in BODIES[path].items() if name != missing}
-    async with api() as here:
-        response = await here.client.post(path, json=body)
-    error = problem(response, 422 if path == GENERATE else 400)
-    assert (error["param"], error["code"]) == (missing, "missing_parameter")
-
-
-# Of a field that may have several types, the problems of the one that was meant.
-MEANT: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": [{"role": "user", "content": 5}]},
-        "messages.0.content: {} string or {} list"),
-    (CHAT, {"stop": ["a", 5]}, "stop.1: {} string"),
-    (CHAT, {"max_tokens": 0},
-        "max_tokens: must be at least 1, or -1 for as many as the server allows"),
-    (CHAT, {"tool_choice": "a"}, "tool_choice: Input should be 'auto', 'none' or 'required'"),
-    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
-    (CHAT, {"response_format": 5}, "response_format: Input should be an object"),
-    (CHAT, {"response_format": {"type": "json_schema"}},
-        "response_format.json_schema: Field required"),
-    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt.1: {} integer"),
-    (COMPLETIONS, {"prompt": ["a", 1]}, "prompt.1: {} string"),
-    (COMPLETIONS, {"prompt": [[1], ["a"]]}, "prompt.1.0: {} integer"),
-    (MESSAGES,
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}]}]}]},
-        "messages.0.content.0.content.0.type: Field required"),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},
-        "input.0.content.0.text: {} string"),
-    (EMBEDDINGS, {"input": [["a"]]}, "input.0.0: {} string or {} integer"),
-    (CHAT, {"stop": 5, "tool_choice": 5},
-        "stop: {} string or {} list; tool_choice: Input should be 'auto', 'none' or 'required'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "fields", "message"), MEANT, ids=str)
-async def test_an_error_is_about_the_type_that_was_meant(
-    path: str, fields: dict[str, Any], message: str
-) -> None:
-    message = message.replace(": {}", ": Input should be {}").replace("{}", "a valid")
-    async with api() as here:
-        assert problem(await here.ask(path, **fields), 400)["message"] == message
-
 
 async def test_the_message_names_every_wrong_field_by_its_path() -> None:
-    messages = [USER, {"role": "user", "content": [{"type": 5}]}]
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": 5}]}]
     async with api() as here:
         error = problem(await here.generate(top_p=7, seed="x"), 422)
         assert all(word in error["message"] for word in ("top_p: ", "seed: "))

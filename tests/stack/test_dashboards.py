@@ -298,27 +298,6 @@ def number(promql: str) -> str:
 ONE: list[Sample] = [{"labels": "{}", "value": 1}]
 
 
-def test_within_three_scrapes_of_its_death_every_panel_says_that_the_api_is_unreachable(
-    tmp_path: Path,
-) -> None:
-    rest = 2
-    cases: dict[str, list[Sample]] = {}
-    for name, panel in PANELS:
-        for target in queries.targets(panel):
-            promql, legend = queries.filled(target["expr"]), target["legendFormat"]
-            if panel["title"] in queries.words():
-                cases[promql] = ONE if legend == "unreachable" else []
-            elif panel["type"] in {"stat", "bargauge"}:
-                cases[f"count(({promql}) != ({promql}))"] = ONE
-            else:
-                cases[promql] = []
-        assert panel["targets"], name
-    for board in queries.boards().values():
-        marks = {mark["name"]: mark["target"]["expr"] for mark in board["annotations"]["list"]}
-        cases[f"count({queries.filled(marks['Unreachable'])})"] = ONE
-    evaluate(service("a", rest, dead=True), BUSY + rest, cases, tmp_path)
-
-
 def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) -> None:
     rest = 2
     series = [*service("a", rest, dead=True)]

@@ -1,0 +1,324 @@
+"""Every field, by path: what it becomes in the engine, or the error that names it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from specops.request import FIXED_K_DRAFT, SamplingParams
+from tests.fakes import INFO, FakeService, begun, fills_in
+from tests.http.openai_api import (
+    ANSWER,
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    Api,
+    api,
+    problem,
+    wrapped,
+)
+
+pytestmark = pytest.mark.anyio
+JSON = {"content-type": "application/json"}
+INFILL = "/infill"
+OLLAMA: dict[str, dict[str, Any]] = {
+    "/api/chat": BODIES[CHAT] | {"stream": False},
+    "/api/generate": BODIES[COMPLETIONS] | {"stream": False},
+}
+PATHS = ENDPOINTS | OLLAMA | {INFILL: {"input_prefix": "ab", "input_suffix": "cd"}}
+
+
+def filling_in(path: str) -> FakeService:
+    """A service whose model can do what the path is for."""
+    service = FakeService(ANSWER)
+    if path == INFILL:
+        service.loaded.tokenizer = fills_in()
+    return service
+
+
+async def asked(here: Api, path: str, fields: dict[str, Any]) -> Any:
+    """Send a body with these fields, without those that are `...`, with NaN as Python writes it."""
+    body = {name: value for name, value in (PATHS[path] | fields).items() if value is not ...}
+    return await here.client.post(path, content=json.dumps(body), headers=JSON)
+
+
+# -- what reaches the engine ---------------------------------------------------------------------
+
+TINY = pytest.approx(0, abs=1e-6)
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 5}, {"temperature": 5.0}),
+    ({"temperature": -1}, {"temperature": 0.0}),
+    ({"top_p": 0}, {"top_p": TINY}),
+    ({"top_p": 7.5}, {"top_p": 1.0}),
+    ({"min_p": 2}, {"min_p": 1.0}),
+    ({"min_p": -1}, {"min_p": 0.0}),
+    ({"typical_p": 0}, {"typical_p": TINY}),
+    ({"top_k": 5.0}, {"top_k": 5}),
+    ({"top_k": -3}, {"top_k": 0}),
+    ({"seed": 42.9}, {"seed": 42}),
+    ({"seed": -1.0}, {"seed": None}),
+    ({"seed": 1e300}, {"seed": (1 << 63) - 1}),
+    ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
+    ({"repeat_penalty": 25}, {"repetition_penalty": 25.0}),
+    ({"presence_penalty": 3, "frequency_penalty": -4.5}, {"presence_penalty": 3.0}),
+    ({"temperature": None, "top_k": None, "min_p": None}, {"temperature": 0.8, "top_k": 40}),
+    ({"stop": [""]}, {"stop": ()}),
+    *(
+        ({"num_predict": limit}, {"max_new_tokens": tokens})
+        for limit, tokens in ((5.0, 5), (5.9, 5), *((limit, 500) for limit in (-1, -2, -9, 0, 1e9)))
+    ),
+]
+FINE: list[dict[str, Any]] = [
+    {"options": None}, {"options": {}}, {"format": None}, {"format": ""}, {"keep_alive": None},
+    {"think": None}, {"think": "max"}, {"images": None}, {"images": []}, {"stream": None},
+    {"template": ""}, {"truncate": None}, {"format": {}}, {"shift": False}, {"logprobs": False},
+    {"options": {"stop": [f"s{i}" for i in range(20)]}},
+    {"options": {"num_ctx": 4096.0, "num_gpu": -1, "use_mmap": None, "repeat_last_n": 64}},
+    {"options": {"mirostat": 1, "tfs_z": 1, "unheard_of": {"a": 1}}}, {"unheard_of": 1},
+]  # fmt: skip
+DRAWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None}),
+    ({"samplers": ["top_k", "temperature"]}, {"top_k": 40, "top_p": 1.0, "temperature": 0.8}),
+    ({"samplers": ["top_p"]}, {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.0}),
+    ({"samplers": ["nonsense", "infill"]}, {"temperature": 0.0}),
+    ({"samplers": ["top_p"], "temperature": 0}, {"temperature": 0.0}),
+    ({"repetition_penalty": 1.25, "samplers": ["top_p"]}, {"repetition_penalty": 1.0}),
+    ({"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}),
+    ({"seed": 7}, {"seed": 7}),
+    ({"seed": -1}, {"seed": None}),
+]
+ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        GENERATE,
+        {},
+        {
+            "prompt_tokens": begun("abc"), "max_new_tokens": 50, "drafter": "cascade", "k_draft": 6,
+            "adaptive": True, "sampling": SamplingParams(), "stop": (), "stream": False,
+            "ignore_eos": False,
+        },
+    ),
+    (GENERATE, {"k_draft": 4}, {"k_draft": 4}),
+    (GENERATE, {"adaptive": False}, {"k_draft": FIXED_K_DRAFT, "adaptive": False}),
+    (GENERATE, {"stop": "one", "drafter": "none"}, {"stop": ("one",), "k_draft": 0}),
+    (GENERATE, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
+    *((GENERATE, {"max_new_tokens": limit}, {"max_new_tokens": 500}) for limit in (-1, -2)),
+    *(
+        (path, {"stop": stop}, {"stop": ("END",) if "END" in stop else ()})
+        for path in (GENERATE, COMPLETIONS, CHAT)
+        for stop in ("", [""], ["", "END"])
+    ),
+    *(
+        (GENERATE, {"drafter": name, "share_ngrams": False}, {"drafter": "suffix"})
+        for name in ("ngram", "ngram_cache", "suffix")
+    ),
+    (COMPLETIONS, {}, {"max_new_tokens": 16, "logprobs": None, "stream": False}),
+    (COMPLETIONS, {"max_tokens": 7}, {"max_new_tokens": 7}),
+    (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
+    (CHAT, {}, {"max_new_tokens": 500, "logprobs": None, "stop": ()}),
+    (CHAT, {"max_completion_tokens": 9}, {"max_new_tokens": 9}),
+    (CHAT, {"max_tokens": 32_000}, {"max_new_tokens": 500}),  # agents send other models' limits
+    (MESSAGES, {"max_tokens": 32_000}, {"max_new_tokens": 500}),
+    (RESPONSES, {"max_output_tokens": 32_000}, {"max_new_tokens": 500}),
+    (CHAT, {"logprobs": True}, {"logprobs": 0}),
+    (CHAT, {"top_logprobs": 0}, {"logprobs": None}),
+    # As with llama-server, -1 is no limit.
+    (CHAT, {"max_tokens": -1}, {"max_new_tokens": 500}),
+    (CHAT, {"max_completion_tokens": -1}, {"max_new_tokens": 500}),
+    (COMPLETIONS, {"max_tokens": -1}, {"max_new_tokens": 500}),
+    *((path, {"stop": stop}, {"stop": ()}) for path in BODIES for stop in ("", [], [""])),
+    (CHAT, {"stop": ["", "a"]}, {"stop": ("a",)}),
+    (MESSAGES, {"stop_sequences": ["", "a", ""]}, {"stop": ("a",)}),
+    *(  # Ollama's options, as llama.cpp reads them
+        (path, body, expected)
+        for path in OLLAMA
+        for options, expected in OPTIONS
+        for body in ({"options": options}, options)
+    ),
+    *((path, fields, {}) for path in OLLAMA for fields in FINE),
+    *((INFILL, fields, expected) for fields, expected in DRAWN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "expected"), ENGINE, ids=str)
+async def test_fields_reach_the_engine(
+    path: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 500, "max_k_draft": 6, "request_timeout": 7.0}
+    async with api(filling_in(path), **settings) as here:
+        answer = await asked(here, path, fields)
+    assert answer.status_code == 200, answer.text
+    request = here.request
+    found = {
+        name: getattr(request if hasattr(request, name) else request.sampling, name)
+        for name in expected
+    }
+    assert found == expected
+    assert request.deadline - request.arrival == pytest.approx(7.0)
+    assert path not in OLLAMA or not expected or "x-ignored-fields" not in answer.headers
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it is another
+    *((GENERATE, "prompt", value, "") for value in (5, None, "\ud800")),
+    *((GENERATE, "max_new_tokens", value, "") for value in (0, -3, "5", True)),
+    *((GENERATE, "k_draft", value, "") for value in (-1, 9)),
+    *((GENERATE, "temperature", value, "") for value in (-0.1, 2.1, float("nan"))),
+    *((GENERATE, "top_p", value, "") for value in (0, 1.1)),
+    *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
+    *((GENERATE, "stop", value, "") for value in (["a"] * 65, 3, "ok\udfff")),
+    (GENERATE, "drafter", "oracle", ""),
+    (GENERATE, "exact", "yes", ""),
+    (GENERATE, "top_k", -2, ""),
+    (GENERATE, "stream", 1, ""),
+    (COMPLETIONS, "max_tokens", -3, ""),
+    *((COMPLETIONS, "temperature", value, "") for value in (2.5, "1")),
+    *((COMPLETIONS, "n", value, "") for value in (0, 129)),
+    *((COMPLETIONS, "logprobs", value, "") for value in (6, True)),
+    *((COMPLETIONS, "prompt", value, "") for value in ([], None, [-1], [1, INFO.vocab_size])),
+    (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
+    *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),
+    *((COMPLETIONS, "logit_bias", {key: 1}, "") for key in (str(INFO.vocab_size), "several")),
+    (COMPLETIONS, "logit_bias", {"5": 101}, ""),
+    (COMPLETIONS, "frequency_penalty", 2.5, ""),
+    (COMPLETIONS, "presence_penalty", False, ""),
+    (COMPLETIONS, "stop_token_ids", [INFO.vocab_size], ""),
+    (COMPLETIONS, "min_p", 1.5, ""),
+    (COMPLETIONS, "guided_choice", [], ""),
+    (CHAT, "messages", [], ""),
+    (CHAT, "messages", [{"role": "king", "content": "a"}], ""),
+    (CHAT, "messages", [{"role": "user"}], "missing_parameter"),
+    *(
+        (CHAT, "messages", [{"role": "user", "content": [{"type": kind}]}], "unsupported_parameter")
+        for kind in ("image_url", "input_audio", "file")
+    ),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "text"}]}], ""),
+    (CHAT, "messages", [{"role": "tool", "content": "a"}], "missing_parameter"),
+    (CHAT, "top_logprobs", 21, ""),
+    (CHAT, "top_logprobs", 2, ""),
+    (CHAT, "response_format", {"type": "xml"}, ""),
+    (CHAT, "response_format", {"type": "json_schema"}, "missing_parameter"),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "two words"}}], ""),
+    (CHAT, "tools", [FUNCTION] * 2, ""),
+    (CHAT, "tools", [{"type": "function"}], "missing_parameter"),
+    (CHAT, "tool_choice", "required", ""),
+    (CHAT, "tool_choice", FUNCTION, ""),
+    (CHAT, "functions", [{"name": "f"}], "unsupported_parameter"),
+    *((EMBEDDINGS, "input", value, "") for value in ("", [], ["a", ""], [[]], [["a"]], [999])),
+    *((EMBEDDINGS, "input", value, "") for value in (["a"] * 2049, {"text": "a"})),
+    *((EMBEDDINGS, "dimensions", value, "") for value in (2, 0)),
+    (EMBEDDINGS, "encoding_format", "hex", ""),
+    # What cannot be compiled.
+    (CHAT, "response_format", wrapped({"type": "king"}), "invalid_grammar"),
+    (CHAT, "response_format", wrapped({"$ref": "http://example.com/a.json"}), "invalid_grammar"),
+    (GENERATE, "guided_json", "{", "invalid_grammar"),
+    (COMPLETIONS, "guided_regex", "(?=a)b", "invalid_grammar"),
+    (COMPLETIONS, "guided_regex", "a" * 200_000, "invalid_grammar"),
+    (COMPLETIONS, "guided_grammar", "start: missing", "invalid_grammar"),
+    *((path, name, ..., "missing_parameter")
+        for path, name in ((CHAT, "model"), (CHAT, "messages"), (GENERATE, "prompt"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "code"), WRONG, ids=lambda value: str(value)[:30]
+)
+async def test_a_wrong_field_is_named(path: str, field: str, value: Any, code: str) -> None:
+    async with api() as here:
+        error = problem(await asked(here, path, {field: value}), 422 if path == GENERATE else 400)
+    assert (error["param"], error["code"]) == (field, code or "invalid_value")
+    assert error["type"] == "invalid_request_error"
+    assert re.match(rf"{field}[.:]", error["message"])
+    assert not here.service.requests
+    assert here.rejected("invalid") == 1
+
+
+# Path, fields, and how the message begins: with the field that is wrong, alone or beside others. Of
+# a field that may have several types, it is about the one that was meant.
+SAID: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of"),
+    (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+    (COMPLETIONS, {"suffix": "b", "echo": True}, "suffix"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, "n"),  # more than this server's places
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"max_completion_tokens": 9, "max_tokens": 9}, "max_tokens"),
+    *(
+        (path, {"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex")
+        for path in (COMPLETIONS, CHAT)
+    ),
+    # With a grammar, no token might be left.
+    (CHAT, {"guided_regex": "a+", "bad_words": ["x"]}, "bad_words"),
+    (COMPLETIONS, {"guided_regex": "a+", "min_tokens": 3}, "min_tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: {} string or {} list"),
+    (CHAT, {"stop": ["a", 5]}, "stop.1: {} string"),
+    (CHAT, {"max_tokens": 0},
+        "max_tokens: must be at least 1, or -1 for as many as the server allows"),
+    (CHAT, {"tool_choice": "a"}, "tool_choice: Input should be 'auto', 'none' or 'required'"),
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+    (CHAT, {"response_format": 5}, "response_format: Input should be an object"),
+    (CHAT, {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema: Field required"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt.1: {} integer"),
+    (COMPLETIONS, {"prompt": ["a", 1]}, "prompt.1: {} string"),
+    (COMPLETIONS, {"prompt": [[1], ["a"]]}, "prompt.1.0: {} integer"),
+    (MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}]}]}]},
+        "messages.0.content.0.content.0.type: Field required"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},
+        "input.0.content.0.text: {} string"),
+    (EMBEDDINGS, {"input": [["a"]]}, "input.0.0: {} string or {} integer"),
+    (CHAT, {"stop": 5, "tool_choice": 5},
+        "stop: {} string or {} list; tool_choice: Input should be 'auto', 'none' or 'required'"),
+    (INFILL, {"n_predict": -3}, "n_predict"),
+    (INFILL, {"n_indent": -1}, "n_indent"),
+    (INFILL, {"n_cmpl": 0}, "n_cmpl"),
+    (INFILL, {"input_prefix": None}, "input_prefix"),
+    (INFILL, {"input_extra": [{"filename": "a"}]}, "input_extra"),
+    (INFILL, {"prompt": 5}, "prompt"),
+    (INFILL, {"samplers": "kpt"}, "samplers"),
+    *(
+        (path, {"options": {name: value}}, name)
+        for path in OLLAMA
+        for name, value in (
+            ("temperature", "warm"), ("temperature", True), ("num_predict", "5"), ("stop", [1]),
+            *((name, float("nan"))
+                for name in ("temperature", "top_p", "num_predict", "presence_penalty")),
+        )
+    ),
+    *(
+        (path, {name: value}, name)
+        for path in OLLAMA
+        for name, value in (
+            ("options", [1]), ("stream", "true"), ("format", "xml"), ("format", 1),
+            ("think", "loudly"), ("top_logprobs", 21), ("model", 1),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "said"), SAID, ids=str)
+async def test_an_error_is_about_the_field_and_the_type_that_was_meant(
+    path: str, fields: dict[str, Any], said: str
+) -> None:
+    async with api(filling_in(path), queue_size=3) as here:
+        answer = await asked(here, path, fields)
+    assert not here.service.requests
+    if path in OLLAMA:
+        assert (answer.status_code, answer.json()["error"][: len(said)]) == (400, said)
+        return
+    error = problem(answer, 400)
+    assert error.get("param", "messages") == re.split("[.:]", said)[0]  # Anthropic's have none
+    if ":" in said:
+        said = said.replace(": {}", ": Input should be {}").replace("{}", "a valid")
+        assert error["message"] == said
