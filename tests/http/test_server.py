@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -97,11 +98,20 @@ async def test_crash_of_the_engine_ends_the_process_after_all_clients_have_their
     await asyncio.wait_for(running.task, PATIENCE)
 
 
-@pytest.mark.parametrize(("error", "code", "keys"), [("the fuse blew", 1, ""), (None, 0, "a-key")])
+@pytest.mark.parametrize(
+    ("error", "code", "keys", "shares", "warns"),
+    [
+        ("the fuse blew", 1, "", "client", True),
+        (None, 0, "a-key", "client", False),
+        (None, 0, "a-key", "all", True),
+        (None, 0, "", "all", True),
+        (None, 0, "", "off", False),
+    ],
+)
 def test_exit_code_tells_a_crash_from_an_end(
-    error: str | None, code: int, keys: str, caplog: pytest.LogCaptureFixture
+    error: str | None, code: int, keys: str, shares: str, warns: bool, *, caplog: Any
 ) -> None:
-    """And the log says at the start whether clients are distinguished."""
+    """And the log warns at the start where clients can learn from each other's times."""
     caplog.set_level(logging.INFO)
 
     class Ending(FakeService):
@@ -112,9 +122,10 @@ def test_exit_code_tells_a_crash_from_an_end(
             else:
                 self.crashed.set()
 
-    settings = Settings(port=free_port(), api_keys=keys)
+    settings = Settings(port=free_port(), api_keys=keys, prefix_cache=shares)
     assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
-    assert ("all clients count as one" in caplog.text) == (not keys)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["all clients count as one" in record.message for record in warned] == [True] * warns
 
 
 def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded() -> None:

@@ -15,6 +15,8 @@ import pytest
 from specops.engine.model_info import ModelState
 from specops.http import middleware
 from specops.sampling_defaults import SamplingDefaults
+from specops.serving.admission import QueueFull, RefusalReason
+from specops.serving.async_engine import NotReady
 from specops.system import logs
 from specops.system.failures import OncePerMinute
 from tests.fakes import INFO, FakeService
@@ -339,6 +341,18 @@ async def test_requests_that_are_refused_or_cut_off_do_not_fill_the_log(
         del here.client.headers["x-api-key"]
         await here.generate()
         assert lines() == [(GENERATE, 499, 49), (GENERATE, 401, 49)]
+        for _ in range(50):  # open pages, for one who has no key
+            for path in ("/", "/docs", "/openapi.json"):
+                assert (await here.client.get(path)).is_success
+        assert lines() == [("/", 200, 0), ("/docs", 200, 0), ("/openapi.json", 200, 0)]
+        here.client.headers["x-api-key"] = "right"
+        full, not_ready = QueueFull(3, RefusalReason.KV_TOKENS), NotReady(ModelState.LOADING, "")
+        for refusal, status in ((full, 429), (not_ready, 503)):  # of the engine, after its work
+            here.service.refusal = refusal
+            for _ in range(50):
+                assert (await here.generate()).status_code == status
+            assert lines() == [(GENERATE, status, 0)]
+        del here.client.headers["x-api-key"]
         caplog.set_level("DEBUG", "specops")
         await here.generate()
         assert lines() == [(GENERATE, 401, None)]

@@ -110,6 +110,10 @@ def environment(manifests: list[dict[str, Any]]) -> dict[str, str]:
     values: dict[str, str] = {}
     for item in container(manifests)["env"]:
         source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        secret = item.get("valueFrom", {}).get("secretKeyRef")
+        if secret is not None:
+            assert secret["optional"]  # without it pods would not start before there is a key
+            continue
         value = {"metadata.namespace": "llm"}[source] if source else item["value"]
         values[item["name"]] = re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], value)
     return values

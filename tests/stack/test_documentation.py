@@ -141,6 +141,17 @@ def test_the_readme_names_the_memory_that_the_page_of_models_does() -> None:
     assert chosen.items() <= memory.items()
 
 
+def test_the_proxy_of_the_page_on_security_does_what_that_asks_for() -> None:
+    page = (ROOT / "SECURITY.md").read_text("utf-8")
+    (sample,) = re.findall(r"```nginx\n(.*?)```", page, re.DOTALL)
+    directives = re.sub(r" *#.*", "", sample)
+    assert "location = /metrics { return 404; }" in directives
+    assert "proxy_set_header Host $host;" in directives
+    assert "proxy_buffering off;" in directives
+    seconds = int(re.findall(r"proxy_read_timeout (\d+)s;", directives)[0])
+    assert seconds > Settings().request_timeout
+
+
 def test_every_promise_has_its_tests() -> None:
     page = (ROOT / "SECURITY.md").read_text("utf-8")
     section = page.split("## What is promised")[1].split("\n## ")[0]

@@ -50,6 +50,7 @@ from specops.tracing import RequestTrace
 MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after that many it has seen all requests that came together
+_REFUSALS = (401, 403, 413, 429, 503)
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
 # The reason of a rejection in the metrics, by the code of the answer.
 _REASONS = {
@@ -160,10 +161,11 @@ class RequestContext:
     def _log_access(
         self, scope: Scope, endpoint: str, exchange: _Exchange, context: Context
     ) -> None:
-        """Write a line for each request that the application answered.
+        """Write a line for each request that was answered.
 
-        Of those that it never saw, refused or never whole, each kind has one line a minute, or a
-        client without a key could push all other lines out of a log. The debug log has all.
+        Of those that were refused or never whole, and of pages that a client without its key reads,
+        each kind has one line a minute, or a crowd or a stranger could push all other lines out of
+        a log. The debug log has all.
         """
         fields: dict[str, Any] = {
             "method": scope["method"],
@@ -172,7 +174,8 @@ class RequestContext:
             "seconds": round(time.monotonic() - exchange.started, 4),
         }
         level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
-        if not exchange.taken:
+        stranger = bool(self.keys.clients) and not context.client
+        if stranger or not exchange.taken or exchange.result in _REFUSALS:
             kind = (endpoint, exchange.result, context.client)
             skipped = self._lines.skipped(kind)
             if skipped is None:

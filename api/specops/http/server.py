@@ -165,10 +165,11 @@ def run(app: FastAPI, settings: Settings) -> int:
     if settings.api_keys:
         clients = dict.fromkeys(name for name, _ in client_keys(settings.api_keys))
         log.info("only clients with a key are served", extra={"fields": {"clients": [*clients]}})
-    elif settings.prefix_cache == "client":
-        log.info(
-            "without SPECOPS_API_KEYS all clients count as one: they share the prefix cache, and "
-            "response times can reveal to a client what others have asked"
+    if settings.prefix_cache == "all" or not (settings.api_keys or settings.prefix_cache == "off"):
+        log.warning(
+            "all clients count as one: they share the prefix cache, and response times can reveal "
+            "to a client what others have asked. SPECOPS_API_KEYS tells them apart, unless "
+            "SPECOPS_PREFIX_CACHE is all"
         )
     gc.collect()
     gc.freeze()  # otherwise each full collection visits all libraries: 30 ms without a token

@@ -322,7 +322,8 @@ class Series:
     # Requests.
     requests = counters("Requests that have ended, by their outcome.", outcome=FinishReason)
     requests_rejected = counters(
-        "Requests that were refused before any work was done, by the reason.", reason=REJECTIONS
+        "Requests that were refused before the engine worked for them, by the reason.",
+        reason=REJECTIONS,
     )
     connections_closed = counters(
         "Connections that the server closed. The client sent or read too slowly, was idle for "

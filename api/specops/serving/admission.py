@@ -1,4 +1,7 @@
-"""Admission control: a request is admitted, or refused with 429 before any work is done.
+"""Admission control: a request is admitted, or refused with 429 before the engine works for it.
+
+Where the queue is full or memory is short, that is before its body is read. Only what its tokens
+take of the KV cache is known later, once they are counted.
 
 The memory plan reserves the KV cache and the memory of the passes at the start. A request that
 finds no free block waits, or is preempted and computed again, so a full KV cache alone is no reason
