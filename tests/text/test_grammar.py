@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from specops.request import Grammar, GrammarKind
 from specops.text.grammar import Grammars, Masks, Matcher
 from specops.text.grammar_source import MOST_CHARACTERS, GrammarError
+from specops.text.grammar_worker import MOST_CERTAIN
 from tests.simulated_target import grammars, tokenizer
 
 END = 0  # of a text
@@ -140,6 +142,8 @@ def test_draft_tokens_are_allowed_up_to_the_first_wrong_one() -> None:
         (regex("(?=a)b"), "look-around"),
         (regex("("), "unclosed"),
         (regex("a" * (MOST_CHARACTERS + 1)), "characters"),
+        (regex("a" * MOST_CERTAIN + "b"), f"more than {MOST_CERTAIN} bytes that are certain"),
+        (choice("a" * 100_000), f"more than {MOST_CERTAIN} bytes that are certain"),
         (lark("start: x"), "unknown name"),
         (lark("start: start"), "no text"),
         (lark('start: "\x00'), ""),
@@ -190,8 +194,9 @@ def test_each_request_follows_a_grammar_on_its_own() -> None:
     assert letter not in allowed(first.masks(())[0])
 
 
-def test_the_cache_of_large_grammars_is_bounded() -> None:
+def test_the_cache_of_large_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was used last stays, and whatever a living matcher follows."""
+    monkeypatch.setattr("specops.text.grammar._KEPT_BYTES", 16 << 20)
 
     class Counting(Grammars):
         times = 0
@@ -202,16 +207,103 @@ def test_the_cache_of_large_grammars_is_bounded() -> None:
 
     made = Counting(tokenizer(), 4096, frozenset({END}))
     small = [choice(str(number)) for number in range(16)]
-    living, *large = (choice(str(number) * (MOST_CHARACTERS - 100)) for number in range(6))
+    living, *large = (choice(str(number) * 16_000) for number in range(6))
     waits = made.matcher(living)
     for grammar in (*small, *large):
         made.matcher(grammar)
     assert made.compiled(large[0]) is None  # dropped; the last ones are cached
+    assert made.compiled(large[-1]) is not None
     assert made.compiled(living) is not None
-    for grammar in (*large[2:], large[0]):
+    for grammar in (large[-1], large[0]):
         made.matcher(grammar)
     assert made.times == len(small) + 1 + len(large) + 1
     assert not waits.complete
+
+
+def test_clients_with_keys_know_nothing_of_each_others_grammars() -> None:
+    made = Grammars(tokenizer(), 4096, frozenset({END}))
+    for client in ("first", "second"):
+        assert made.compiled(choice("secret"), client) is None
+        made.matcher(choice("secret"), client)
+        assert made.compiled(choice("secret"), client) is not None
+
+
+class Counted:
+    """The library's matcher, whose masks take seconds of a clock that the test makes."""
+
+    def __init__(self, matcher: Any, seconds: float = 0.0) -> None:
+        self._matcher, self.seconds, self.now = matcher, seconds, 0.0
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            self.now += self.seconds * (name == "unsafe_compute_mask_ptr")
+            return getattr(self._matcher, name)(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("text", ["x" * 16_000, "the quick brown fox " * 500])
+def test_a_long_text_gives_its_tokens_directly(text: str) -> None:
+    matcher = grammars().matcher(choice(text))
+    counted = Counted(matcher._matcher)
+    matcher._matcher = counted  # type: ignore[assignment]
+    said: list[int] = []
+    while not matcher.complete:
+        forced = matcher.forced(16)
+        after = matcher.masks((), forced)[0]
+        for token in forced:
+            matcher.advance(token)
+        said += forced
+        if matcher.complete:
+            break
+        if len(allowed(after)) == 1 and matcher.forced(1):
+            assert allowed(after) == {*matcher.forced(1)}
+    assert tokenizer().decode(said) == text
+    assert counted.calls["compute_ff_tokens"] < 5
+    assert counted.calls["unsafe_compute_mask_ptr"] < 5
+
+
+def slow(matcher: Matcher, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Matcher:
+    """Have each mask take so many seconds."""
+    counted = Counted(matcher._matcher, seconds)
+    matcher._matcher = counted  # type: ignore[assignment]
+    monkeypatch.setattr("specops.text.grammar.time.thread_time", lambda: counted.now)
+    return matcher
+
+
+def test_a_grammar_gets_its_share_of_the_passes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matcher = slow(grammars().matcher(regex("[a-z]+")), 0.004, monkeypatch)
+    (letter,) = tokenizer().encode("a", special_tokens=False)
+
+    def passes(count: int, seconds: float) -> None:
+        for _ in range(count):
+            matcher.masks(())
+            matcher.advance(letter)
+            matcher.settle(seconds)
+
+    passes(100, 0.05)
+    with pytest.raises(GrammarError, match="more than 25% of the model's time"):
+        passes(100, 0.005)
+
+
+def test_a_pass_does_not_wait_for_all_masks_of_a_slow_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matcher = slow(grammars().matcher(regex("[a-z]+")), 0.02, monkeypatch)
+    letters = tokenizer().encode("abcdefgh", special_tokens=False)
+    with pytest.raises(GrammarError, match="more than 50 ms at once"):
+        matcher.masks(letters)
+
+
+def test_a_grammar_whose_masks_take_long_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars().matcher(regex("[a-z]{9}")).probe()
+    matcher = slow(grammars().matcher(regex("[a-z]{9}")), 0.03, monkeypatch)
+    with pytest.raises(GrammarError, match="takes 30 ms for a token: at most 20 ms are allowed"):
+        matcher.probe()
 
 
 def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() -> None:

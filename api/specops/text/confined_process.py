@@ -196,6 +196,8 @@ class _Child:
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         # Without TZ the C library would look at the time zone's file again and again.
         environment.setdefault("TZ", ":/etc/localtime")
+        # The filter of system calls is for one thread.
+        environment["OPENBLAS_NUM_THREADS"] = "1"
         self._socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(  # noqa: S603 # nosec B603: our own module

@@ -27,7 +27,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from specops.request import Grammar
 from specops.text.grammar_process import SHARED, GrammarProcess, Tried
-from specops.text.grammar_source import LIMITS, GrammarError, LeftOut, check
+from specops.text.grammar_source import LIMITS, STACK_BYTES, GrammarError, LeftOut, check
 from specops.text.grammar_vocabulary import GrammarVocabulary, UnsupportedTokenizer
 from specops.text.tokenizer import Tokenizer
 
@@ -37,7 +37,6 @@ Masks = npt.NDArray[np.uint32]
 _T = TypeVar("_T")
 _KEPT = 64  # number of cached grammars
 _KEPT_BYTES = 64 << 20  # sum of their memory
-_STACK_BYTES = 16 << 20  # of a compilation: four times that on which `grammar_worker` tried it
 _WORD = 32  # tokens in a word of a mask
 _PROBED = 8  # masks that are computed before a grammar is taken
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
@@ -181,7 +180,7 @@ class Grammars:
 
 
 def _on_large_stack(work: Callable[[], _T]) -> _T:
-    """Do work on a thread with a stack of `_STACK_BYTES`."""
+    """Do work on a thread with more stack than `grammar_worker` has."""
     done: Future[_T] = Future()
 
     def run() -> None:
@@ -190,7 +189,7 @@ def _on_large_stack(work: Callable[[], _T]) -> _T:
         except BaseException as error:
             done.set_exception(error)
 
-    before = threading.stack_size(_STACK_BYTES)
+    before = threading.stack_size(4 * STACK_BYTES)
     try:
         threading.Thread(target=run, name="compile").start()
     finally:  # another thread that starts meanwhile has a larger stack than it needs
@@ -322,30 +321,32 @@ class Matcher:
             raise GrammarError(f"following it takes more than {_SHARE:.0%} of the model's time")
 
     def probe(self) -> None:
-        """Follow the grammar for some tokens, to learn what that takes.
+        """Follow the grammar for some tokens, to learn how long its masks take.
 
         Raises:
-            GrammarError: it takes too long, or is too complex.
+            GrammarError: they take too long, or it allows no text.
         """
         draw = random.Random(0)  # nosec B311: not a secret
+        self._mask()  # the first one reads much that is kept
         for step in range(_PROBED):
+            bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
+            allowed = [token for token in bits.nonzero()[0] if token not in self._end_tokens]
+            if not allowed or self.complete:
+                return
             begun = time.thread_time()
-            mask = self._mask()
+            try:
+                self.advance(int(draw.choice(allowed)))
+                self._mask()
+            except GrammarError:
+                if not step:
+                    raise
+                return  # other texts may be simple enough
             seconds = time.thread_time() - begun
-            if step and seconds > _MASK_SECONDS:  # the first one reads much that is kept
+            if seconds > _MASK_SECONDS:
                 raise GrammarError(
                     f"to follow it takes {1000 * seconds:.0f} ms for a token: "
                     f"at most {1000 * _MASK_SECONDS:.0f} ms are allowed"
                 )
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-            allowed = [
-                token for token in np.flatnonzero(bits).tolist() if token not in self._end_tokens
-            ]
-            if not allowed:
-                return
-            self.advance(draw.choice(allowed))
-            if self.complete:
-                return
 
     def _must_follow(self) -> Sequence[int]:
         """Return the tokens of which each is the only one allowed, the last one first."""

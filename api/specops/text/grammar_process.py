@@ -10,7 +10,7 @@ from typing import Any
 
 from specops.request import Grammar
 from specops.text.confined_process import ConfinedProcess, ProgramLimitExceeded, ProgramRefusal
-from specops.text.grammar_source import GrammarError, LeftOut
+from specops.text.grammar_source import MEMORY_BYTES, STACK_BYTES, GrammarError, LeftOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class GrammarProcess(ConfinedProcess):
             raise GrammarError(told["message"], in_tools=told["in_tools"]) from None
         except ProgramLimitExceeded as limit:
             raise GrammarError(
-                f"it is too large, or nested too deeply, to be compiled: {limit}"
+                f"it is too large, or nested too deeply, to be compiled: it exceeds a limit "
+                f"({self.seconds:g} s, {MEMORY_BYTES >> 20} MiB of memory, {STACK_BYTES >> 20} MiB "
+                f"of stack): {limit}"
             ) from None
         answer["left_out"] = tuple(LeftOut(*item) for item in answer["left_out"])
         return Tried(**answer)

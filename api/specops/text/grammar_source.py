@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 1 << 17
 """Longest text of a grammar."""
+MEMORY_BYTES = 192 << 20
+"""Most memory of a compilation, in addresses."""
+STACK_BYTES = 4 << 20
+"""Most stack that it may be tried on; what is tried is compiled on four times as much."""
 _MOST_WRITTEN = 4 * MOST_CHARACTERS  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
 # without end, and no token of the layout would be certain.
@@ -177,7 +181,8 @@ def _written(grammar: Grammar, effort: Effort) -> Source:
             text = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
             options = map(json.dumps, json.loads(grammar.text))
-            text = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+            # One lexeme: as alternatives of a rule, more than 2,000 could not be followed.
+            text = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(options)}")
         case GrammarKind.LARK:
             text = LLMatcher.grammar_from_lark(grammar.text)
     arguments = []

@@ -28,6 +28,8 @@ from specops.request import Grammar
 from specops.text.confined_worker import EXCEEDED, REFUSED, TEXT, confine, serve
 from specops.text.grammar_source import (
     LIMITS,
+    MEMORY_BYTES,
+    STACK_BYTES,
     GrammarError,
     Source,
     check,
@@ -38,14 +40,12 @@ from specops.text.grammar_source import (
 )
 from specops.text.schemas.trial import forget
 
-_MEMORY_BYTES = 192 << 20  # of addresses
-# The service compiles on four times as much.
-_STACK_BYTES = 4 << 20
 MOST_BYTES = 32 << 20
 """Most memory of one compiled grammar."""
 MOST_CERTAIN = 1 << 14
 """Longest text, in bytes, that answers may have to begin with."""
 _BYTES = 256
+_ERROR_CHARACTERS = 1000  # the library shows the grammar's lines
 
 
 class _Bytes:
@@ -85,7 +85,7 @@ def answer(request: bytes) -> tuple[bytes, bytes]:
         except MemoryError:
             raise
         except GrammarError as error:
-            told = {"message": str(error), "in_tools": error.in_tools}
+            told = {"message": str(error)[:_ERROR_CHARACTERS], "in_tools": error.in_tools}
             return REFUSED, json.dumps(told).encode()
     except MemoryError:
         return EXCEEDED, b""
@@ -164,4 +164,4 @@ def _allocated() -> int:
 
 def main(parent: int) -> None:
     """Be the process of grammars for a parent, until that closes the socket."""
-    serve(answer, confine(parent, _MEMORY_BYTES, _STACK_BYTES))
+    serve(answer, confine(parent, MEMORY_BYTES, STACK_BYTES))

@@ -11,6 +11,7 @@ from specops.http.answering.turns import in_turn
 from specops.http.errors import InvalidField, unavailable
 from specops.http.state import Context
 from specops.request import Grammar
+from specops.text.confined_process import ProgramProcessError
 from specops.text.grammar import Matcher
 from specops.text.grammar_source import GrammarError
 
@@ -84,6 +85,8 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
     except GrammarError as error:
         field = "tools" if error.in_tools else field
         raise InvalidField(field, str(error), code="invalid_grammar") from None
+    except ProgramProcessError as error:
+        raise unavailable(str(error), "grammar_pending") from None
     except TimeoutError:
         message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds; try again"
         raise unavailable(message, "grammar_pending") from None
