@@ -19,7 +19,8 @@ from specops.serving.admission import QueueFull, RefusalReason
 from specops.serving.async_engine import NotReady
 from specops.system import logs
 from specops.system.failures import OncePerMinute
-from tests.fakes import INFO, FakeService
+from specops.text.grammar import Grammars
+from tests.fakes import INFO, FakeService, FakeTokenizer
 from tests.http.openai_api import (
     ANSWER,
     CHAT,
@@ -60,6 +61,21 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "sampling": {"temperature": 0.2}, "system": "Be brief.",
     }  # fmt: skip
     assert problem(other, 404)["code"] == "model_not_found"
+
+
+async def test_a_model_whose_grammars_do_not_fit_says_so_and_refuses_them() -> None:
+    service = FakeService(ANSWER)
+    service.loaded.grammars = Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({0}))
+    service.loaded.grammars.vocabulary.refuse("they need 90 MB: raise the limit")
+    async with api(service) as here:
+        model = (await here.client.get("/v1/models/fake")).json()
+        refused = await here.ask(COMPLETIONS, guided_regex="a")
+        assert (await here.ask(COMPLETIONS)).status_code == 200
+    assert model["constraints_refused"] == "they need 90 MB: raise the limit"
+    assert model["capabilities"]["structured_outputs"] == {"supported": False}
+    error = problem(refused, 400)
+    assert (error["code"], error["param"]) == ("invalid_grammar", "guided_regex")
+    assert "they need 90 MB: raise the limit" in error["message"]
 
 
 @pytest.mark.parametrize("name", ["fake", "fake:latest", "Fake", "FAKE:LATEST"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -258,13 +261,14 @@ def test_snapshots_get_a_part_of_what_is_left_and_give_way_first(
 @pytest.mark.parametrize("states", [0, 100 * MB])
 def test_the_table_adds_up(states: int) -> None:
     plan = plan_memory(
-        supply(4000), replace(TINYLLAMA, state_bytes=states, most_snapshot_bytes=states)
+        supply(4000),
+        replace(TINYLLAMA, state_bytes=states, most_snapshot_bytes=states, grammar_bytes=90 * MB),
     )
     lines = {line[:14].strip(): line[14:].split(" MB")[0].strip() for line in plan.lines()}
     figures = {name: float(text.replace(",", "")) for name, text in lines.items()}
     parts = [name for name in ("states", "snapshots") if name in figures]
     assert bool(parts) == bool(states)
-    parts += ["held now", "KV cache", "a pass", "spare"]
+    parts += ["held now", "KV cache", "a pass", "grammars", "spare"]
     assert figures["anonymous"] == pytest.approx(sum(figures[name] for name in parts), abs=0.4)
     assert figures["anonymous"] < figures["limit"]
 
@@ -280,6 +284,44 @@ def test_settings_give_the_plan_of_loaded_models_and_it_is_logged(
     assert plan.supply.held == 150 * MB
     logged = [record.getMessage() for record in caplog.records]
     assert [line for line in logged if "KV cache" in line and "4,096 tokens" in line]
+
+
+def test_grammars_are_planned_wherever_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come before weights in memory; a KV cache that is asked for comes before them."""
+    kept, given_up = list[int](), list[int]()
+    for limit in range(200, 1000, 50):
+        monkeypatch.setattr(Supply, "read", partial(supply, limit))
+        try:
+            plan = plan_for_models(Settings(), [TARGET], 2048, grammar_bytes=90 * MB)
+        except MemoryPlanError:
+            continue
+        (kept if plan.demand.grammar_bytes else given_up).append(limit)
+        assert plan.needed <= plan.supply.free
+        without = plan_for_models(Settings(), [TARGET], 2048)
+        assert plan.kv_tokens <= without.kv_tokens
+    assert max(given_up) < min(kept) < max(given_up) + 100
+    monkeypatch.setattr(Supply, "read", partial(supply, min(kept)))
+    asked = Settings(kv_tokens=4096)
+    assert not plan_for_models(asked, [TARGET], 2048, grammar_bytes=90 * MB).demand.grammar_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has memory to give back")
+def test_freed_memory_is_given_back_before_it_is_counted() -> None:
+    """Blocks stay behind the freed ones, as behind those of a tokenizer that was read."""
+    count = """
+from specops.runtime.memory_plan import Supply
+from specops.system.allocator import keep_memory_level
+from specops.system.memory import process_memory
+keep_memory_level()
+blocks = [bytearray(b"x" * 2_000) for _ in range(40_000)]
+last = bytearray(2_000)
+blocks.clear()
+before = process_memory().anon
+Supply.read()
+print(before - process_memory().anon)
+"""
+    done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 70 * MB
 
 
 def test_a_fiftieth_of_the_cap_stays_free_within_bounds() -> None:

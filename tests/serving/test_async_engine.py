@@ -23,6 +23,7 @@ from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
+from specops.text import grammar_vocabulary
 from tests.eagle_heads import write_head
 from tests.serving.service import collect, sample, serving
 from tests.waiting import until
@@ -329,6 +330,15 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
     async with serving(tiny_settings) as (service, _):
         await collect(service.submit(request()))
         await asyncio.wait_for(given_back.wait(), 30)
+
+
+async def test_the_vocabulary_of_grammars_is_made_before_a_request_comes(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = threading.Event()
+    monkeypatch.setattr(grammar_vocabulary, "LLTokenizer", lambda *_, **__: made.set())
+    async with serving(tiny_settings):
+        assert await asyncio.to_thread(made.wait, 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")

@@ -26,6 +26,7 @@ from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.grammar import Grammars
+from specops.text.grammar_vocabulary import vocabulary_bytes
 from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import Tool
 
@@ -88,6 +89,8 @@ class Engine:
             max_batched_tokens=target.runner.max_tokens,
             max_inter_token_latency=settings.max_inter_token_latency,
         )
+        if not plan.demand.grammar_bytes:
+            scheduler.grammars.vocabulary.refuse(_no_grammars(plan, target.runner.vocab_size))
         chat_template = _chat_template(target.folder.path)
         begin = target.folder.bos_token
         if begin is None:
@@ -232,6 +235,16 @@ def _info(
         ngrams=ngrams.path if ngrams else None,
         head_agreement=head.agreement if head else None,
     )
+
+
+def _no_grammars(plan: MemoryPlan, tokens: int) -> str:
+    reason = (
+        f"structured output needs {vocabulary_bytes(tokens) / 1e6:,.0f} MB for this model's "
+        f"{tokens:,} tokens, which do not fit below the memory limit of "
+        f"{plan.supply.reading.limit / 1e6:,.0f} MB: raise it"
+    )
+    log.warning("%s", reason)
+    return reason
 
 
 def _chat_template(folder: Path) -> ChatTemplate | None:

@@ -49,6 +49,7 @@ from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
+from specops.text.grammar_vocabulary import vocabulary_bytes
 from specops.text.tokenizer import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,13 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         sizes.append(ModelSizes(kv, mapped, target.hidden_size, num_guessable(head_graph)))
         width = max(1, len(layers)) * target.hidden_size
         later += state_bytes(settings, width, [one for one, _ in parts])
-    plan = plan_for_models(settings, sizes, target.context_length, later_bytes=later)
+    plan = plan_for_models(
+        settings,
+        sizes,
+        target.context_length,
+        later_bytes=later,
+        grammar_bytes=vocabulary_bytes(target.vocab_size),
+    )
 
     runners = [
         _warm_runner(session, folder, settings, plan, step)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from specops.config import ConfigError, Settings
 from specops.runtime.kept_inputs import most_snapshots
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import PrefixCache
+from specops.system.allocator import give_back
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
 log = logging.getLogger(__name__)
@@ -57,11 +59,12 @@ class Supply:
 
     @classmethod
     def read(cls) -> Supply:
-        """Read the figures; the models are loaded already.
+        """Read the figures; the models are loaded already, and what that left free is given back.
 
         Raises:
             OSError: procfs is not readable.
         """
+        give_back()  # 300 MB after a tokenizer of 262,144 tokens
         reading = read_memory()
         return cls(reading, page_cache_room(), reading.anon)
 
@@ -106,6 +109,7 @@ class Demand:
         context: the target's maximum number of tokens per request.
         state_bytes: what layers keep of all slots beside keys and values, without snapshots.
         most_snapshot_bytes: as many snapshots of the slots' states as are of use.
+        grammar_bytes: the grammar library's form of the vocabulary; 0: there are no grammars.
     """
 
     kv_token_bytes: int
@@ -115,15 +119,23 @@ class Demand:
     context: int
     state_bytes: int = 0
     most_snapshot_bytes: int = 0
+    grammar_bytes: int = 0
 
     @classmethod
-    def of(cls, settings: Settings, models: Sequence[ModelSizes], context: int) -> Demand:
+    def of(
+        cls,
+        settings: Settings,
+        models: Sequence[ModelSizes],
+        context: int,
+        grammar_bytes: int = 0,
+    ) -> Demand:
         """The demand of loaded models.
 
         Args:
             settings: give tokens of a pass, slots and draft tokens.
             models: the target first. The draft's cache has as many tokens as the target's.
             context: of the target.
+            grammar_bytes: see `Demand`.
         """
         slots = settings.slots or DEFAULT_SLOTS
         verified = slots * (settings.max_k_draft + 1)
@@ -139,12 +151,13 @@ class Demand:
             context=context,
             state_bytes=slots * slot_bytes,
             most_snapshot_bytes=most_snapshots(slots) * slot_bytes if shares else 0,
+            grammar_bytes=grammar_bytes,
         )
 
     @property
     def beside_cache(self) -> int:
         """Bytes that requests need whatever the size of the KV cache."""
-        return self.pass_bytes + self.state_bytes
+        return self.pass_bytes + self.state_bytes + self.grammar_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +224,7 @@ class MemoryPlan:
             ("states", demand.state_bytes, "of all slots, in layers without attention"),
             ("snapshots", self.snapshot_bytes, "copies of states, for later requests"),
             ("a pass", demand.pass_bytes, "activations, logits"),
+            ("grammars", demand.grammar_bytes, "the vocabulary in their library's form"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these; must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
@@ -230,27 +244,39 @@ class MemoryPlan:
 
 
 def plan_for_models(
-    settings: Settings, models: Sequence[ModelSizes], context: int, *, later_bytes: int = 0
+    settings: Settings,
+    models: Sequence[ModelSizes],
+    context: int,
+    *,
+    later_bytes: int = 0,
+    grammar_bytes: int = 0,
 ) -> MemoryPlan:
     """Plan the KV cache of loaded models and log the plan.
+
+    Where it fits only without grammars, the plan has none.
 
     Args:
         settings: what the user asks for.
         models: the target first.
         context: the target's maximum number of tokens per request.
         later_bytes: bytes beside the KV cache that fill up only as requests come.
+        grammar_bytes: see `Demand`.
 
     Raises:
         MemoryPlanError: see `plan_memory`.
         OSError: procfs is not readable.
     """
-    plan = plan_memory(
+    planned = partial(
+        plan_memory,
         Supply.read().less(later_bytes),
-        Demand.of(settings, models, context),
         slots=settings.slots,
         context=settings.context,
         kv_tokens=settings.kv_tokens,
     )
+    try:
+        plan = planned(Demand.of(settings, models, context, grammar_bytes))
+    except MemoryPlanError:
+        plan = planned(Demand.of(settings, models, context))
     for line in plan.lines():
         log.info("memory: %s", line)
     return plan

@@ -314,6 +314,7 @@ class AsyncEngine:
             lambda: controller.estimated_speedup, lambda: _pass_costs(scheduler)
         )
         self._progress(ModelState.READY, "")
+        scheduler.grammars.vocabulary.begin()  # so that nobody's first grammar waits for it
 
     def _failed(self, message: str) -> None:
         self.error = message

@@ -79,7 +79,7 @@ class Grammars:
         end_tokens: frozenset[int],
         process: GrammarProcess = SHARED,
     ) -> None:
-        self._vocabulary = GrammarVocabulary(tokenizer, vocab_size, end_tokens)
+        self.vocabulary = GrammarVocabulary(tokenizer, vocab_size, end_tokens)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._process = process
@@ -137,11 +137,11 @@ class Grammars:
 
     @property
     def _words(self) -> int:
-        return -(-self._vocabulary.size // _WORD)
+        return -(-self.vocabulary.size // _WORD)
 
     def _compile(self, grammar: Grammar) -> _Compiled:
         try:
-            vocabulary = self._vocabulary.get()
+            vocabulary = self.vocabulary.get()
         except UnsupportedTokenizer as error:
             raise GrammarError(str(error)) from error
         reason: GrammarError | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from specops.text.added_tokens import add_missing
@@ -18,7 +20,7 @@ from specops.text.least_tokens import LeastTokens
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
-_MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
+_MAY_HAVE_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 
@@ -84,11 +86,15 @@ class Tokenizer:
         if not path.is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json")
         try:
-            text = path.read_text(encoding="utf-8")
-            if _MAY_HAVE_PREFIX.search(text):
-                _check_prefix(json.loads(text))
+            # Neither is read as a `str`, which takes four times its bytes where it has an emoji.
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+            ):
+                if _MAY_HAVE_PREFIX.search(text):
+                    _check_prefix(json.loads(bytes(text)))
             with _panics_are_errors():
-                tokenizer = FastTokenizer.from_str(text)
+                tokenizer = FastTokenizer.from_file(str(path))
                 tokenizer.no_truncation()  # a published file may cut and fill up every text
                 tokenizer.no_padding()
                 add_missing(tokenizer, folder)
@@ -114,15 +120,12 @@ class Tokenizer:
     def _without(self, marks: frozenset[str]) -> FastTokenizer:
         """The tokenizer, whose model it shares, without its special tokens and these marks."""
         plain = FastTokenizer(self._tokenizer.model)
-        if (normalizer := self._tokenizer.normalizer) is not None:
-            plain.normalizer = normalizer
-        if (pre_tokenizer := self._tokenizer.pre_tokenizer) is not None:
-            plain.pre_tokenizer = pre_tokenizer
-        added = self._tokenizer.get_added_tokens_decoder()
-        tokens = [added[index] for index in sorted(added)]
+        plain.normalizer = self._tokenizer.normalizer
+        plain.pre_tokenizer = self._tokenizer.pre_tokenizer
+        tokens = _added(self._tokenizer)
         for token in tokens:
             token.special = token.special or token.content in marks
-        plain.add_tokens(tokens)  # the ids are the same, because the order is
+        plain.add_tokens(tokens)
         plain.encode_special_tokens = True  # by their letters
         return plain
 
@@ -133,6 +136,24 @@ class Tokenizer:
     @cached_property
     def _least(self) -> LeastTokens:
         return LeastTokens(self._tokenizer, _BYTES)
+
+    def encode_further(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text that goes on from others: no space is put before it."""
+        return _encoded(self._further, text, special_tokens=False)
+
+    @cached_property
+    def _further(self) -> FastTokenizer:
+        """The tokenizer, whose model it shares, without what puts a space before a text."""
+        whole = self._tokenizer
+        states = [_state(whole.normalizer), _state(whole.pre_tokenizer)]
+        kept = [*map(_without_prefix, states)]
+        if kept == states:
+            return whole
+        further = FastTokenizer(whole.model)
+        further.normalizer = _part(normalizers.Sequence, kept[0])
+        further.pre_tokenizer = _part(pre_tokenizers.Sequence, kept[1])
+        further.add_tokens(_added(whole))
+        return further
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -170,10 +191,6 @@ class Tokenizer:
         text: str = self._decoder.decode(["a", entry])
         return text[1:].encode()
 
-    def as_json(self) -> str:
-        """Return the content of `tokenizer.json`, for libraries that read it themselves."""
-        return self._tokenizer.to_str()
-
     def token(self, text: str) -> int | None:
         """Return the token with this spelling, special tokens included; None if there is none."""
         return self._tokenizer.token_to_id(text)
@@ -193,6 +210,38 @@ def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool) -> tu
     with _panics_are_errors():
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
     return tuple(encoding.ids)
+
+
+def _added(tokenizer: FastTokenizer) -> list[AddedToken]:
+    """Copies of the added tokens; another tokenizer gives them the same ids in this order."""
+    added = tokenizer.get_added_tokens_decoder()
+    return [added[index] for index in sorted(added)]
+
+
+def _state(part: Any) -> Any:
+    """Return a part of a tokenizer as `tokenizer.json` describes it; None if there is none."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _part(kind: type[Any], state: Any) -> Any:
+    """Return what `_state` describes; `kind` is the `Sequence` of such parts."""
+    if state is None:
+        return None
+    part = kind([])
+    part.__setstate__(json.dumps(state).encode())
+    return part
+
+
+def _without_prefix(state: Any) -> Any:
+    """Return a part without what puts SentencePiece's space before a text; None if that is all."""
+    if state is None or state["type"] == "Prepend":
+        return None
+    if state["type"] == "Metaspace":
+        return {**state, "prepend_scheme": "never"}
+    for name in {"normalizers", "pretokenizers"} & state.keys():
+        parts = map(_without_prefix, state[name])
+        return {**state, name: [part for part in parts if part is not None]}
+    return state
 
 
 def _check_prefix(content: Any) -> None:

@@ -51,6 +51,9 @@ class Model(BaseModel):
         description="how tokens are drawn where a request does not say it and the temperature is "
         "not 0; what is not here is the protocol's default"
     )
+    constraints_refused: str | None = Field(
+        None, exclude_if=absent, description="why schemas and grammars are refused, if they are"
+    )
     system: str | None = Field(
         None,
         exclude_if=absent,
@@ -83,7 +86,7 @@ async def model(model: str, ctx: Ctx) -> Model:
 
 def _model(ctx: Context, engine: Engine) -> Model:
     info, template = engine.info, engine.chat_template
-    longest = info.context - 1
+    longest, refused = info.context - 1, engine.grammars.vocabulary.refused
     return Model(
         id=info.name,
         display_name=info.name,
@@ -91,7 +94,10 @@ def _model(ctx: Context, engine: Engine) -> Model:
         created_at=datetime.fromtimestamp(ctx.app.started, UTC).isoformat(),
         max_input_tokens=longest,
         max_tokens=min(longest, ctx.settings.max_new_tokens),
-        capabilities=_capabilities(thinks=bool(template and template.thinking)),
+        capabilities=_capabilities(
+            thinks=bool(template and template.thinking), constrains=refused is None
+        ),
+        constraints_refused=refused,
         context_length=info.context,
         max_model_len=info.context,
         quantization=info.quant,
@@ -104,7 +110,7 @@ def _model(ctx: Context, engine: Engine) -> Model:
     )
 
 
-def _capabilities(*, thinks: bool) -> dict[str, Any]:
+def _capabilities(*, thinks: bool, constrains: bool) -> dict[str, Any]:
     """Return what the model can do, with every key that Anthropic's API has."""
 
     def supported(is_so: bool, **more: bool) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def _capabilities(*, thinks: bool) -> dict[str, Any]:
             False, **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), False)
         ),
         "server_tools": supported(False, code_execution=False, web_search=False),
-        "structured_outputs": supported(True),
+        "structured_outputs": supported(constrains),
         "thinking": {
             "supported": thinks,
             "types": {name: supported(value) for name, value in types.items()},
