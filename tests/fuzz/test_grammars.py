@@ -1,0 +1,9 @@
+"""Hostile grammars end and stall nothing; `make fuzz ARGS="--only grammars"` tries more."""
+
+from __future__ import annotations
+
+from tests.fuzz import grammars
+
+
+def test_hostile_grammars_are_refused_or_followed_within_the_limits() -> None:
+    assert grammars.run(25, 0, 1) == 0
