@@ -7,7 +7,7 @@ and panels are asked about series that fit together, and what really happened st
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, groupby
 from pathlib import Path
@@ -158,25 +158,9 @@ class Recording:
                 self.scrape(**targets)
 
     def check(self, cases: Sequence[Case], folder: Path) -> None:
-        """Each expression has its samples, with all rules and alerts evaluated at every scrape."""
-        tests = [
-            {"expr": promql, "eval_time": f"{at:g}s", "exp_samples": found}
-            for at, promql, found in cases
-        ]
-        series = [
-            {"series": name, "values": " ".join(_shortened(values))}
-            for name, values in self._series.items()
-        ]
-        test = {"interval": f"{SCRAPE}s", "input_series": series, "promql_expr_test": tests}
-        file = folder / "recorded.json"  # which is YAML, too
-        rules = [str(path) for path in queries.RULE_FILES]
-        # Without an order it would be chance whether alerts see what was just recorded.
-        content = {
-            **{"rule_files": rules, "group_eval_order": ["specops", "alerts"]},
-            **{"evaluation_interval": f"{SCRAPE}s", "tests": [test]},
-        }
-        file.write_text(json.dumps(content), encoding="utf-8")
-        promtool("test", "rules", file)
+        """Each expression has its samples; see `check`."""
+        series = {name: " ".join(_shortened(values)) for name, values in self._series.items()}
+        check(series, cases, folder)
 
     def _of(self, series: str) -> list[str]:
         values = self._series.setdefault(series, [])
@@ -185,6 +169,41 @@ class Recording:
 
 
 _QUERIES = [*queries.dashboard_queries(), *queries.annotation_queries(), *queries.rule_queries()]
+
+
+def check(series: Mapping[str, str], cases: Sequence[Case], folder: Path) -> None:
+    """Each expression has its samples, with all rules and alerts evaluated at every scrape."""
+    tests = [
+        {"expr": promql, "eval_time": f"{at:g}s", "exp_samples": found}
+        for at, promql, found in cases
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": f"{SCRAPE}s", "input_series": inputs, "promql_expr_test": tests}
+    file = folder / "recorded.json"  # which is YAML, too
+    rules = [str(path) for path in queries.RULE_FILES]
+    # Without an order it would be chance whether alerts see what was just recorded.
+    content = {
+        **{"rule_files": rules, "group_eval_order": ["specops", "alerts"]},
+        **{"evaluation_interval": f"{SCRAPE}s", "tests": [test]},
+    }
+    file.write_text(json.dumps(content), encoding="utf-8")
+    promtool("test", "rules", file)
+
+
+def one(value: float) -> list[Sample]:
+    """A sample without a label."""
+    return [{"labels": "{}", "value": value}]
+
+
+def query(panel: str, legend: str | None = None, board: str = "healthy") -> str:
+    """The expression of a panel."""
+    (promql,) = (
+        target["expr"]
+        for name, found in queries.panels()
+        for target in queries.targets(found)
+        if (name, found["title"]) == (board, panel) and legend in {None, target["legendFormat"]}
+    )
+    return queries.filled(promql)
 
 
 def written(name: str, labels: dict[str, str]) -> str:

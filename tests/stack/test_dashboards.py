@@ -6,20 +6,18 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from grafana.empty import Empty
 from specops.metrics.metrics import STATES
 from tests.stack import queries
-from tests.stack.support import promtool, read_yaml, succeed
+from tests.stack.recorded import SCRAPE, Case, check, one, query, written
+from tests.stack.support import read_yaml, succeed
 
 PANELS = queries.panels()
-Sample = dict[str, Any]  # of promtool: labels and value
 (SOURCE,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
 TITLES = {
     "Spec-Ops: Is it healthy?",
@@ -211,34 +209,33 @@ def test_panels_do_not_overlap() -> None:
 def test_a_mark_stands_at_the_beginning_alone(tmp_path: Path, mark: str) -> None:
     """A region in a row would tint every panel."""
     before, after = 24, 48  # scrapes
-    attached = {"job": "specops", "instance": "a"}
-    begun = {
+    begun: dict[str, tuple[dict[str, str], str]] = {
         "up": ({}, f"1x{before} 0x{after}"),
         "ALERTS": ({"alertstate": "firing", "alertname": "A"}, f"_x{before} 1x{after}"),
         "specops_load_test_requests_total": ({"shape": "soak"}, f"0x{before} 5+5x{after}"),
     }
-    series = [
-        {"series": name + written({**attached, **labels}), "values": values}
-        for name, (labels, values) in begun.items()
-    ]
+    series = {written(name, ATTACHED | labels): values for name, (labels, values) in begun.items()}
     (promql,) = (
         queries.filled(one["target"]["expr"])
         for one in queries.boards()["healthy"]["annotations"]["list"]
         if one["name"] == mark
     )
-    times = f"count_over_time(({promql})[{STEP * (before + after - 4)}s:15s])"
-    evaluate(series, before + after - 2, {f"max({times})": ONE}, tmp_path)
+    times = f"count_over_time(({promql})[{SCRAPE * (before + after - 4)}s:15s])"
+    check(series, [(SCRAPE * (before + after - 2), f"max({times})", one(1))], tmp_path)
 
 
 # -- What panels show: their queries and the rules, evaluated by promtool --------------------
 
-STEP = 5  # seconds between two scrapes
 BUSY = 24  # scrapes with traffic
 COUNTER = re.compile(r"_(total|bucket|sum|count|rq|retry|success|xx)$")
 # Of an idle service: a model that is ready, and what says NaN while no request decodes.
 UNMEASURED = {"specops_avg_jump", "specops_draft_length", "specops_estimated_speedup"}
 IDLE_GAUGES = {"specops_requests_running": 0, "specops_requests_waiting": 0}
 FAILURES = "specops_callback_failures_total"  # a service that works has none
+
+
+ATTACHED = {"job": "specops", "instance": "a"}
+UP = written("up", ATTACHED)
 
 
 def history(name: str, labels: Mapping[str, str], rest: int, *, dead: bool) -> str:
@@ -258,69 +255,17 @@ def history(name: str, labels: Mapping[str, str], rest: int, *, dead: bool) -> s
     return f"2x{BUSY}" + (ended if dead else f" {IDLE_GAUGES.get(name, 2)}x{rest}")
 
 
-def service(instance: str, rest: int, *, dead: bool) -> list[dict[str, str]]:
+def service(rest: int, *, dead: bool) -> dict[str, str]:
     """Every series of one API."""
-    attached = {"job": "specops", "instance": instance}
-    return [
-        {
-            "series": name + written({**attached, **labels}),
-            "values": history(name, labels, rest, dead=dead),
-        }
+    return {
+        written(name, ATTACHED | labels): history(name, labels, rest, dead=dead)
         for name, labels in [*queries.samples(), ("up", {})]
-    ]
-
-
-def written(labels: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
-
-
-def evaluate(
-    series: Sequence[dict[str, str]], scrapes: int, cases: dict[str, list[Sample]], folder: Path
-) -> None:
-    """Each expression has these samples after so many scrapes, with all rules evaluated."""
-    tests = [
-        {"expr": promql, "eval_time": f"{STEP * scrapes}s", "exp_samples": found}
-        for promql, found in cases.items()
-    ]
-    file = folder / "test.yml"
-    files = [str(path) for path in queries.RULE_FILES]
-    test = {"interval": f"{STEP}s", "input_series": list(series), "promql_expr_test": tests}
-    content = {"rule_files": files, "evaluation_interval": f"{STEP}s", "tests": [test]}
-    file.write_text(yaml.safe_dump(content))
-    promtool("test", "rules", file)
+    }
 
 
 def number(promql: str) -> str:
     """The samples of the expression that are numbers: NaN is not equal to itself."""
     return f"({promql}) == ({promql})"
-
-
-ONE: list[Sample] = [{"labels": "{}", "value": 1}]
-
-
-def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) -> None:
-    rest = 2
-    series = [*service("a", rest, dead=True)]
-    for instance in ("b", "c"):  # these go on
-        series += [
-            {
-                **one,
-                "values": re.sub(
-                    r" \d+x2$", "", one["values"].replace(f"x{BUSY}", f"x{BUSY + rest}")
-                ),
-            }
-            for one in service(instance, rest, dead=False)
-        ]
-    outcomes = len(queries.registry()["specops_requests_total"]["outcome"])
-    reasons = len(queries.registry()["specops_requests_rejected_total"]["reason"])
-    rate = 2 * 10 / STEP * (outcomes + reasons)
-    cases: dict[str, list[Sample]] = {
-        query("healthy", "Requests per second"): [{"labels": "{}", "value": rate}],
-        query("healthy", "State", "unreachable"): ONE,
-        query("healthy", "State", "{{state}}"): [{"labels": '{state="ready"}', "value": 2}],
-        query("capacity", "Replicas missing"): ONE,
-    }
-    evaluate(series, BUSY + rest, cases, tmp_path)
 
 
 # States in which a panel must have no value after ten minutes without a request.
@@ -329,47 +274,31 @@ COUNTED = {"Hits and misses", "Accepted tokens, by where they were found"}  # 0 
 
 
 def test_idle_for_ten_minutes_no_latency_no_ratio_and_no_speed_has_a_value(tmp_path: Path) -> None:
-    rest = 10 * 60 // STEP
-    cases: dict[str, list[Sample]] = {}
+    rest = 10 * 60 // SCRAPE
+    end = SCRAPE * (BUSY + rest)
+    cases: list[Case] = []
     for _, panel in PANELS:
         resting = queries.empty_when(panel) in RESTING
         if resting and panel["type"] != "heatmap" and panel["title"] not in COUNTED:
             for target in queries.targets(panel):
                 promql = queries.filled(target["expr"])
                 if not re.search(r"burn_rate(30m|1h|6h)", promql):  # they look back further
-                    cases[number(promql)] = []
-    cases[query("healthy", "State", "idle")] = ONE
-    cases[query("healthy", "State", "{{state}}")] = []
-    cases[query("healthy", "Requests per second")] = [{"labels": "{}", "value": 0}]
-    evaluate(service("a", rest, dead=False), BUSY + rest, cases, tmp_path)
+                    cases.append((end, number(promql), []))
+    cases += [(end, query("State", "idle"), one(1)), (end, query("State", "{{state}}"), [])]
+    cases += [(end, query("Requests per second"), one(0))]
+    check(service(rest, dead=False), cases, tmp_path)
 
 
 def test_a_heat_map_has_each_observation_in_one_column(tmp_path: Path) -> None:
     """Ten observations in each of four scrapes, in columns three scrapes wide."""
-    name, scrapes = "specops_latency_seconds", 44
-    bucket, count = (
-        {
-            "series": f"{name}_{kind}" + written({"job": "specops", "instance": "a", **labels}),
-            "values": "0x20 10 20 30 40x20",
-        }
-        for kind, labels in (("bucket", {"le": "1.0"}), ("count", {}))
-    )
-    promql = query("latency", "Latency")
+    end, values = SCRAPE * 44, "0x20 10 20 30 40x20"
+    series = {
+        written("specops_latency_seconds_bucket", ATTACHED | {"le": "1.0"}): values,
+        written("specops_latency_seconds_count", ATTACHED): values,
+    }
+    promql = query("Latency", board="latency")
     column = int(queries.VARIABLES["$__interval"].removesuffix("s"))
-    every = f"sum_over_time(sum({promql})[{STEP * scrapes}s:{column}s])"
-    evaluate([bucket, count], scrapes, {every: [{"labels": "{}", "value": 40}]}, tmp_path)
-
-
-def query(name: str, title: str, legend: str | None = None) -> str:
-    """The expression of a panel's only query, or of that with this legend."""
-    (promql,) = (
-        target["expr"]
-        for board, panel in PANELS
-        if (board, panel["title"]) == (name, title)
-        for target in panel["targets"]
-        if legend is None or target["legendFormat"] == legend
-    )
-    return queries.filled(promql)
+    check(series, [(end, f"sum_over_time(sum({promql})[{end}s:{column}s])", one(40))], tmp_path)
 
 
 def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
@@ -381,67 +310,51 @@ def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
     }
     assert colours == {"ready": "green", "idle": "blue", "failed": "red", "unreachable": "red"}
     for state in STATES:
-        series = [
-            {"series": 'up{job="specops", instance="a"}', "values": "1"},
-            *(
-                {
-                    "series": "specops_model_state"
-                    + written({"job": "specops", "instance": "a", "state": name}),
-                    "values": str(int(name == state)),
-                }
-                for name in STATES
-            ),
-        ]
-        here = [{"labels": written({"state": state}), "value": 1}]
-        cases = {
-            query("healthy", "State", "{{state}}"): here,
-            query("healthy", "State", "unreachable"): [],
-        }
-        evaluate(series, 0, cases, tmp_path)
+        series = {UP: "1"}
+        for name in STATES:
+            labels = ATTACHED | {"state": name}
+            series[written("specops_model_state", labels)] = str(int(name == state))
+        here = [{"labels": written("", {"state": state}), "value": 1}]
+        cases = [(0, query("State", "{{state}}"), here), (0, query("State", "unreachable"), [])]
+        check(series, cases, tmp_path)
 
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_failed_callbacks_are_named_only_where_one_failed(tmp_path: Path, *, dead: bool) -> None:
-    promql = query("healthy", "Failed callbacks, by origin")
+    promql = query("Failed callbacks, by origin")
     rest = 2
-    healthy = service("a", rest, dead=dead)
-    evaluate(healthy, BUSY + rest, {promql: []}, tmp_path)
-    broken = [
-        one | {"values": f"0+10x{BUSY}" + (f" stale _x{rest}" if dead else f" {10 * BUSY}x{rest}")}
-        if one["series"].startswith(FAILURES) and 'where="tick"' in one["series"]
-        else one
-        for one in healthy
-    ]
-    rate = {"labels": '{where="tick"}', "value": 10 / STEP}
-    evaluate(broken, BUSY, {promql: [rate]}, tmp_path)
-    evaluate(broken, BUSY + rest, {f"count({promql})": [] if dead else ONE}, tmp_path)
+    end, healthy = SCRAPE * (BUSY + rest), service(rest, dead=dead)
+    check(healthy, [(end, promql, [])], tmp_path)
+    (tick,) = (name for name in healthy if name.startswith(FAILURES) and 'where="tick"' in name)
+    ends = f" stale _x{rest}" if dead else f" {10 * BUSY}x{rest}"
+    rate = {"labels": '{where="tick"}', "value": 10 / SCRAPE}
+    cases = [(SCRAPE * BUSY, promql, [rate]), (end, f"count({promql})", [] if dead else one(1))]
+    check(healthy | {tick: f"0+10x{BUSY}{ends}"}, cases, tmp_path)
 
 
 def test_alerts_are_named_while_they_fire(tmp_path: Path) -> None:
-    up = {"series": 'up{job="specops", instance="a"}', "values": "1"}
-    named, none = (query("healthy", "Alerts", legend) for legend in ("{{alertname}}", "none"))
+    named, none = (query("Alerts", legend) for legend in ("{{alertname}}", "none"))
 
     def alert(name: str, state: str) -> dict[str, str]:
-        labels = written({"alertname": name, "alertstate": state})
-        return {"series": f"ALERTS{labels}", "values": "1"}
+        return {written("ALERTS", {"alertname": name, "alertstate": state}): "1"}
 
-    evaluate([up, alert("SwapInUse", "pending")], 0, {named: [], none: ONE}, tmp_path)
-    firing = [{"labels": written({"alertname": name}), "value": 1} for name in "AB"]
-    both = [alert("A", "firing"), alert("B", "firing")]
-    evaluate([up, *both], 0, {named: firing, none: []}, tmp_path)
+    pending = {UP: "1"} | alert("SwapInUse", "pending")
+    check(pending, [(0, named, []), (0, none, one(1))], tmp_path)
+    firing = [{"labels": written("", {"alertname": name}), "value": 1} for name in "AB"]
+    both = {UP: "1"} | alert("A", "firing") | alert("B", "firing")
+    check(both, [(0, named, firing), (0, none, [])], tmp_path)
 
 
 def test_a_kill_in_the_last_hour_is_red(tmp_path: Path) -> None:
-    hour = 3600 // STEP
-    attached = written({"job": "specops", "instance": "a"})
-    series = [
-        {"series": f"up{attached}", "values": f"1x{hour + 60}"},
-        {"series": f"specops_oom_kills_total{attached}", "values": f"0x10 1x{hour + 50}"},
-    ]
-    tile = query("capacity", "Killed, last hour")
-    named, none = (query("healthy", "Alerts", legend) for legend in ("killed for memory", "none"))
-    evaluate(series, 30, {f"count({tile} >= 1)": ONE, f"count({named})": ONE, none: []}, tmp_path)
-    evaluate(series, hour + 30, {tile: [{"labels": "{}", "value": 0}], named: []}, tmp_path)
+    hour = 3600 // SCRAPE
+    kills = written("specops_oom_kills_total", ATTACHED)
+    series = {UP: f"1x{hour + 60}", kills: f"0x10 1x{hour + 50}"}
+    tile = query("Killed, last hour", board="capacity")
+    named, none = (query("Alerts", legend) for legend in ("killed for memory", "none"))
+    soon, later = SCRAPE * 30, SCRAPE * (hour + 30)
+    cases = [(soon, f"count({tile} >= 1)", one(1)), (soon, f"count({named})", one(1))]
+    cases += [(soon, none, []), (later, tile, one(0)), (later, named, [])]
+    check(series, cases, tmp_path)
     panels = {(name, panel["title"]): panel["fieldConfig"] for name, panel in PANELS}
     red = {"color": "red", "value": 1}
     assert panels["capacity", "Killed, last hour"]["defaults"]["thresholds"]["steps"][-1] == red

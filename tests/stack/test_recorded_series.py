@@ -9,28 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.stack import queries
-from tests.stack.recorded import MEMORY, QUEUE, SCRAPE, SLOTS, Case, Recording, Sample, Service
+from tests.stack.recorded import (
+    MEMORY,
+    QUEUE,
+    SCRAPE,
+    SLOTS,
+    Case,
+    Recording,
+    Sample,
+    Service,
+    one,
+    query,
+)
 
 IDLE, LOAD, AFTER = 60, 300, 10 * 60  # seconds
 USERS = 40  # more than there is room for
 SPEED, TOKENS = 8.0, 2.0  # tokens per second with all slots taken, and per pass
+ANSWERS = SLOTS / 6.6  # a second
 NONE: list[Sample] = []
-
-
-def one(value: float) -> list[Sample]:
-    """A sample without a label."""
-    return [{"labels": "{}", "value": value}]
-
-
-def query(panel: str, legend: str | None = None, board: str = "healthy") -> str:
-    """The expression of a panel."""
-    (promql,) = (
-        target["expr"]
-        for name, found in queries.panels()
-        for target in queries.targets(found)
-        if (name, found["title"]) == (board, panel) and legend in {None, target["legendFormat"]}
-    )
-    return queries.filled(promql)
 
 
 def measured(*units: str) -> list[str]:
@@ -237,4 +233,21 @@ def test_of_two_replicas_one_is_left(tmp_path: Path) -> None:
     cases += [near(speed, 2 * SPEED, gone, 0.1), near(speed, SPEED, gone + SCRAPE, 0.1)]
     cases += [(gone + 100, firing("ReplicasMissing"), NONE)]
     cases += always(firing("ReplicasMissing"), 1, gone + 130, recording.now)
+    recording.check(cases, tmp_path)
+
+
+def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) -> None:
+    recording, others = Recording(), {name: Service() for name in "bc"}
+    recording.play(150, SLOTS, a=Service(), **others)
+    requests = query("Requests per second")
+    before = recording.now
+    recording.play(2 * SCRAPE, SLOTS, a=None, **others)
+    cases: list[Case] = [
+        near(requests, 3 * ANSWERS, before, 0.3),
+        near(requests, 2 * ANSWERS, recording.now, 0.3),
+        near(query("Tokens per second, by use", "generated"), 2 * SPEED, recording.now, 0.1),
+        (recording.now, query("State", "unreachable"), one(1)),
+        (recording.now, query("State", "{{state}}"), [{"labels": '{state="ready"}', "value": 2}]),
+        (recording.now, query("Replicas missing", board="capacity"), one(1)),
+    ]
     recording.check(cases, tmp_path)
