@@ -6,7 +6,6 @@ JSON, so that a running stack needs no generator. `--check` writes nothing and f
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,14 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
 import capacity
 import healthy
 import latency
 import speculation
 from board import MARKS, READY
+from scripts.generated import update
 
 WIDTH = 24  # columns of Grafana's grid
 LINE = 100  # characters
@@ -95,26 +97,9 @@ def _clean(board: dict[str, Any]) -> None:
             mark["useValueForTime"] = True
 
 
-def main() -> int:
-    """Write or check all dashboards; the exit status is 1 if `--check` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    stale = [
-        name
-        for name in DASHBOARDS
-        if not (FOLDER / name).exists() or (FOLDER / name).read_text("utf-8") != render(name)
-    ]
+if __name__ == "__main__":
     strangers = [path for path in FOLDER.glob("*.json") if path.name not in DASHBOARDS]
     for path in strangers:
         print(f"{path} has no generator", file=sys.stderr)
-    for name in stale:
-        if check:
-            print(f"{FOLDER / name} differs from the generator's output", file=sys.stderr)
-        else:
-            (FOLDER / name).write_text(render(name), "utf-8")
-    return 1 if strangers or (check and stale) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    made = {FOLDER / name: render(name) for name in DASHBOARDS}
+    sys.exit(update(made, "grafana/generate.py") or bool(strangers))

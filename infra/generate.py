@@ -7,10 +7,13 @@ Envoy Gateway needs `gateway/key.lua`, and kustomize reads no file outside an ov
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
+from scripts.generated import update
 
 INFRA = Path(__file__).resolve().parent
 _PLAIN = """\
@@ -33,22 +36,5 @@ def files() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Write the files, or compare them; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    differing = [
-        path for path, text in files().items()
-        if not path.is_file() or path.read_text("utf-8") != text
-    ]  # fmt: skip
-    if parser.parse_args().check:
-        for path in differing:
-            print(f"{path} differs: run python infra/generate.py", file=sys.stderr)
-        return int(bool(differing))
-    for path in differing:
-        path.write_text(files()[path], "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(update(files(), "infra/generate.py"))

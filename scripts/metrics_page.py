@@ -6,7 +6,6 @@ which of them show a metric. `--check` writes nothing and fails if the page is n
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -14,6 +13,9 @@ from pathlib import Path
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
+from scripts.generated import update
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
@@ -97,22 +99,6 @@ def recorded() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Write or check the page; the exit status is 1 if `--check` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    text = INTRODUCTION + table() + RECORDED + recorded()
-    if PAGE.exists() and PAGE.read_text("utf-8") == text:
-        return 0
-    if parser.parse_args().check:
-        print(
-            f"{PAGE} is not up to date: run .venv/bin/python scripts/metrics_page.py",
-            file=sys.stderr,
-        )
-        return 1
-    PAGE.write_text(text, "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    text = INTRODUCTION + table() + RECORDED + recorded()
+    sys.exit(update({PAGE: text}, "scripts/metrics_page.py"))

@@ -9,7 +9,6 @@ fails if a page has fallen behind.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.settings import replaced
+from scripts.generated import replaced, update
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.models.convert.families.family import BY_GGUF
@@ -335,20 +334,6 @@ def readme_page() -> str:
     return replaced(README.read_text("utf-8"), "figures", figure_rows())
 
 
-def main() -> int:
-    """Write or check the pages; the exit status is 1 if `--check` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    texts = {API: api_page(), MODELS: models_page(), GGUF: gguf_page(), README: readme_page()}
-    stale = [path for path, text in texts.items() if path.read_text("utf-8") != text]
-    for path in stale:
-        if check:
-            print(f"{path}: out of date; run .venv/bin/python -m scripts.pages", file=sys.stderr)
-        else:
-            path.write_text(texts[path], "utf-8")
-    return 1 if check and stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    made = {API: api_page(), MODELS: models_page(), GGUF: gguf_page(), README: readme_page()}
+    sys.exit(update(made, "-m scripts.pages"))

@@ -6,19 +6,21 @@ api/specops/config.py. `--check` writes nothing and fails if one of these files 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
+from scripts.generated import replaced, update
 from specops.config import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_EXAMPLE = ROOT / ".env.example"
 PAGE = ROOT / "docs" / "settings.md"
 COMPOSE = ROOT / "compose.yaml"
-# A generated part lies between a line with `NAME: begin` and a line with `NAME: end`.
+# Names of generated parts.
 SETTINGS, STACK_SETTINGS = "settings", "stack"
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
@@ -141,35 +143,6 @@ def compose() -> str:
     return replaced(COMPOSE.read_text("utf-8"), SETTINGS, lines)
 
 
-def replaced(text: str, name: str, lines: list[str]) -> str:
-    """`text` with `lines` between its two lines that are marked with `name`."""
-    old = text.splitlines()
-    (first,) = (number for number, line in enumerate(old) if f"{name}: begin" in line)
-    (last,) = (number for number, line in enumerate(old) if f"{name}: end" in line)
-    return "\n".join([*old[: first + 1], *lines, *old[last:]]) + "\n"
-
-
-def main() -> int:
-    """Write or check all three; the exit status is 1 if `--check` finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    wanted = {ENV_EXAMPLE: env_example(), PAGE: page(), COMPOSE: compose()}
-    stale = [
-        path
-        for path, text in wanted.items()
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
-    for path in stale:
-        if check:
-            print(
-                f"{path.name} has fallen behind: run .venv/bin/python scripts/settings.py",
-                file=sys.stderr,
-            )
-        else:
-            path.write_text(wanted[path], "utf-8")
-    return 1 if check and stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    made = {ENV_EXAMPLE: env_example(), PAGE: page(), COMPOSE: compose()}
+    sys.exit(update(made, "scripts/settings.py"))

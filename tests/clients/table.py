@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.settings import replaced
+from scripts.generated import replaced
 from tests.clients.forms import FORMS
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from scripts.settings import replaced
+from scripts.generated import replaced
 from tests.clients import judge
 from tests.clients.drivers import Driver
 from tests.clients.forms import FORMS, TEXTS
