@@ -220,6 +220,18 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone() -> None
     assert re.fullmatch(PATTERN, text(served, other))
 
 
+def test_a_grammar_that_takes_the_passes_time_ends_its_own_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_SHARE", "_LEAST_SECONDS", "_CREDIT_SECONDS"):
+        monkeypatch.setattr(f"specops.text.grammar.{name}", 0.0)
+    asked, other = request(GREEDY), request(SamplingParams())
+    served = serve(made(), asked, other)
+    assert served.finish(asked) is FinishReason.GRAMMAR
+    assert "of the model's time" in (served.outputs[asked.request_id][-1].error or "")
+    assert served.finish(other) is FinishReason.LENGTH
+
+
 def test_a_stop_string_ends_a_constrained_answer_as_any_other() -> None:
     asked = request(GREEDY, stop=("-",))
     served = serve(made(), asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections import Counter
 from typing import Any
@@ -197,6 +198,7 @@ def test_each_request_follows_a_grammar_on_its_own() -> None:
 def test_the_cache_of_large_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was used last stays, and whatever a living matcher follows."""
     monkeypatch.setattr("specops.text.grammar._KEPT_BYTES", 16 << 20)
+    monkeypatch.setattr("specops.text.grammar._GROWTH", 0.0)  # by a clock
 
     class Counting(Grammars):
         times = 0
@@ -226,6 +228,26 @@ def test_clients_with_keys_know_nothing_of_each_others_grammars() -> None:
         assert made.compiled(choice("secret"), client) is None
         made.matcher(choice("secret"), client)
         assert made.compiled(choice("secret"), client) is not None
+
+
+def test_a_grammar_that_one_answer_has_worn_out_is_there_for_the_next() -> None:
+    made = Grammars(tokenizer(), 4096, frozenset({END}))
+    growing = regex(r"(.|\n)*a.{200}")
+    letters, draw = tokenizer().encode("abcdefgh", special_tokens=False), random.Random(1)
+    matcher = made.matcher(growing)
+
+    def follow_on() -> None:
+        while True:
+            matcher.masks(())
+            matcher.advance(draw.choice(letters))
+
+    with pytest.raises(GrammarError, match="too many states"):
+        follow_on()
+    assert matcher._compiled is not None
+    assert matcher._compiled.grown
+    another = made.matcher(growing)
+    another.advance(letters[0])
+    assert len(allowed(another.masks(())[0])) > 100
 
 
 class Counted:

@@ -37,6 +37,9 @@ Masks = npt.NDArray[np.uint32]
 _T = TypeVar("_T")
 _KEPT = 64  # number of cached grammars
 _KEPT_BYTES = 64 << 20  # sum of their memory
+_KNOWN_SECONDS = 1e-4  # a mask whose states are known takes so long
+_GROWTH = 150e6  # bytes that others add in a second
+_MOST_GROWN = 8 << 20  # bytes of as many states as there may be
 _WORD = 32  # tokens in a word of a mask
 _PROBED = 8  # masks that are computed before a grammar is taken
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
@@ -47,13 +50,26 @@ _LEAST_SECONDS = 0.002  # in each pass, however short it is
 _CREDIT_SECONDS = 0.1  # what a request may be ahead of its share
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class _Compiled:
-    """A compiled grammar, which matchers share."""
+    """A compiled grammar, which matchers share.
+
+    Attributes:
+        bytes: its memory.
+        grown: what masks have added to it since, about: they take time in proportion.
+        worn: it has no room for more masks. Requests that come compile it anew.
+    """
 
     matcher: LLMatcher
     bytes: int = 0
     left_out: tuple[LeftOut, ...] = ()
+    grown: float = 0.0
+    worn: bool = False
+
+    def masked(self, seconds: float) -> None:
+        """Note how long a mask took."""
+        grown = self.grown + _GROWTH * max(0.0, seconds - _KNOWN_SECONDS)
+        self.grown = min(grown, _MOST_GROWN)
 
 
 _Key = tuple[str, Grammar]  # with the name of the client's key
@@ -85,7 +101,6 @@ class Grammars:
         self._process = process
         self._kept: OrderedDict[_Key, _Compiled] = OrderedDict()
         self._living: weakref.WeakValueDictionary[_Key, _Compiled] = weakref.WeakValueDictionary()
-        self._bytes = 0  # of those that are kept
         self._named: set[str] = set()  # keywords that the log has named
         self._lock = threading.Lock()  # for the cache: the engine never waits for a compilation
         self._compiling = threading.Lock()
@@ -112,7 +127,7 @@ class Grammars:
         """Return a matcher at the start of a grammar; None if it has to be compiled first."""
         with self._lock:
             compiled = self._living.get((client, grammar))
-            if compiled is None:
+            if compiled is None or compiled.worn:
                 return None
             self._keep((client, grammar), compiled)
             return self._matcher(compiled)
@@ -126,14 +141,12 @@ class Grammars:
         return Matcher(copy, self._words, self._end_tokens, compiled)
 
     def _keep(self, key: _Key, compiled: _Compiled) -> None:
-        self._living[key] = compiled
-        if key not in self._kept:
-            self._kept[key] = compiled
-            self._bytes += compiled.bytes
+        self._living[key] = self._kept[key] = compiled
         self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES:
+        taken = sum(item.bytes + item.grown for item in self._kept.values())
+        while len(self._kept) > _KEPT or taken > _KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.bytes
+            taken -= oldest.bytes + oldest.grown
 
     @property
     def _words(self) -> int:
@@ -249,7 +262,7 @@ class Matcher:
         """
         with self._counted():
             if not self._matcher.consume_token(token):
-                check(self._matcher)
+                self._check()
                 raise GrammarError(f"token {token} is not allowed here")
         self._now = None
         if self._certain and self._certain.pop() != token:
@@ -353,7 +366,7 @@ class Matcher:
         if self._certain is None:
             with self._counted():
                 self._certain = self._matcher.compute_ff_tokens()[::-1]
-                check(self._matcher)
+                self._check()
         return self._certain
 
     def _mask(self) -> Masks:
@@ -364,9 +377,21 @@ class Matcher:
 
     def _fill(self, mask: Masks) -> Masks:
         """Write the mask at the library's current position."""
+        begun = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        check(self._matcher)
+        if self._compiled is not None:
+            self._compiled.masked(time.thread_time() - begun)
+        self._check()
         return mask
+
+    def _check(self) -> None:
+        """Raise the library's error, if there is one."""
+        try:
+            check(self._matcher)
+        except GrammarError:
+            if self._compiled is not None:
+                self._compiled.worn = True
+            raise
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], None]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 1 << 17
 """Longest text of a grammar."""
-MEMORY_BYTES = 192 << 20
+MEMORY_BYTES = 128 << 20
 """Most memory of a compilation, in addresses."""
 STACK_BYTES = 4 << 20
 """Most stack that it may be tried on; what is tried is compiled on four times as much."""
