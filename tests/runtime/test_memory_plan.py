@@ -115,13 +115,13 @@ BOTH, TARGETS, NONE = "in the page cache", "the target's stay", "from disk for e
         (24_000, TINYLLAMA, {}, (DEFAULT_SLOTS, 2048, DEFAULT_SLOTS * 2048), BOTH),
         (24_000, TINYLLAMA, {"slots": 3, "context": 100}, (3, 100, 3 * 128), BOTH),
         # Under 1 GB the draft gives way; four requests of 200 + 64 tokens still fit twice.
-        (1_000, ALONE, {}, (8, 2048, 8_832), BOTH),
-        (1_000, TINYLLAMA, {}, (8, 2048, 3_328), TARGETS),
+        (1_000, ALONE, {}, (8, 2048, 9_536), BOTH),
+        (1_000, TINYLLAMA, {}, (8, 2048, 3_584), TARGETS),
         # If no weights can stay, one modest request is planned.
         (700, TINYLLAMA, {}, (8, 1024, 1_024), NONE),
         # A requested context or size is planned even if weights must go.
-        (820, ALONE, {}, (8, 832, 832), BOTH),
-        (820, ALONE, {"context": 2048}, (8, 2048, 2048), NONE),
+        (804, ALONE, {}, (8, 832, 832), BOTH),
+        (804, ALONE, {"context": 2048}, (8, 2048, 2048), NONE),
         (4_000, TINYLLAMA, {"slots": 2, "context": 1000, "kv_tokens": 1500}, (2, 1000, 1536), BOTH),
         (4_000, TINYLLAMA, {"kv_tokens": 20}, (8, 64, 64), BOTH),
         (24_000, TINYLLAMA, {"context": 9999}, (8, 2048, 8 * 2048), BOTH),  # the model's
@@ -173,7 +173,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_a_way_out() -
     with pytest.raises(MemoryPlanError):
         plan_memory(supply(4000), PHI3, kv_tokens=fitting + 1)
     with pytest.raises(MemoryPlanError, match="Not even one short request fits"):
-        plan_memory(supply(190), TINYLLAMA)
+        plan_memory(supply(170), TINYLLAMA)
 
 
 @given(
@@ -240,8 +240,8 @@ def test_more_memory_never_plans_less(limit: int, more: int) -> None:
         (24_000, {"slots": 1}, 32_768, 4 * 240),  # to one slot's requests as well
         (4_000, {}, 180_928, 741),  # a quarter of what is left beside weights and states
         (4_000, {"context": 4096}, 8 * 4096, 4 * 240),  # the cache leaves room
-        (1_140, {}, 7_104, 29),
-        (1_040, {}, 1_024, 4),  # a comfortable cache comes first
+        (1_140, {}, 8_128, 33),
+        (1_023, {}, 1_024, 4),  # a comfortable cache comes first
         (1_000, {}, 1_024, 0),  # and so do the weights
     ],
 )
@@ -297,8 +297,6 @@ def test_grammars_are_planned_wherever_they_fit(monkeypatch: pytest.MonkeyPatch)
             continue
         (kept if plan.demand.grammar_bytes else given_up).append(limit)
         assert plan.needed <= plan.supply.free
-        without = plan_for_models(Settings(), [TARGET], 2048)
-        assert plan.kv_tokens <= without.kv_tokens
     assert max(given_up) < min(kept) < max(given_up) + 100
     monkeypatch.setattr(Supply, "read", partial(supply, min(kept)))
     asked = Settings(kv_tokens=4096)
@@ -325,6 +323,6 @@ print(before - process_memory().anon)
 
 
 def test_a_fiftieth_of_the_cap_stays_free_within_bounds() -> None:
-    assert spare_bytes(500 * MB) == 64 << 20
+    assert spare_bytes(500 * MB) == 48 << 20
     assert spare_bytes(4000 * MB) == 80 * MB
     assert spare_bytes(64_000 * MB) == 256 << 20

@@ -197,7 +197,6 @@ def test_each_request_follows_a_grammar_on_its_own() -> None:
 
 def test_the_cache_of_large_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was used last stays, and whatever a living matcher follows."""
-    monkeypatch.setattr("specops.text.grammar._KEPT_BYTES", 16 << 20)
     monkeypatch.setattr("specops.text.grammar._GROWTH", 0.0)  # by a clock
 
     class Counting(Grammars):
@@ -208,6 +207,7 @@ def test_the_cache_of_large_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch)
             return super()._compile(grammar)
 
     made = Counting(tokenizer(), 4096, frozenset({END}))
+    made.most_bytes = 16 << 20
     small = [choice(str(number)) for number in range(16)]
     living, *large = (choice(str(number) * 16_000) for number in range(6))
     waits = made.matcher(living)

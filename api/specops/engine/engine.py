@@ -26,7 +26,7 @@ from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.grammar import Grammars
-from specops.text.grammar_vocabulary import vocabulary_bytes
+from specops.text.grammar_vocabulary import grammar_bytes
 from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import Tool
 
@@ -89,6 +89,7 @@ class Engine:
             max_batched_tokens=target.runner.max_tokens,
             max_inter_token_latency=settings.max_inter_token_latency,
         )
+        scheduler.grammars.most_bytes = plan.compiled_bytes
         if not plan.demand.grammar_bytes:
             scheduler.grammars.vocabulary.refuse(_no_grammars(plan, target.runner.vocab_size))
         chat_template = _chat_template(target.folder.path)
@@ -239,7 +240,7 @@ def _info(
 
 def _no_grammars(plan: MemoryPlan, tokens: int) -> str:
     reason = (
-        f"structured output needs {vocabulary_bytes(tokens) / 1e6:,.0f} MB for this model's "
+        f"structured output needs {grammar_bytes(tokens) / 1e6:,.0f} MB for this model's "
         f"{tokens:,} tokens, which do not fit below the memory limit of "
         f"{plan.supply.reading.limit / 1e6:,.0f} MB: raise it"
     )

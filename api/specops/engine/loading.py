@@ -49,7 +49,7 @@ from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
-from specops.text.grammar_vocabulary import vocabulary_bytes
+from specops.text.grammar_vocabulary import grammar_bytes
 from specops.text.tokenizer import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         sizes,
         target.context_length,
         later_bytes=later,
-        grammar_bytes=vocabulary_bytes(target.vocab_size),
+        grammar_bytes=grammar_bytes(target.vocab_size),
     )
 
     runners = [

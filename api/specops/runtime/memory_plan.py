@@ -33,9 +33,10 @@ _HIDDEN_SIZES = 16
 _MIB = 1 << 20
 _COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
 _LEAST_CONTEXT = 128  # tokens: a smaller cache is of no use
-_SPARE_BYTES = 64 * _MIB  # Python's heap while requests come and go, thread stacks
+_SPARE_BYTES = 48 * _MIB  # Python's heap as requests come and go, copies of logits, thread stacks
 _SPARE_SHARE = 0.02  # of the cap
 _MOST_SPARE_BYTES = 256 * _MIB
+_COMPILED_SHARE = 4  # a quarter of what is spare is for compiled grammars
 _SNAPSHOT_SHARE = 4  # a quarter of the memory for KV cache and snapshots is the snapshots'
 
 
@@ -109,7 +110,7 @@ class Demand:
         context: the target's maximum number of tokens per request.
         state_bytes: what layers keep of all slots beside keys and values, without snapshots.
         most_snapshot_bytes: as many snapshots of the slots' states as are of use.
-        grammar_bytes: the grammar library's form of the vocabulary; 0: there are no grammars.
+        grammar_bytes: what grammars need before there is one; 0: there are none.
     """
 
     kv_token_bytes: int
@@ -200,6 +201,11 @@ class MemoryPlan:
         return self.supply.held + self.needed
 
     @property
+    def compiled_bytes(self) -> int:
+        """The part of what is spare that compiled grammars may take."""
+        return spare_bytes(self.supply.reading.limit) // _COMPILED_SHARE
+
+    @property
     def left_for_weights(self) -> int:
         """Bytes of mapped weights that stay in memory when all the rest is in use."""
         return max(0, self.supply.free - self.needed)
@@ -224,7 +230,7 @@ class MemoryPlan:
             ("states", demand.state_bytes, "of all slots, in layers without attention"),
             ("snapshots", self.snapshot_bytes, "copies of states, for later requests"),
             ("a pass", demand.pass_bytes, "activations, logits"),
-            ("grammars", demand.grammar_bytes, "the vocabulary in their library's form"),
+            ("grammars", demand.grammar_bytes, "their library's vocabulary, and a process"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these; must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),

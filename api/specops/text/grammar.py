@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 Masks = npt.NDArray[np.uint32]
 _T = TypeVar("_T")
 _KEPT = 64  # number of cached grammars
-_KEPT_BYTES = 64 << 20  # sum of their memory
 _KNOWN_SECONDS = 1e-4  # a mask whose states are known takes so long
 _GROWTH = 150e6  # bytes that others add in a second
 _MOST_GROWN = 8 << 20  # bytes of as many states as there may be
@@ -86,6 +85,10 @@ class Grammars:
         vocab_size: number of the model's logits.
         end_tokens: tokens that end a text; they are allowed where the grammar is complete.
         process: where grammars are tried.
+
+    Attributes:
+        vocabulary: the library's form of the tokens.
+        most_bytes: bound of the memory of grammars that are kept for later requests.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Grammars:
         self._process = process
         self._kept: OrderedDict[_Key, _Compiled] = OrderedDict()
         self._living: weakref.WeakValueDictionary[_Key, _Compiled] = weakref.WeakValueDictionary()
+        self.most_bytes = 64 << 20
         self._named: set[str] = set()  # keywords that the log has named
         self._lock = threading.Lock()  # for the cache: the engine never waits for a compilation
         self._compiling = threading.Lock()
@@ -144,7 +148,7 @@ class Grammars:
         self._living[key] = self._kept[key] = compiled
         self._kept.move_to_end(key)
         taken = sum(item.bytes + item.grown for item in self._kept.values())
-        while len(self._kept) > _KEPT or taken > _KEPT_BYTES:
+        while len(self._kept) > _KEPT or taken > self.most_bytes:
             _, oldest = self._kept.popitem(last=False)
             taken -= oldest.bytes + oldest.grown
 

@@ -20,12 +20,19 @@ _SPECIAL = b"\xff"  # before a special token's name: no text has this byte
 # For these sets of tokens the library keeps masks, and the trees of the tokens beside each. The one
 # of spaces alone is left out: it takes a sixth of the memory, and our JSON has no free spaces.
 _SLICES = LLTokenizer.general_slices()[1:]
-_TOKEN_BYTES = 345  # of the library's form; 339 were measured for Gemma 3, 300 for SmolLM2
+_TOKEN_BYTES = 340  # 339 were measured for Gemma 3, 300 for SmolLM2
+# The process that tries grammars has a token for each byte, and the others' places.
+_TRIAL_BYTES, _TRIAL_TOKEN_BYTES = 20 << 20, 36
 
 
 def vocabulary_bytes(tokens: int) -> int:
     """Bytes that the library's form of so many tokens takes; while it is made, a third more."""
     return tokens * _TOKEN_BYTES
+
+
+def grammar_bytes(tokens: int) -> int:
+    """Bytes of all that grammars over so many tokens need, beside the grammars."""
+    return vocabulary_bytes(tokens) + _TRIAL_BYTES + tokens * _TRIAL_TOKEN_BYTES
 
 
 class UnsupportedTokenizer(ValueError):  # noqa: N818 - named as what it says

@@ -70,7 +70,11 @@ class _Bytes:
 
 @lru_cache(maxsize=1)
 def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Bytes(dict(marks), size)), slices=[])
+    letters = _Bytes(dict(marks), size)
+    source = TokenizerWrapper(letters)
+    made = LLTokenizer(source, slices=[])
+    letters.tokens = source.tokens = []  # the library has read them
+    return made
 
 
 def answer(request: bytes) -> tuple[bytes, bytes]:
