@@ -35,7 +35,8 @@ PAUSE = 0.25  # seconds that a stream may stand still beyond what it did alone
 WAITS = 10.0  # the same for a prompt of 5 KB, whose passes it shares with the crowd's prompts
 ALONE_SECONDS = 5.0
 _KEYS = {"crowd": "a-key", "neighbour": "another-key"}
-_LEAVES = (0.0, 0.01, 0.1, 0.5, 2.0)  # seconds after which a client leaves
+_LEAVES = (0.0, 0.01, 0.1, 0.5, 2.0)  # seconds after which a client leaves; half of them wait
+_PATIENCE = 20.0  # of those: prompts that fit may have the engine compute for minutes
 _WORDS = ("the", "quick", "brown", "fox", "said", "1234567890", "naïve", "漢字", "🙂", "\n", "{}")
 _SIZES = (1_000, 5_000, 20_000, 60_000, 200_000, 500_000, 1_000_000)
 _KINDS: dict[str, Callable[[random.Random, int], str]] = {
@@ -66,20 +67,22 @@ _BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/api/generate": lambda text: {"prompt": text, "options": {"num_predict": 1}},
     "/api/embed": lambda text: {"input": [text, text[:100]]},
     "/v1/embeddings": lambda text: {"input": text},
+    "/completions": lambda text: {"prompt": text, "n_predict": 1},
+    "/api/embeddings": lambda text: {"prompt": text},
     "/tokenize": lambda text: {"content": text},
     "/apply-template": _chat,
 }
 
 
-def request(seed: int, model: str) -> tuple[Ask, float | None, str]:
-    """A request, the seconds after which its client leaves, if any, and its kind."""
+def request(seed: int, model: str) -> tuple[Ask, float, str]:
+    """A request, the seconds after which its client leaves, and what it is."""
     rng = random.Random(seed)
     path, kind, size = rng.choice([*_BODIES]), rng.choice([*_KINDS]), rng.choice(_SIZES)
     body = _BODIES[path](_KINDS[kind](rng, size)) | {"model": model}
     content = json.dumps(body, ensure_ascii=False).encode()[: (1 << 20) + 100]
     headers = {"authorization": f"Bearer {_KEYS['crowd']}", "content-type": "application/json"}
     headers["content-length"] = str(len(content))
-    leaves = rng.choice(_LEAVES) if rng.random() < 0.5 else None
+    leaves = rng.choice(_LEAVES) if rng.random() < 0.5 else _PATIENCE
     return Ask(path, content, headers), leaves, f"{path}, {size} bytes of {kind}"
 
 
