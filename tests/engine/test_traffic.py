@@ -1,8 +1,9 @@
 """Real traffic through the scheduler, without a clock: the order of prompts beside first come.
 
 Steps cost what a cost model says; lengths and arrivals are those of public traces, or of somebody
-who means no good. `python -m tests.engine.test_traffic` prints the whole table; with a record of
-`bench order --other` it sends that record's requests again and compares.
+who means no good. `python -m tests.engine.test_traffic` prints the whole table; with a number it
+takes that for `PATIENCE`; with a record of `bench order --other` it sends the same requests again
+and compares.
 """
 
 from __future__ import annotations
@@ -204,6 +205,7 @@ CASES = {
     "azure, half": ("azure", 0.5, 1, smollm2),
     "azure, 0.75": ("azure", 0.75, 1, smollm2),
     "azure, nine tenths": ("azure", 0.9, 1, smollm2),
+    "azure, too much": ("azure", 1.15, 1, smollm2),
     "azure, nine tenths, eight keys": ("azure", 0.9, 8, smollm2),
     "mooncake, nine tenths": ("mooncake", 0.9, 1, smollm2),
     "azure, nine tenths, demo pair": ("azure", 0.9, 1, demo),
@@ -423,4 +425,8 @@ def _costs(told: Mapping[str, Any], slowness: float) -> CostModel:
 
 
 if __name__ == "__main__":
-    replay(Path(sys.argv[1])) if sys.argv[1:] else table()
+    if sys.argv[1:] and sys.argv[1].endswith(".json"):
+        replay(Path(sys.argv[1]))
+    else:
+        order.PATIENCE = float(*sys.argv[1:] or [PATIENCE])
+        table()
