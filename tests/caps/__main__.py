@@ -36,6 +36,7 @@ from bench.serving.server import ServerError, serving
 
 MIB = 1 << 20
 SPAN = 0.08  # of the plan: how far from it the peak may lie
+WAIT_SECONDS = 6.0  # of a schema that is sent when the service is ready
 LEVEL = 0.02  # of anonymous memory: how far it may move once it is level
 _PERSON = {
     "type": "object",
@@ -228,6 +229,8 @@ def judged(seen: Seen, options: argparse.Namespace) -> list[str]:
     reasons = [*seen.problems[:10]]
     if seen.kills:
         reasons.append(f"the kernel killed {seen.kills} processes")
+    if (waited := seen.first.get("at once", 0.0)) > WAIT_SECONDS:
+        reasons.append(f"the first schema waited {waited:.1f} s")
     if plan := seen.plan.get("anonymous"):
         if abs(seen.peak / plan - 1) > SPAN:
             reasons.append(f"the peak is {seen.peak / plan:.0%} of the plan")

@@ -46,8 +46,8 @@ from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
-# So many of 1 MiB are 64 MB, which no memory plan has.
-MOST_LARGE_BODIES = 64
+# So many of 1 MiB are what every memory plan leaves spare.
+MOST_LARGE_BODIES = 48
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after that many it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
