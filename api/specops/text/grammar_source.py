@@ -26,13 +26,13 @@ from specops.text.schemas.writer import Rewritten, rewrite
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MOST_CHARACTERS = 1 << 17
+MOST_CHARACTERS = 3 << 16
 """Longest text of a grammar."""
 MEMORY_BYTES = 128 << 20
 """Most memory of a compilation, in addresses."""
 STACK_BYTES = 4 << 20
 """Most stack that it may be tried on; what is tried is compiled on four times as much."""
-_MOST_WRITTEN = 4 * MOST_CHARACTERS  # characters of a grammar in the library's form
+_MOST_WRITTEN = 1 << 19  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
 # without end, and no token of the layout would be certain.
 LAYOUT: JsonCompileOptions = {
