@@ -428,5 +428,5 @@ if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1].endswith(".json"):
         replay(Path(sys.argv[1]))
     else:
-        order.PATIENCE = float(*sys.argv[1:] or [PATIENCE])
+        order.PATIENCE = float(sys.argv[1]) if sys.argv[1:] else PATIENCE
         table()
