@@ -127,6 +127,12 @@ def test_what_the_library_does_not_take_is_said_to_everyone(
     assert vocabulary.refused == "this model's tokenizer does not support grammars: too long"
 
 
+def test_a_model_without_an_end_has_no_grammars() -> None:
+    vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset())
+    with pytest.raises(UnsupportedTokenizer, match="no token ends a text"):
+        vocabulary.get()
+
+
 def test_a_refused_vocabulary_is_never_made() -> None:
     vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset({0}))
     vocabulary.refuse("no room")

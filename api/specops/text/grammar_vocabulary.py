@@ -108,6 +108,8 @@ class GrammarVocabulary:
 
     def _make(self) -> None:
         try:
+            if not self._end_tokens:
+                raise ValueError("no token ends a text")
             self.size = max(self.size, 1 + max(self._tokenizer.vocabulary().values()))
             source = _Source(self._tokenizer, self.size, self._end_tokens[0])
             made = LLTokenizer(source, eos_token=self._end_tokens, slices=_SLICES)
