@@ -317,6 +317,21 @@ def test_tags_that_are_tokens_are_these_tokens_in_the_grammar(name: str, special
             assert not required or text not in texts[False]
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_definitions_that_many_arguments_name_make_no_grammar_of_any_size(name: str) -> None:
+    members = {f"q{number}": {"type": "integer"} for number in range(2000)}
+    parameters = {
+        "type": "object",
+        "properties": {f"p{number}": {"$ref": "#/$defs/x"} for number in range(2000)},
+        "$defs": {"x": {"type": "object", "properties": members}},
+    }
+    tool = Tool("f", parameters=parameters, strict=True)
+    grammar = CallGrammar(BY_NAME[name], {}, None, begun=False).grammar(
+        (tool,), required=True, parallel=False
+    )
+    assert grammar.size < 20 * len(json.dumps(parameters))
+
+
 @pytest.mark.parametrize("name", [*TAGGED, "gemma4"])
 @pytest.mark.parametrize("special", [False, True])
 def test_a_text_does_not_contain_its_closing_tag_in_letters(name: str, special: bool) -> None:

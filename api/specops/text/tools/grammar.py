@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.grammar_source import MOST_CHARACTERS
 from specops.text.schemas.references import Document, escaped
 from specops.text.schemas.trial import enforced
 from specops.text.tools.arguments import listed_properties, resolved, types_of
@@ -23,7 +24,7 @@ _SPACE = r"SPACE: /\s{0,4}/"
 Rule = str | ToolArguments  # as Lark has it, or of the JSON that a schema describes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Schemas:
     """The schemas of a tool's arguments.
 
@@ -32,12 +33,14 @@ class _Schemas:
         ruled: names of the rules of those that have some, by identity: a schema may contain itself.
         pending: those that references lead to and that have no rules yet, as `_marked_rules` takes
             them.
+        characters: of the schemas that rules have so far.
     """
 
     tool: Tool
     document: Document
     ruled: dict[int, str] = field(default_factory=dict)
     pending: list[tuple[str, _Schemas, str, dict[str, Any]]] = field(default_factory=list)
+    characters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +233,12 @@ class CallGrammar:
     ) -> list[Rule]:
         """Return the rules of a value that is JSON by its schema, or one of some other words."""
         whole: dict[str, Any] = schemas.tool.parameters or {}
-        shared = {word: whole[word] for word in whole.keys() & {"$defs", "definitions"}}
+        words = {"$defs", "definitions"}
+        if schemas.characters > MOST_CHARACTERS:  # the grammar is too large: what would add to it?
+            whole, schema = {}, {"type": schema["type"]} if "type" in schema else {}
+        shared = {word: whole[word] for word in whole.keys() & words}
         value = _arguments(f"{name}_json", schemas.tool, {**shared, **schema}, path)
+        schemas.characters += len(value.schema)
         return [f"{name}_value: ({' | '.join((f'{name}_json', *others))})", value]
 
     def _marked_rules(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
