@@ -34,11 +34,20 @@ from specops.speculation.controller import Controller
 from tests.simulated_target import SimulatedTarget, make_request, tokenizer
 
 SLOTS, CONTEXT, WIDEST = 8, 8192, 96
-# Milliseconds of a pass by its tokens: SmolLM2 135M on two cores of an Intel Xeon, AVX512-VNNI.
-SMOLLM2 = {1: 3.0, 2: 3.7, 4: 5.5, 8: 8.0, 16: 13.0, 32: 22.0, 64: 41.0, 96: 60.0}
-SMOLLM2_PAIR = 6e-7
-# The bundled pair's target, two cores of an AMD EPYC, Zen 5.
-DEMO = {1: 0.109, 2: 0.119, 4: 0.141, 8: 0.196, 16: 0.335, 32: 0.579, 64: 1.086, 96: 1.189}
+# Milliseconds of a pass by its tokens, and of a pair of tokens in attention: SmolLM2 135M on two
+# cores of an Intel Xeon, AVX512-VNNI; the bundled pair's target, two cores of an AMD EPYC, Zen 5.
+SMOLLM2 = {"costs": {1: 3.0, 2: 3.7, 4: 5.5, 8: 8.0, 16: 13, 32: 22, 64: 41, 96: 60}, "pair": 6e-4}
+DEMO_COSTS = {1: 0.109, 2: 0.119, 4: 0.141, 8: 0.196, 16: 0.335, 32: 0.579, 64: 1.086, 96: 1.189}
+
+
+def passes(told: Mapping[str, Any], unit: float) -> CostModel:
+    """What passes cost, from times in a unit of so many seconds."""
+    costs = {int(size): time * unit for size, time in told["costs"].items()}
+    return CostModel(list(costs), list(costs.values()), told["pair"] * unit)
+
+
+smollm2 = partial(passes, SMOLLM2, 1e-3)
+demo = partial(passes, {"costs": DEMO_COSTS, "pair": 5e-6}, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -94,14 +103,6 @@ class Timed(SimulatedTarget):
         return self._logits[:rows]
 
 
-def smollm2() -> CostModel:
-    return CostModel(list(SMOLLM2), [item / 1000 for item in SMOLLM2.values()], SMOLLM2_PAIR)
-
-
-def demo() -> CostModel:
-    return CostModel(list(DEMO), [item / 1000 for item in DEMO.values()], 5e-9)
-
-
 @dataclass
 class Outcome:
     """What requests waited, in their order, in seconds: to the first token, to the end, a slot."""
@@ -111,7 +112,7 @@ class Outcome:
     whole: npt.NDArray[np.float64]
     queue: npt.NDArray[np.float64]
     alone: npt.NDArray[np.float64]  # what the prompts take alone
-    passes: float = 0.0  # the seconds of all passes
+    busy: float = 0.0  # seconds of all passes
 
     @property
     def row(self) -> dict[str, float]:
@@ -152,7 +153,7 @@ def run(
     first: dict[str, float] = {}
     whole: dict[str, float] = {}
     queue: dict[str, float] = {}
-    number, passes = 0, 0.0
+    number, busy = 0, 0.0
     while (number < len(coming) or scheduler.busy) and target.clock.now < until:
         if not scheduler.busy:
             target.clock.now = max(target.clock.now, coming[number].arrival)
@@ -161,7 +162,7 @@ def run(
             scheduler.add(coming[number])
             number += 1
         step = scheduler.step()
-        passes += step.seconds
+        busy += step.seconds
         for output in step.outputs:
             first.setdefault(output.request_id, target.clock.now)
             if output.stats is not None:
@@ -176,7 +177,7 @@ def run(
 
     waits = np.array([queue.get(request.request_id, np.inf) for request in coming])
     alone = np.array([model.reading.seconds(len(request.prompt_tokens)) for request in coming])
-    return Outcome(coming, since(first), since(whole), waits, alone, passes)
+    return Outcome(coming, since(first), since(whole), waits, alone, busy)
 
 
 def poisson(
@@ -409,19 +410,14 @@ def replay(record: Path) -> None:
             each = zip(*columns, sent.tolist(), strict=True)
             requests = [make_request(*lengths, arrival=at) for *lengths, at in each]
             for _ in range(runs):
-                done = run(requests, rule, partial(_costs, told["the other"], slowness))
+                done = run(requests, rule, partial(passes, told["the other"], slowness))
                 if rule is FirstCome:
-                    slowness *= told[side]["seconds"] / done.passes
+                    slowness *= told[side]["seconds"] / done.busy
             pairs.append((Outcome([], first, whole, first, done.alone).row, done.row))
         print(
             f"{rate}: HTTP, simulated with passes {slowness:.2f} times as slow as told, difference"
         )
         show(*zip(*pairs, strict=True))
-
-
-def _costs(told: Mapping[str, Any], slowness: float) -> CostModel:
-    costs = {int(size): seconds * slowness for size, seconds in told["costs"].items()}
-    return CostModel(list(costs), list(costs.values()), told["pair"] * slowness)
 
 
 if __name__ == "__main__":
