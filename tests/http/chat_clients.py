@@ -186,4 +186,19 @@ async def responses(here: Official, *, stream: bool, **body: Any) -> Said:
     return Said(answer.output_text, thought, tuple(calls), answer.status)
 
 
+async def ollama(here: Clients, *, stream: bool, **body: Any) -> Said:
+    """Ask Ollama's protocol."""
+    asked = [{"role": "user", "content": ASK}]
+    body = {"model": "fake", "messages": asked, "tools": CHAT_TOOLS, "stream": stream} | body
+    answer: Any = await here.ollama.chat(**body)
+    parts = [part async for part in answer] if stream else [answer]
+    text = "".join(part.message.content or "" for part in parts)
+    thought = "".join(part.message.thinking or "" for part in parts)
+    found = [call.function for part in parts for call in part.message.tool_calls or ()]
+    calls = [(one.name, dict(one.arguments)) for one in found]
+    return Said(text, thought, tuple(calls), parts[-1].done_reason)
+
+
 PROTOCOLS = {"chat": chat, "messages": messages, "responses": responses}
+# Ollama's cannot be told which tool to call, and has its errors and histories in a form of its own.
+EVERY_CHAT: dict[str, Any] = PROTOCOLS | {"ollama": ollama}

@@ -14,6 +14,7 @@ from specops.text.tools.formats import THINKING
 from tests.fakes import FIRST_SPECIAL, STATS, FakeTokenizer, output
 from tests.http.chat_clients import (
     CHAT_TOOLS,
+    EVERY_CHAT,
     PROTOCOLS,
     RESPONSES_TOOLS,
     WEATHER,
@@ -32,6 +33,7 @@ FINISH = {
     "chat": ("stop", "tool_calls"),
     "messages": ("end_turn", "tool_use"),
     "responses": ("completed", "completed"),
+    "ollama": ("stop", "stop"),
 }
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 both_ways = pytest.mark.parametrize("stream", [False, True])
@@ -46,7 +48,7 @@ EVERYWHERE = ("hermes", "lfm", "gemma4")
 WAYS = [
     (name, protocol, stream)
     for name in EVERYWHERE
-    for protocol in PROTOCOLS
+    for protocol in EVERY_CHAT
     for stream in (False, True)
 ]
 
@@ -66,7 +68,7 @@ async def test_answers_of_each_format_are_understood(
             answer = script.answer
             size = 1 if number == 0 else 1 + len(answer) // (2 + number % 5)
             here.say(*(answer[at : at + size] for at in range(0, len(answer), size)))
-            said = await PROTOCOLS[protocol](here, stream=stream, tools=tools)
+            said = await EVERY_CHAT[protocol](here, stream=stream, tools=tools)
             assert (said.text, said.reasoning) == (script.text, script.reasoning)
             assert said.calls == script.calls
             assert said.finish == FINISH[protocol][bool(script.calls)]
@@ -184,21 +186,6 @@ async def test_thoughts_may_begin_in_prompts_that_end_with_a_result(
         here.say("<|channel>thought\nhm<channel|>", "Sunny.")
         answer = await ask(here, stream=stream, tools=[])
         assert (answer.reasoning, answer.text) == ("hm", "Sunny.")
-
-
-@both_ways
-async def test_ollamas_clients_get_calls_of_literals(stream: bool) -> None:
-    calls = [("get_weather", {"city": 'Zürich\n"x"', "days": [1, {"a": None}]}), ("search", {})]
-    for name in ("lfm", "gemma4"):
-        async with clients(TEMPLATES[name]) as here:
-            here.say(*written(BY_NAME[name], calls))
-            ask: Any = here.ollama.chat
-            asked = {"model": "fake", "messages": ASKED, "tools": CHAT_TOOLS, "stream": stream}
-            answers = (
-                [part async for part in await ask(**asked)] if stream else [await ask(**asked)]
-            )
-        found = [one.function for part in answers for one in part.message.tool_calls or ()]
-        assert [(one.name, dict(one.arguments)) for one in found] == calls
 
 
 def binding(protocol: str, how: str) -> dict[str, Any]:
@@ -341,32 +328,19 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
 
 
 @both_ways
-@every_protocol
+@pytest.mark.parametrize("protocol", EVERY_CHAT)
 async def test_an_answer_ends_before_it_repeats_a_call(protocol: str, stream: bool) -> None:
     """In an open answer and in one that must call: the engine is told to end it."""
     calls = [("get_weather", {"city": "Bern"}), ("get_weather", {"city": "Biel"})]
     text = written(BY_NAME["hermes"], [*calls, calls[0]])
-    for how in ("auto", "required"):
+    for how in ("auto", "required") if protocol in PROTOCOLS else ("auto",):
         async with clients() as here:
             here.script(output(text[at : at + 3]) for at in range(0, len(text), 3))
-            ask = PROTOCOLS[protocol]
+            ask = EVERY_CHAT[protocol]
             answer = await ask(here, stream=stream, **binding(protocol, how))
             assert (answer.calls, answer.finish) == (tuple(calls), FINISH[protocol][True])
             handle = here.service.submitted.get_nowait()
             assert handle.ended == {here.request.request_id}
-
-
-@both_ways
-async def test_ollamas_clients_get_no_repeated_call_either(stream: bool) -> None:
-    call = ("get_weather", {"city": "Bern"})
-    async with clients() as here:
-        here.script([output(written(BY_NAME["hermes"], [call, call])), output("And so on.")])
-        ask: Any = here.ollama.chat
-        asked = {"model": "fake", "messages": ASKED, "tools": CHAT_TOOLS, "stream": stream}
-        answers = [part async for part in await ask(**asked)] if stream else [await ask(**asked)]
-    found = [one.function for part in answers for one in part.message.tool_calls or ()]
-    assert [(one.name, dict(one.arguments)) for one in found] == [call]
-    assert answers[-1].done_reason == "stop"
 
 
 async def test_usage_counts_the_tokens_up_to_a_repeated_call_however_they_came() -> None:
