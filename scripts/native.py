@@ -296,11 +296,14 @@ def show_urls(
 def supervise(parts: list[Part], stopped: threading.Event) -> None:
     """Return when `stopped` is set; raise StartError if a part ends before that.
 
-    A replica is started again instead, as Compose does it.
+    The API, or a replica of it, is started again instead, as Compose does it.
     """
     while not stopped.wait(0.5):
         for part in parts:
-            if part.name.startswith("Replica") and (status := part.process.poll()) is not None:
+            if (
+                part.name.startswith(("The API", "Replica"))
+                and (status := part.process.poll()) is not None
+            ):
                 print(f"{part.name} exited with status {status}: restarted", flush=True)
                 part.start()
             part.require_alive()

@@ -116,6 +116,20 @@ def test_a_pass_has_no_more_rows_than_the_memory_plan_counts() -> None:
     assert max(batch.num_logits for batch in target.passes) <= 4 * 9
 
 
+def test_a_few_chats_do_not_starve_them() -> None:
+    """Chats of long prompts and short answers, which follow each other without an end."""
+    target = SimulatedTarget(num_slots=5)
+    scheduler = make_scheduler(target)
+    scheduler.add(request(longer(9, 500)))
+    chats = (make_request(longer(seed, 600), 20) for seed in range(10, 400))
+    ended: list[str] = []
+    while "e" not in ended and len(ended) < 40:
+        while len(scheduler._in_flight) < 4 + ("e" in scheduler._in_flight):
+            scheduler.add(replace(next(chats), arrival=target.clock.now))
+        ended += [item.request_id for item in scheduler.step().outputs if item.finish]
+    assert "e" in ended
+
+
 def test_a_prompt_that_comes_later_goes_first() -> None:
     """A request with many texts to embed would keep it waiting for minutes."""
     target = SimulatedTarget(num_slots=4)

@@ -1,11 +1,12 @@
 """`python -m tests.fuzz --seconds 60`: kernels under sanitizers, sockets, requests, files, chats.
 
 Half of the time goes to the kernels, a fifth to clients that cut, reset and stall (`sockets`), a
-twentieth to odd requests of editors (`suggestions`), a tenth to hostile grammars (`grammars`).
+twentieth each to odd requests of editors (`suggestions`) and to long texts (`texts`), a tenth to
+hostile grammars (`grammars`).
 `--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
-and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. The command
-prints how many cases ran. On the first finding it prints the seed, with which `--seed` repeats the
-case, and exits with 1.
+a hundred times as many for the kernels, whose cases take a tenth of a millisecond, and an eighth
+for texts. The command prints how many cases ran. On the first finding it prints the seed, with
+which `--seed` repeats the case, and exits with 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import grammars, kernels, rendering, sockets, suggestions
+from tests.fuzz import grammars, kernels, rendering, sockets, suggestions, texts
 from tests.fuzz.parsers import READERS, FindingError, Subject
 
 KERNEL_CASES = 100  # for each case of a reader
@@ -31,13 +32,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
     parser.add_argument("--seed", type=int, help="of the first case; random if not given")
-    subjects = ["kernels", "sockets", "suggestions", "grammars", *READERS, "rendering"]
+    subjects = ["kernels", "sockets", "suggestions", "texts", "grammars", *READERS, "rendering"]
     parser.add_argument("--only", choices=subjects, help="one subject alone")
     options = parser.parse_args()
     names = [name for name in READERS if options.only in (None, name)]
     rendered = options.only in (None, "rendering")
-    shares = (0.5, 0.2, 0.05, 0.1, 0.15) if options.only is None else (1.0,) * 5
-    kernel_seconds, socket_seconds, suggestion_seconds, grammar_seconds, rest_seconds = (
+    shares = (0.5, 0.2, 0.05, 0.1, 0.1) if options.only is None else (1.0,) * 5
+    kernel_seconds, socket_seconds, request_seconds, grammar_seconds, rest_seconds = (
         part * options.seconds for part in shares
     )
     share = rest_seconds / max(1, len(names) + rendered)
@@ -55,7 +56,9 @@ def main() -> int:
         if options.only in (None, "sockets"):
             note("sockets", sockets.run(options.cases * sockets.CASES, socket_seconds, seed))
         if options.only in (None, "suggestions"):
-            note("suggestions", suggestions.run(options.cases, suggestion_seconds, seed))
+            note("suggestions", suggestions.run(options.cases, request_seconds, seed))
+        if options.only in (None, "texts"):
+            note("texts", texts.run(-(-options.cases // 8), request_seconds, seed))
         if options.only in (None, "grammars"):
             note("grammars", grammars.run(options.cases, grammar_seconds, seed))
         # A reader that believes a file's huge sizes is a finding, too.

@@ -10,6 +10,10 @@ from gguf import GGMLQuantizationType as Kind
 
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
+from specops.models.convert import export_checkpoint
+from specops.models.convert.check import check
+from specops.models.graph.prepack import prepack
+from specops.models.graph.weight_cache import prepacked_graph
 from specops.models.hub import HubModel, fetch
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from tests.checkpoints import make_llama_checkpoint
@@ -47,6 +51,47 @@ def test_a_file_is_converted_once(folder: Path, tmp_path: Path) -> None:
     copy.write_bytes((folder / "m.gguf").read_bytes())
     assert get(copy, tmp_path, said) == first
     assert said == []
+
+
+def test_weights_are_on_disk_once_beside_the_file(tmp_path: Path, folder: Path) -> None:
+    """The file's own blocks are laid out from where they are; rotations take no room at all."""
+    large = {**SIZES, "hidden": 512, "ffn": 2048, "heads": 8, "context": 1 << 15}
+    source = make_llama_checkpoint(tmp_path / "source", **large)
+    file = write_gguf(source, tmp_path / "large.gguf", lambda name: Kind.Q8_0)
+    cache = tmp_path / "cache"
+    for number, path in enumerate((file, folder / "m.gguf", next(folder.glob("parts-*.gguf")))):
+        found = get(path, cache)
+        laid_out = prepacked_graph(found.graph, "x", cache, print)
+        plain = export_checkpoint(path, tmp_path / f"plain{number}", quantization=None)
+        expected = tmp_path / f"expected{number}" / "model.onnx"
+        expected.parent.mkdir()
+        prepack(plain.graph_file, expected)
+        for name in ("model.onnx", "model.onnx.data"):  # the same rows in the same order
+            assert laid_out.with_name(name).read_bytes() == expected.with_name(name).read_bytes()
+        if path == file:
+            used = sum(one.stat().st_size for one in cache.rglob("*") if one.is_file())
+            assert used <= 1.15 * file.stat().st_size
+
+
+def test_a_file_that_was_changed_under_its_conversion_is_not_laid_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes((folder / "m.gguf").read_bytes())
+    found = get(file, tmp_path)
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(ModelError, match="it was made from has changed since"):
+        prepacked_graph(found.graph, "x", tmp_path, print)
+
+
+def test_a_check_makes_no_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large vocabulary that takes most of a conversion's time."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("nobody needs the tokenizer yet")
+
+    monkeypatch.setattr("specops.models.convert.gguf.tokenizer._with_merges", fail)
+    assert check([folder / "m.gguf"]) == 1
 
 
 def test_shards_are_converted_by_the_name_of_any(folder: Path, tmp_path: Path) -> None:

@@ -240,13 +240,29 @@ def test_a_long_conversion_tells_how_long_it_will_take(monkeypatch: pytest.Monke
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     said: list[str] = []
     tell = preparing._percents("converting", said.append)
-    for clock[0], line in ((90.0, "10 %"), (300.0, "25 %"), (990.0, "99 %")):
+    for clock[0], line in ((90.0, "0 %"), (150.0, "5 %"), (390.0, "25 %"), (1278.0, "99 %")):
         tell(line)
     assert said == [
-        "converting: 10 %, about 14 min left",
+        "converting: 0 %",
+        "converting: 5 %, about 19 min left",
         "converting: 25 %, about 15 min left",
         "converting: 99 %",
     ]
+
+
+def test_what_precedes_a_conversion_says_nothing_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large vocabulary's tokenizer takes seven seconds; then everything takes one."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    said: list[str] = []
+    tell = preparing._percents("converting", said.append)
+    for percent in range(101):
+        clock[0] = 7.0 + 1.3 * percent / 100
+        tell(f"{percent} %")
+    assert said
+    assert not [text for text in said if "left" in text]
 
 
 # -- drafts ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +129,10 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     threads = compute_threads(settings.threads)
     share_threads(threads)
     log.info("%d threads compute with the kernels %s", threads, kernels.described())
-    tokenizer = Tokenizer.load(target.path)
+    # While another process lays weights out, this one loads the tokenizer.
+    pool = ThreadPoolExecutor(1)
+    tokenizing = pool.submit(Tokenizer.load, target.path)
+    pool.shutdown(wait=False)
     folders, parts = [target], list[tuple[Session, int]]()
     layers = draft.layers if isinstance(draft, EagleFolder) else ()
     mtp = draft.graph if isinstance(draft, MtpBlock) else None
@@ -140,6 +144,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
 
     name = f"{target.name}-{target.quant}"
     path = prepacked_graph(target.graph, name, settings.cache_dir, step, states=layers, mtp=mtp)
+    tokenizer = tokenizing.result()
     graphs = [_open_prepacked(path, step)]
     if mtp is not None:  # its weights are in the target's file
         parts.append((_open_prepacked(path.with_name(mtp.name), step)[0], 0))

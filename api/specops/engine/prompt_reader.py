@@ -6,13 +6,14 @@ prefix cache, and its pieces need a row of logits for each token.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.request import GenerationRequest, Logprob, Output
-from specops.runtime.sampling import Floats, logprob
+from specops.runtime.sampling import Floats, NotFinite, logprob
 
 
 class PromptReader:
@@ -60,6 +61,8 @@ class PromptReader:
         """Keep the embedding of the prompt that ends, and go to the next one, if any."""
         if self._sum is not None:
             length = float(np.linalg.norm(self._sum)) or 1.0
+            if not math.isfinite(length):
+                raise NotFinite
             self._embeddings.append((self._sum / length).astype(np.float32))
         self._sum, self._position = None, 0
         if len(self._embeddings) > len(self._request.more_prompts):

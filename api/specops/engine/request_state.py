@@ -22,7 +22,7 @@ from specops.request import (
     SourceStats,
 )
 from specops.runtime.logits_processor import LogitsProcessor
-from specops.runtime.sampling import Floats, logprob, mask
+from specops.runtime.sampling import Floats, NotFinite, logprob, mask
 from specops.speculation.acceptance import SpeculationState
 from specops.speculation.drafters.base import Chain
 from specops.text.grammar import Grammars, Matcher
@@ -178,7 +178,12 @@ class RequestState:
             self.finish, self.error = FinishReason.GRAMMAR, str(error)
             return
         fields = {"request_id": self.request.client_id}
-        log.error("a request failed in the engine", exc_info=error, extra={"fields": fields})
+        foreseen = isinstance(error, NotFinite)
+        log.error(
+            "a request failed in the engine",
+            exc_info=None if foreseen else error,
+            extra={"fields": fields | ({"reason": str(error)} if foreseen else {})},
+        )
         self.finish, self.error = FinishReason.ERROR, str(error) or repr(error)
 
     def adjusted(

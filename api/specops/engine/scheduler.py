@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from specops.engine.drafting import Drafting
 from specops.engine.order import Order
 from specops.engine.pass_budget import PassBudget
@@ -238,7 +240,11 @@ class Scheduler:
         likeliest: list[int] | None = None
         if not any(item.sampling.temperature > 0 for item in decoding):
             rows = sum([item.num_logits for item in decoding])
-            likeliest = logits[:rows].argmax(axis=-1).tolist()
+            chosen = logits[:rows].argmax(axis=-1)
+            if np.isfinite(
+                logits[np.arange(rows), chosen]
+            ).all():  # else each request finds out alone
+                likeliest = chosen.tolist()
         for item in scheduled:
             try:
                 if item.is_prompt:
@@ -268,7 +274,7 @@ class Scheduler:
                 wants probabilities, the logits of the forced tokens come before these.
             row: of the request's first logits.
             likeliest: [n], the likeliest token of each of the pass's rows; None where a request
-                draws its tokens.
+                draws its tokens, or logits are not finite.
         """
         state, draft, forced = item.state, item.draft, item.forced
         drafted, end = len(draft.tokens), row + item.num_logits

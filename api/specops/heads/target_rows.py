@@ -23,7 +23,7 @@ from specops.models.convert.opset import model_of
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.outputs import LOGITS, output_product
-from specops.models.graph.tensors import values_of
+from specops.models.graph.tensors import locate, values_of
 from specops.models.graph.tiles import look_up
 from specops.runtime.kernels import DOMAIN
 from specops.runtime.sampling import Floats
@@ -48,7 +48,7 @@ def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
     Raises:
         ModelError: the logits of the graph are no product with weights.
     """
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _graph(path)
     product = output_product(graph)
     if product is None:
         raise ModelError(
@@ -92,7 +92,7 @@ def output_blocks(path: Path, tokens: Sequence[int]) -> GgufRows | None:
     Returns:
         None where the matrix is not one of a GGUF.
     """
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _graph(path)
     product = output_product(graph)
     if product is None or product.op_type != GGUF_MATMUL:
         return None
@@ -117,7 +117,7 @@ class Embedding:
     has_blocks = False  # as a part of a `Matrix`: rows are plain numbers
 
     def __init__(self, path: Path) -> None:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = _graph(path)
         weights = list(graph.initializer)
         for node in graph.node:
             if node.op_type in _LOOK_UPS and _IDS in node.input:
@@ -139,6 +139,13 @@ class Embedding:
     def look_up(self, tokens: Sequence[int]) -> Floats:
         """The rows [n, size] of tokens [n]."""
         return self._rows(tokens)
+
+
+def _graph(path: Path) -> onnx.GraphProto:
+    """Return a target's graph, whose weights say where they lie."""
+    graph = onnx.load(path, load_external_data=False).graph
+    locate(graph, path.parent)
+    return graph
 
 
 def _row_reader(

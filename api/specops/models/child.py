@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from specops.models.folder import MEMORY_ADVICE
+from specops.models.folder import MEMORY_ADVICE, SHORTER_ADVICE
 
 
 class ChildError(Exception):
@@ -61,6 +61,7 @@ def run_module(
         if status := process.wait():
             if status < 0:
                 name = signal.Signals(-status).name
-                raise ChildError(f"{name} ended the process, {MEMORY_ADVICE}", killed=True)
+                why = SHORTER_ADVICE if -status == signal.SIGBUS else MEMORY_ADVICE
+                raise ChildError(f"{name} ended the process, {why}", killed=True)
             errors.seek(0)
             raise ChildError(errors.read().strip() or "it gave no reason")

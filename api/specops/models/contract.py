@@ -4,6 +4,7 @@ MANIFEST = "specops.json"  # the file that describes an export
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 GGUF_MATMUL, GGUF_GATHER = "GgufMatMul", "GgufGather"  # see `specops.models.convert.graph`
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int8, block by block
+SOURCE = "source-"  # how the location of a weight begins that stays in the converted file
 WARNING = "warning: "  # how a line begins that the converter prints for people
 STATES, NEXT_STATES, FUSED = "states", "next_states", "fused"  # tensors of a draft head's graphs
 MOST_GUESSABLE = 1 << 16
@@ -13,7 +14,7 @@ Tokenizers of byte pairs number tokens in the order of merges, the frequent ones
 98.3 % of English text and of Python under Qwen's vocabulary (ids below 32,000: 93 %), and take a
 quarter of the time of all 248,320. A multiple of a tile's 16 rows.
 """
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Goes up by hand whenever a conversion of the same checkpoint gets another content.
 
 Then every checkpoint is converted anew at the next start. `tests/models/convert/test_format.py`

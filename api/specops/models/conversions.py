@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections import defaultdict
@@ -34,10 +35,13 @@ from specops.system.generations import outdated, remove, sweep, use
 
 log = logging.getLogger(__name__)
 
-_SOURCES = "sources.json"  # path of a checkpoint → its marks, and its digest `sha256:…`
+_SOURCES = "sources.json"  # path of a checkpoint → its files and their marks, its digest `sha256:…`
 _VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"(?P<name>.+)-(?P<key>[0-9a-f]{16})-(?P<quant>fp32|int[48]-.+|gguf)")
+
+_Source = tuple[str, str, list[str]]  # marks, digest, files
+_UNKNOWN: _Source = ("", "", [])
 
 Report = Callable[[str], None]
 Convert = Callable[[Path, str, int], None]
@@ -74,9 +78,9 @@ def converted(
     Raises:
         OSError: the checkpoint cannot be read or the folder cannot be written.
     """
-    source = str(path.resolve())
-    seen, digest = _sources(root).get(source, ("", ""))
-    if seen == _marks(parts.files):
+    source, files = str(path.resolve()), [str(file.resolve()) for file in parts.files]
+    seen, digest, _ = _sources(root).get(source, _UNKNOWN)
+    if seen == _marks(files):
         folder = _folder(root, _key(digest), quant, name)
         use(folder)  # first, so that no other process takes it for unused
         if _intact(folder, report):
@@ -87,12 +91,12 @@ def converted(
         report(f"waiting for another process that converts in {root}")
 
     with locked(root, wait) as lock:
-        sources, now = _sources(root), _marks(parts.files)
-        seen, digest = sources.get(source, ("", ""))
+        sources, now = _sources(root), _marks(files)
+        seen, digest, _ = sources.get(source, _UNKNOWN)
         if seen != now:
             check()
             digest = parts.digest(lambda done: report(f"reading {path}: {done} %"))
-            sources[source] = now, digest
+            sources[source] = now, digest, files
             _write(root, sources)
         folder = _folder(root, _key(digest), quant, name)
         if folder.exists() and not _intact(folder, report):
@@ -122,7 +126,7 @@ def _outdated(root: Path) -> list[Path]:
 
     Those of one name and one kind of weights are generations of one another.
     """
-    known = {_key(digest) for _, digest in _sources(root).values()}
+    known = {_key(digest) for _, digest, _ in _sources(root).values()}
     generations: dict[tuple[str, str], list[Path]] = defaultdict(list)
     current: set[Path] = set()
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -137,27 +141,41 @@ def _outdated(root: Path) -> list[Path]:
 # -- what is known of checkpoints ------------------------------------------------------------------
 
 
-def _sources(root: Path) -> dict[str, tuple[str, str]]:
+def source_files(conversion: Path) -> list[Path]:
+    """Return the files that a conversion was made from, as long as they are what they were then."""
+    for seen, digest, files in _sources(conversion.parent).values():
+        if f"-{_key(digest)}-" in conversion.name:
+            with suppress(OSError):
+                if _marks(files) == seen:
+                    return [Path(file) for file in files]
+    return []
+
+
+def _sources(root: Path) -> dict[str, _Source]:
     try:
         content = json.loads((root / _SOURCES).read_text(encoding="utf-8"))
-        return {source: (known["seen"], known["digest"]) for source, known in content.items()}
+        return {
+            source: (known["seen"], known["digest"], known.get("files", []))
+            for source, known in content.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # a cache: the digests are computed again
 
 
-def _write(root: Path, sources: dict[str, tuple[str, str]]) -> None:
+def _write(root: Path, sources: dict[str, _Source]) -> None:
     content = {
-        source: {"seen": seen, "digest": digest} for source, (seen, digest) in sources.items()
+        source: {"seen": seen, "digest": digest, "files": files}
+        for source, (seen, digest, files) in sources.items()
     }
     with file_at_once(root / _SOURCES) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _marks(files: Iterable[Path]) -> str:
+def _marks(files: Iterable[str | Path]) -> str:
     """Return a digest that changes whenever a file is written, replaced or linked."""
     digest = hashlib.sha256()
     for file in files:
-        status = file.stat()
+        status = os.stat(file)
         marks = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{file}\0{marks}\0".encode())
     return digest.hexdigest()

@@ -29,6 +29,9 @@ ADAPTER_ADVICE = (
     "merge_and_unload, and give SPECOPS_TARGET the folder of the merged model"
 )
 MEMORY_ADVICE = "most likely because memory ran out: raise the memory limit, or use smaller weights"
+SHORTER_ADVICE = (
+    "most likely because a file became shorter while it was read, or its disk fails: copy it again"
+)
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger
 _MOST_PARAMETERS = 1 << 50

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
 _REPORT_SECONDS = 5.0
+_FEW_PERCENT = 2  # fewer say nothing of the time that is left
 _HEAD_QUANT = "int8-64"
 _NO_DRAFT = "none"
 # In presets.toml: how paths below SPECOPS_MODELS_DIR and below the environment begin.
@@ -347,7 +348,7 @@ def _convert(
     """
     checkpoint = [str(path)]
     copy = folder.with_name(f".{folder.name}.layout")
-    options = ("--quant", quant, "--source-digest", digest)
+    options = ("--quant", quant, "--source-digest", digest, "--in-place")
     try:
         if not parts.in_order:
             run_module("specops.models.layout", str(path), str(copy), lock=lock)
@@ -365,15 +366,24 @@ def _convert(
 
 
 def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports the converter's percentages and the minutes that are left."""
-    started, due = time.monotonic(), every(_REPORT_SECONDS)
+    """Return a function that reports the converter's percentages and the minutes that are left.
+
+    These follow from how fast the percentages come: what precedes the first one, such as making the
+    tokenizer, says nothing of it.
+    """
+    due = every(_REPORT_SECONDS)
+    first: tuple[float, int] | None = None
 
     def tell(line: str) -> None:
+        nonlocal first
         if line.startswith(WARNING):
             log.warning("%s", line.removeprefix(WARNING))
-        elif line.endswith(" %") and due():
-            done = max(1, int(line.removesuffix(" %")))
-            left = math.ceil((time.monotonic() - started) * (100 - done) / done / 60)
-            report(f"{work}: {line}" + (f", about {left} min left" if left > 1 else ""))
+        elif line.endswith(" %"):
+            now, done = time.monotonic(), int(line.removesuffix(" %"))
+            first = first or (now, done)
+            if due():
+                seconds, come = now - first[0], done - first[1]
+                left = math.ceil(seconds * (100 - done) / come / 60) if come >= _FEW_PERCENT else 0
+                report(f"{work}: {line}" + (f", about {left} min left" if left > 1 else ""))
 
     return tell

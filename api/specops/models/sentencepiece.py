@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,16 @@ def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None
 
 def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Return the pairs that make a piece, in the order of merging."""
-    merges = []
+    merges, get = list[tuple[float, str, int]](), vocab.get
     for text, score, kind in pieces:
         if kind not in (UNKNOWN, CONTROL, UNUSED):
-            pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
-            pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
-            pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-            merges += [(score, pair) for pair in pairs]
-    merges.sort(key=lambda item: -item[0])  # stable: with equal scores the earlier piece goes first
-    return [pair for _, pair in merges]
+            pairs = []
+            for at in range(1, len(text)):
+                one = get(text[:at])
+                if one is not None and (other := get(text[at:])) is not None:
+                    pairs.append((one, other, at))
+            if len(pairs) > 1:
+                pairs.sort()
+            merges += [(-score, text, at) for _, _, at in pairs]
+    merges.sort(key=itemgetter(0))  # stable: with equal scores the earlier piece goes first
+    return [(text[:at], text[at:]) for _, text, at in merges]

@@ -7,6 +7,7 @@ transformers library top-k, top-p, min-p and typical-p.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,18 @@ from specops.runtime.kernels import Filter, library
 
 Floats = npt.NDArray[np.float32]
 
+_NOT_FINITE = -2  # a status of the kernel's
 _WORD = (1 << 64) - 1
+
+
+class NotFinite(ArithmeticError):  # noqa: N818 - named as what it says
+    """What a model computed is NaN or infinite; the message says what to do."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computed NaN or infinity: its weights are damaged, or they need a larger "
+            "range than they are stored in; download the model again"
+        )
 
 
 def address(array: npt.NDArray[Any]) -> int:
@@ -38,6 +50,7 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
 
     Raises:
         MemoryError: the filters need a few arrays of V numbers.
+        NotFinite: a logit is NaN or infinite, or all are -inf.
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits) if out is None else out
@@ -45,9 +58,21 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
         params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma,
         params.typical_p,
     )  # fmt: skip
-    if library.specops_filter(address(logits), *logits.shape, by, address(probs)):
-        raise MemoryError("out of memory while sampling")
+    if status := library.specops_filter(address(logits), *logits.shape, by, address(probs)):
+        raise NotFinite if status == _NOT_FINITE else MemoryError("out of memory while sampling")
     return probs
+
+
+def likeliest(logits: Floats) -> int:
+    """The index of the largest of logits [V].
+
+    Raises:
+        NotFinite: a logit is NaN or infinite, or all are -inf.
+    """
+    index = int(logits.argmax())  # a NaN counts as the largest
+    if not math.isfinite(logits[index]):
+        raise NotFinite
+    return index
 
 
 def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
@@ -96,9 +121,14 @@ def logprob(logits: Floats, token: int, top: int) -> Logprob:
         logits: [V] from which the token was chosen.
         token: the chosen token.
         top: number of likeliest tokens to report as well, at most V.
+
+    Raises:
+        NotFinite: a logit is NaN or infinite, or all are -inf.
     """
     logits = np.ascontiguousarray(logits, np.float32)
     indices = (ctypes.c_int64 * top)()
     log_sum: float = library.specops_top(address(logits), len(logits), top, indices)
+    if math.isnan(log_sum):
+        raise NotFinite
     values = tuple((index, float(logits[index]) - log_sum) for index in indices)
     return Logprob(float(logits[token]) - log_sum, values)

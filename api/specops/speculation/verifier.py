@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specops.request import SamplingParams
-from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
+from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs, likeliest
 
 
 class Verdict(NamedTuple):
@@ -59,9 +59,12 @@ def verify(
         noise: the seed of the request's noise; None: tokens are drawn by `rng`.
         rng: the request's random numbers.
         position: position of the first draft token in its sequence.
+
+    Raises:
+        NotFinite: a row that is needed has no finite largest logit.
     """
     if sampling.temperature == 0:
-        return compare((int(row.argmax()) for row in target_logits), draft_tokens)
+        return compare(map(likeliest, target_logits), draft_tokens)
 
     def probs(row: int) -> Floats:
         filtered: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]

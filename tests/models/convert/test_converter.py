@@ -160,17 +160,38 @@ def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
     export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
 
 
-def test_an_error_names_the_tensor_with_nan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quant", ["int4-32", "fp32"])
+@pytest.mark.parametrize(
+    "reader", ["safetensors", pytest.param("state dict", marks=pytest.mark.reference)]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.mlp.down_proj.weight",
+        "model.embed_tokens.weight",
+        "model.layers.0.input_layernorm.weight",
+    ],
+)
+def test_an_error_names_the_tensor_with_nan(
+    name: str, reader: str, quant: str, tmp_path: Path
+) -> None:
     source = make_llama_checkpoint(tmp_path / "source", tie=True)
     weights = source / "model.safetensors"
     content = bytearray(weights.read_bytes())
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    name = "model.layers.1.mlp.down_proj.weight"
     start = 8 + int.from_bytes(content[:8], "little") + header[name]["data_offsets"][0]
-    content[start : start + 4] = np.float32(np.nan).tobytes()
+    content[start : start + 4] = np.array([0x7FC07FC0], np.uint32).tobytes()  # in any type
     weights.write_bytes(content)
+    files: list[Path] = []
+    if reader == "state dict":
+        torch = pytest.importorskip("torch")
+        values = pytest.importorskip("safetensors.torch").load_file(weights)
+        files.append(source / "model.pt")
+        torch.save(values, files[0])
+        weights.unlink()
+    quantization = Quantization.parse(quant)
     with pytest.raises(ExportError, match=rf"tensor {name}: weights contain NaN"):
-        export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+        export_checkpoint(source, tmp_path / "onnx", quantization=quantization, weights=files)
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 

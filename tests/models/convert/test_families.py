@@ -607,7 +607,7 @@ def test_one_rotation_for_all_layers_scales_those_without_a_window(tmp_path: Pat
         tables.append(family.rotaries)
     assert tables[0].keys() == tables[1].keys()
     for name, expected in tables[0].items():
-        np.testing.assert_array_equal(tables[1][name].table.cos, expected.table.cos)
+        np.testing.assert_array_equal(tables[1][name].table.frequencies, expected.table.frequencies)
 
 
 @pytest.mark.reference

@@ -4,8 +4,8 @@ Conversions are kept by `FORMAT_VERSION`, which goes up by hand. Digests of smal
 in `formats.json`, beside the version that wrote them: where one differs, the version has to go up.
 Then `python -m tests.models.convert.test_format` writes the file anew.
 
-Digests are of what has the same bits on every processor. Tables of sines and cosines, which NumPy
-may round differently, are compared up to that, and so are weights of a calibrated conversion.
+Digests are of what has the same bits on every processor. The frequencies of rotations, whose powers
+may be rounded differently, are compared up to that, and so are weights of a calibrated conversion.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[list[Any]]:
 
 
 def _is_table(name: str) -> bool:
-    return name.endswith(("cos", "sin", "cos_cache", "sin_cache"))
+    return name.endswith("frequencies")
 
 
 def _sums(values: np.ndarray[Any, Any]) -> list[float]:

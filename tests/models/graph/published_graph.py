@@ -1,7 +1,7 @@
 """Redraws an export as onnxruntime-genai's model builder draws graphs for CPUs.
 
 Queries, keys and values are three products or one. Nodes of their own add biases. SiLU is a sigmoid
-and a product. The embedding is a plain table, and names are paths.
+and a product. The embedding and rotations are plain tables, and names are paths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def write_published(
     """
     model = onnx.load(source)
     drawing = _Drawing(model.graph, packed=packed, normed=normed)
-    for node in list(model.graph.node):
+    computed = drawing.draw_tables()
+    for node in [node for node in model.graph.node if node.output[0] not in computed]:
         drawing.draw(node)
     del model.graph.node[:], model.graph.initializer[:]
     model.graph.node.extend(drawing.nodes)
@@ -59,6 +60,28 @@ class _Drawing:
         self._attention = {
             node.input[0]: node for node in graph.node if node.op_type == "GroupQueryAttention"
         }
+
+    def draw_tables(self) -> set[str]:
+        """Add the tables of rotations; returns the names of what computes them."""
+        computed = set[str]()
+        for name in [name for name in self.tensors if name.endswith("frequencies")]:
+            start = name.removesuffix("frequencies")
+            places = np.arange(int(self._values(f"{start}stop")), dtype=np.float32)[:, None]
+            angles = (places * self._values(name)).astype(np.float64)
+            for kind, values in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+                table = values.astype(np.float32) * self._values(f"{start}factor")
+                self._weight(f"{start}{kind}_cache", table)
+            steps = (
+                "row",
+                "places",
+                "angles",
+                "cos_values",
+                "sin_values",
+                "cos_cache",
+                "sin_cache",
+            )
+            computed.update(f"{start}{step}" for step in steps)
+        return computed
 
     def draw(self, node: onnx.NodeProto) -> None:
         """Add the nodes that the builder draws instead of a node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError, attributes_of
+from specops.models.graph.prepack import prepack
 from specops.models.graph.rewrite import rewrite
 from specops.runtime import kernels
 from specops.runtime.layer_shapes import Attention, SharedAttention
@@ -111,13 +114,15 @@ def test_attention_says_what_it_said(tmp_path: Path) -> None:
             "kv_num_heads": [4, 4],
             "head_size": [16, 16],
             "rotary_interleaved": 0,
+            "rotary_factor": 1.0,
+            "rotary_within": 0,
             "window": 40,
             "scale": 0.25,
             "softcap": 0.0,
         }
         assert list(node.input) == [
             *(f"layers.{layer}.qkv", "", "", "spans", "block_tables", "cache"),
-            *("cos_cache", "sin_cache"),
+            "frequencies",
         ]
 
 
@@ -234,13 +239,27 @@ def between(op: str, *more: str, domain: str = "", **attributes: object) -> Chan
     return change
 
 
+@pytest.mark.parametrize("part", [".norm", "embed_tokens.weight", "q.layers.1.qkv.scales"])
+def test_a_published_weight_with_nan_is_refused_by_name(part: str, tmp_path: Path) -> None:
+    file = tmp_path / "published" / "model.onnx"
+    write_published(exported(tmp_path, "llama"), file, normed=True)
+    model = onnx.load(file)
+    found = next(item for item in model.graph.initializer if item.name.endswith(part))
+    values = numpy_helper.to_array(found).copy()
+    values.flat[-1] = np.nan
+    found.CopyFrom(numpy_helper.from_array(values, found.name))
+    onnx.save(model, file)
+    with pytest.raises(ModelError, match=rf"the weight {re.escape(found.name)} contains NaN"):
+        prepack(file, tmp_path / "laid out.onnx")
+
+
 def no_attention(model: onnx.ModelProto) -> None:
     for place in (1, 0):
         model.graph.node.remove(node_of(model, "GroupQueryAttention", place))
 
 
 def half_a_table(model: onnx.ModelProto) -> None:
-    table = next(tensor for tensor in model.graph.initializer if tensor.name == "cos_cache")
+    table = next(tensor for tensor in model.graph.initializer if tensor.name == "frequencies")
     table.data_type = TensorProto.FLOAT16
 
 

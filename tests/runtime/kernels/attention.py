@@ -22,6 +22,7 @@ class Layer:
     kv_heads: int = 2
     size: int = 16
     rotated: int = 0
+    frequencies: bool = False  # instead of tables of cosines and sines
     interleaved: bool = False
     window: int = 0
     softcap: float = 0.0
@@ -42,6 +43,8 @@ class Layer:
             "kv_num_heads": [heads for heads, _ in self.layers],
             "head_size": [size for _, size in self.layers],
             "rotary_interleaved": int(self.interleaved),
+            "rotary_factor": 1.25 if self.frequencies else 1.0,
+            "rotary_within": 0,
             "window": self.window,
             "scale": self.size**-0.5,
             "softcap": self.softcap,
@@ -53,7 +56,9 @@ def random_weights(layer: Layer, positions: int = 768) -> dict[str, np.ndarray]:
     """What a layer has besides its tokens."""
     random = np.random.default_rng(7)
     weights = {}
-    if layer.rotated:
+    if layer.frequencies:
+        weights |= {"cos": random.uniform(0, 7, layer.rotated // 2).astype(np.float32)}
+    elif layer.rotated:
         angles = random.uniform(0, 7, (positions, layer.rotated // 2))
         weights |= {"cos": np.cos(angles).astype(np.float32)}
         weights |= {"sin": np.sin(angles).astype(np.float32)}
@@ -182,7 +187,11 @@ def rotated(layer: Layer, weights: dict[str, np.ndarray], heads: np.ndarray) -> 
     if not layer.rotated:
         return heads
     pairs, count = layer.rotated // 2, len(heads)
-    cos, sin = (weights[name][:count, None].astype(np.float64) for name in ("cos", "sin"))
+    if layer.frequencies:  # the angles are float32, as in transformers
+        angles = np.arange(count, dtype=np.float32)[:, None, None] * weights["cos"]
+        cos, sin = (1.25 * turn(angles.astype(np.float64)) for turn in (np.cos, np.sin))
+    else:
+        cos, sin = (weights[name][:count, None].astype(np.float64) for name in ("cos", "sin"))
     if layer.interleaved:
         one, two = heads[..., 0 : 2 * pairs : 2], heads[..., 1 : 2 * pairs : 2]
     else:

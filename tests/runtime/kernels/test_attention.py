@@ -19,6 +19,7 @@ SHAPES = {
     "size 40": Layer(size=40, rotated=40),
     "size 80, partly rotated": Layer(size=80, rotated=32),
     "size 96": Layer(size=96, rotated=96),
+    "by frequencies": Layer(heads=6, size=40, rotated=40, frequencies=True),
     "size 128": Layer(size=128, rotated=128, norm=True),
     "size 256": Layer(size=256, rotated=256, softcap=5.0),
     "size 512": Layer(heads=8, size=512, rotated=512, norm=True, value_norm=True),
@@ -36,7 +37,14 @@ SHAPES = {
     ),
 }
 LONG_SHAPES = SHAPES["groups"], SHAPES["window over splits"]
-FEW = ["groups", "everything", "size 96", "window over blocks", "window over splits"]
+FEW = [
+    "groups",
+    "everything",
+    "by frequencies",
+    "size 96",
+    "window over blocks",
+    "window over splits",
+]
 
 
 def made(layer: Layer) -> tuple[Attention, Tokens]:

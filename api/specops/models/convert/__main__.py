@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         help="folder of the safetensors if it is another one, or a state dict, once per shard",
     )
+    parser.add_argument("--in-place", action="store_true", help="leave a GGUF's weights in it")
     parser.add_argument("--source-digest", default="", help="digest of the checkpoint")
     options = parser.parse_args(arguments)
     try:
@@ -57,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
             weights=options.weights or (),
             progress=_Percents(),
             source_digest=options.source_digest,
+            in_place=options.in_place,
         )
     except (ExportError, ValueError, OSError) as error:  # OSError: most often a full disk
         print(f"specops.models.convert: {error}", file=sys.stderr)

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import FileQuantization
+from specops.models.convert.quantize import check_finite
 from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
@@ -226,8 +227,16 @@ class Checkpoint:
         return any(_body(name).startswith(MTP) for name in self.tensors)
 
     def vector(self, name: str) -> Float:
-        """A one-dimensional tensor as float32."""
-        return np.asarray(self._view(name), dtype=np.float32)
+        """A one-dimensional tensor as float32; ExportError if a number is NaN or infinite."""
+        values = np.asarray(self._view(name), dtype=np.float32)
+        try:
+            check_finite(values)
+        except ValueError as error:
+            raise ExportError(
+                f"{self._find(name).file}: tensor {name}: {error}; the checkpoint is damaged, "
+                "download it again"
+            ) from None
+        return values
 
     def vectors(self, *names: str) -> Float:
         """Concatenated one-dimensional tensors as float32."""

@@ -91,6 +91,7 @@ def export_checkpoint(
     weights: Sequence[Path] = (),
     progress: Progress | None = None,
     source_digest: str = "",
+    in_place: bool = False,
 ) -> ExportedModel:
     """Exports a Hugging Face folder or a GGUF to an ONNX folder.
 
@@ -101,6 +102,7 @@ def export_checkpoint(
         weights: the folder of the safetensors if it is not `source`, or torch state dicts.
         progress: called with the finished and the total bytes of the checkpoint.
         source_digest: for the manifest, `Parts.digest` of the checkpoint; empty: it is not known.
+        in_place: leave a GGUF's blocks where they are; the export then works beside that file only.
 
     Raises:
         ExportError: the checkpoint cannot be exported faithfully, or `destination` is in use. After
@@ -134,7 +136,8 @@ def export_checkpoint(
         if quantization.bits == 4 and quantization.calibrated:
             counter.calibrates()
             activations = _activations(source, weights, model, folder, counter)
-        with WeightStore(folder / f"{_GRAPH_FILE}.data", counter.add) as store:
+        sources = checkpoint.files if in_place else ()
+        with WeightStore(folder / f"{_GRAPH_FILE}.data", counter.add, sources) as store:
             graph = DecoderGraph(family.shape, quantization, store, activations)
             family.build(graph, checkpoint)
             onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)

@@ -13,7 +13,8 @@ Any program that knows the contract can run the graph of a checkpoint. Only the 
 of a GGUF: its weights are blocks as they are in the file, rows uint8 [N, bytes of a row], which two
 operators of the domain `specops` read. `GgufMatMul(x, rows_1, ..., rows_n, bias)` multiplies with
 all rows, whose columns stand side by side; its attributes are `types`, the file's number of each,
-and `K`; it may have no bias. `GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`.
+`K`, and `order_0` and so on where a matrix has other rows than its tensor; it may have no bias.
+`GgufGather(rows, ids)` looks rows up; attributes are `type` and `K`. Rows may stay in the GGUF.
 A checkpoint's table that is meant to stay on disk has such rows, too, in 8 bits.
 `ShortConv`, `GatedDelta` and `StateSpace` of that domain, in graphs with such layers, compute whole
 sequences.
@@ -24,6 +25,7 @@ The engine rewrites graphs (`specops.models.graph.rewrite`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +40,7 @@ from specops.models.convert.gguf.block_types import Q8_0
 from specops.models.convert.model_config import ModelShape
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
-from specops.models.convert.rope import Rotary
+from specops.models.convert.rope import Rotary, Table
 from specops.models.convert.weights import WeightStore
 from specops.runtime.kernels import DOMAIN, SHORT_CONV
 from specops.runtime.layer_shapes import Recurrent
@@ -285,12 +287,15 @@ class DecoderGraph:
     # -- attention ----------------------------------------------------------------------------
 
     def rotary(self, name: str, rotary: Rotary) -> tuple[str, str]:
-        """Stores the tables of a rotation once for all layers that use it; returns cos and sin."""
+        """Computes the tables of a rotation for all layers that use it; returns cos and sin.
+
+        The engine reads the frequencies only, see `rewrite`.
+        """
         for kind, table in (("", rotary.table), ("long_", rotary.long)):
-            for function, values in table._asdict().items() if table else ():
-                self._weights.constant(f"{name}{kind}{function}_cache", values)
+            if table is not None:
+                self._tables(f"{name}{kind}", table)
         if rotary.long is not None:
-            return self._table_by_length(name, len(rotary.table.cos))
+            return self._table_by_length(name, rotary.table.positions)
         return f"{name}cos_cache", f"{name}sin_cache"
 
     def attention(
@@ -425,6 +430,22 @@ class DecoderGraph:
             found[place] = self.head_norm(called, called, widths[place], weight, norms.epsilon)
         return found
 
+    def _tables(self, name: str, table: Table) -> None:
+        """`cos_cache` and `sin_cache` [positions, rotated / 2], from constants."""
+        number = partial(np.array, dtype=np.float32)
+        numbers = {"start": 0, "stop": table.positions, "step": 1, "factor": table.factor}
+        given = {
+            key: self._weights.constant(f"{name}{key}", number(numbers[key])) for key in numbers
+        }
+        axis = self._integers(f"{name}axis", 1)
+        frequencies = self._weights.constant(f"{name}frequencies", table.frequencies)
+        row = self._node("Range", [given["start"], given["stop"], given["step"]], f"{name}row")
+        places = self._node("Unsqueeze", [row, axis], f"{name}places")
+        angles = self._node("Mul", [places, frequencies], f"{name}angles")
+        for function in ("Cos", "Sin"):
+            values = self._node(function, [angles], f"{name}{function.lower()}_values")
+            self._node("Mul", [values, given["factor"]], f"{name}{function.lower()}_cache")
+
     def _table_by_length(self, name: str, most: int) -> tuple[str, str]:
         """The tables `name` for up to `most` tokens in all, the long tables for more."""
         limit = self._weights.constant(f"{name}positions", np.array(most, np.int32))
@@ -462,7 +483,9 @@ class DecoderGraph:
         if not (blocks or (matrix.is_gguf and first.has_blocks)):
             table = self._weights.dense_table(f"{name}.weight", matrix)
             return self._node("Gather", [table, ids], name, axis=0)
-        (rows,) = self._weights.file_rows(name, matrix)
+        (rows,), (order,) = self._weights.file_rows(name, matrix)
+        if order is not None:
+            raise AssertionError("rows that are looked up keep their order")
         kind = first.kind if matrix.is_gguf else Q8_0.number
         return self._node(GGUF_GATHER, [rows, ids], name, domain=DOMAIN, type=kind, K=width)
 
@@ -475,13 +498,15 @@ class DecoderGraph:
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
         if matrix.is_gguf and inputs % 32 == 0:  # all but plain numbers of an unusual size
+            rows, orders = self._weights.file_rows(name, matrix)
             return self._node(
                 GGUF_MATMUL,
-                [x, *self._weights.file_rows(name, matrix), *filter(None, [bias])],
+                [x, *rows, *filter(None, [bias])],
                 name,
                 domain=DOMAIN,
                 types=[part.kind for part in matrix.parts],
                 K=inputs,
+                **{f"order_{at}": order for at, order in enumerate(orders) if order is not None},
             )
         stored = BlockFormat(bits, self.quantization.block)
         feedback = None

@@ -1,4 +1,4 @@
-"""Rotary tables: the cosines and sines of every position, as attention reads them."""
+"""Rotations: for each pair of a head's values its angle from a position to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Float = NDArray[np.float32]
 
 HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 512  # the limits of `specops.Attention`
 _BLOCK = 64  # positions of a KV block
-_MOST_POSITIONS = 1 << 20  # their tables take 0.5 GB for heads of 128 values
+_MOST_POSITIONS = 1 << 20  # their angles are exact enough in float32
 # With "mrope" an image has positions on three axes; a token of a text has the same on all of them.
 _PLAIN = ("default", "mrope")
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
@@ -23,14 +23,18 @@ _KINDS_OF_LAYERS = ("full_attention", "sliding_attention")  # keys where each ha
 
 
 class Table(NamedTuple):
-    """cos and sin, each [positions, rotated / 2]."""
+    """A position's angles are position * `frequencies` [rotated / 2], in float32.
 
-    cos: Float
-    sin: Float
+    Their cosines and sines are multiplied by `factor`; there are `positions`.
+    """
+
+    frequencies: Float
+    positions: int
+    factor: float
 
 
 class Rotary(NamedTuple):
-    """A table, and the table that replaces it in contexts with more positions."""
+    """A rotation, and the one that replaces it in contexts with more positions."""
 
     table: Table
     long: Table | None = None
@@ -52,7 +56,7 @@ def rotary(
     partial: bool = False,
     scaling: ModelConfig | None = None,
 ) -> Rotary:
-    """The tables for a config.json.
+    """The rotations for a config.json.
 
     Reads `scaling` or, without it, transformers 5's `rope_parameters` or the older `rope_theta` and
     `rope_scaling`. A `partial` family may rotate `partial_rotary_factor` of each head. Raises
@@ -73,9 +77,14 @@ def rotary(
                 raise scaling.error(kind, "must not be there: all layers have one rotation here")
         theta = scaling.number("rope_theta", theta)
     rotation = Rotation(_rotated(config, scaling, head_dim, partial), positions, theta)
-    with np.errstate(all="ignore"):  # the check below looks at the last position
+    with np.errstate(all="ignore"):  # the check looks at the last position
         found = Rotary(_table(rotation)) if scaling is None else _scaled(rotation, scaling, config)
-    if not all(np.isfinite(table.cos[-1]).all() for table in found if table is not None):
+        last = [
+            table.frequencies * np.float32(table.positions) * np.float32(table.factor)
+            for table in found
+            if table is not None
+        ]
+    if not all(np.isfinite(values).all() for values in last):
         raise (scaling or config).error(
             "rope_theta", f"is {theta:g}; with its scaling it gives angles that are not finite"
         )
@@ -83,7 +92,7 @@ def rotary(
 
 
 def plain_rotary(head_dim: int, positions: int, theta: float) -> Rotary:
-    """The table of a rotation without scaling."""
+    """A rotation without scaling."""
     return Rotary(_table(Rotation(head_dim, positions, theta)))
 
 
@@ -118,8 +127,7 @@ def _frequencies(rotation: Rotation, divisor: Float | None = None) -> Float:
 def _table(rotation: Rotation, frequencies: Float | None = None, factor: float = 1.0) -> Table:
     if frequencies is None:
         frequencies = _frequencies(rotation)
-    angles = np.outer(np.arange(rotation.positions, dtype=np.float32), frequencies)
-    return Table(np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor))
+    return Table(frequencies, rotation.positions, factor)
 
 
 def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:

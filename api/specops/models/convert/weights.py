@@ -5,7 +5,8 @@ Only the current slab is in memory, and the scales of one matrix until its codes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,12 +18,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from specops.models.contract import SOURCE
 from specops.models.convert.calibration import Feedback
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.rows import in_q8_0
 from specops.models.convert.quantization import BlockFormat
-from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
+from specops.models.convert.quantize import QuantizedWeight, check_finite, quantize_blockwise
 from specops.system.cpus import available_threads
 
 _ALIGNMENT = 4096  # one page: ONNX Runtime maps an initializer from an aligned offset
@@ -34,6 +36,8 @@ _INLINE_BYTES = 1024  # tensors up to this size stay in the graph file
 _T = TypeVar("_T")
 Extent = tuple[int, int]
 """Offset and length in the weight file, in bytes."""
+Orders = list[list[int] | None]
+"""For each part of a matrix the indices of its rows in their file; None: all, in their order."""
 BlockNames = tuple[str, str, str]
 """The initializers of codes, scales and zero points; the last name is empty if there are none."""
 
@@ -45,14 +49,20 @@ class WeightStore:
     weights in it, and those that they have in common are there once.
     """
 
-    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
-        """Creates the file `path`; `on_read` gets the checkpoint bytes that each step has read."""
+    def __init__(
+        self, path: Path, on_read: Callable[[int], None], sources: Sequence[Path] = ()
+    ) -> None:
+        """Creates the file `path`; `on_read` gets the checkpoint bytes that each step has read.
+
+        Blocks in the files `sources` are referred to where they are, and not written again.
+        """
         self.initializers: list[onnx.TensorProto] = []
         self._path = path
         self._file = path.open("wb")
         self._on_read = on_read
         self._written: dict[tuple[str, object, bool], tuple[Extent, ...]] = {}
-        self._rows: dict[str, list[str]] = {}
+        self._rows: dict[str, tuple[list[str], Orders]] = {}
+        self._sources = [file.resolve() for file in sources]
         self._workers = available_threads()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
 
@@ -98,8 +108,9 @@ class WeightStore:
         if key not in self._written:
             rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
             with _naming(matrix):
-                self._written[key] = (self._write(np.asarray(slab, np.float32) for slab in rows),)
-        return self._refer(name, TensorProto.FLOAT, matrix.shape, *self._written[key])
+                self._written[key] = (self._write(map(_finite, rows)),)
+        (extent,) = self._written[key]
+        return self._refer(name, TensorProto.FLOAT, matrix.shape, extent)
 
     def dense_transposed(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32, as MatMul reads it: [K, N]."""
@@ -110,29 +121,39 @@ class WeightStore:
         def columns() -> Iterator[NDArray[np.float32]]:
             for start in range(0, inputs, step):
                 slab = matrix.columns(start, min(start + step, inputs))
-                yield np.ascontiguousarray(slab.T)
+                yield np.ascontiguousarray(_finite(slab).T)
                 self._on_read(matrix.nbytes * slab.shape[1] // inputs)
 
         if key not in self._written:
-            self._written[key] = (self._write(columns()),)
-        return self._refer(name, TensorProto.FLOAT, (inputs, features), *self._written[key])
+            with _naming(matrix):
+                self._written[key] = (self._write(columns()),)
+        (extent,) = self._written[key]
+        return self._refer(name, TensorProto.FLOAT, (inputs, features), extent)
 
-    def file_rows(self, name: str, matrix: Matrix) -> list[str]:
+    def file_rows(self, name: str, matrix: Matrix) -> tuple[list[str], Orders]:
         """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once.
 
-        Other weights become Q8_0.
+        Other weights become Q8_0. Where rows stay in their file, those of a part may have an order.
         """
         if matrix.name not in self._rows:
-            found = self._rows[matrix.name] = []
+            found, orders = self._rows[matrix.name] = [], []
             for number, part in enumerate(matrix.parts):
                 key = (matrix.name, number, False)
-                if key not in self._written:
-                    alone = replace(matrix, parts=(part,))
-                    blocks = self._mapped(alone, _SLAB_WEIGHTS, _blocks)
-                    self._written[key] = (self._write(blocks),)
-                (extent,) = self._written[key]
-                shape = (len(part), extent[1] // len(part))
-                found.append(self._refer(f"{name}.rows_{number}", TensorProto.UINT8, shape, extent))
+                blocks = self._mapped(replace(matrix, parts=(part,)), _SLAB_WEIGHTS, _blocks)
+                called, order = f"{name}.rows_{number}", None
+                if matrix.is_gguf and part.has_blocks and part.file.resolve() in self._sources:
+                    for _ in blocks:  # only their scales are checked
+                        pass
+                    offset, shape, order = part.place
+                    extent = offset, math.prod(shape)
+                    location = f"{SOURCE}{self._sources.index(part.file.resolve())}"
+                else:
+                    if key not in self._written:
+                        self._written[key] = (self._write(blocks),)
+                    (extent,) = self._written[key]
+                    shape, location = (len(part), extent[1] // len(part)), self._path.name
+                found.append(self._refer(called, TensorProto.UINT8, shape, extent, location))
+                orders.append(order)
         return self._rows[matrix.name]
 
     def matmul_blocks(
@@ -237,16 +258,30 @@ class WeightStore:
         ]
         return names[0], names[1], names[2] if len(names) > 2 else ""
 
-    def _refer(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
+    def _refer(
+        self,
+        name: str,
+        kind: int,
+        shape: tuple[int, ...],
+        extent: Extent,
+        location: str | None = None,
+    ) -> str:
         tensor = onnx.TensorProto(
             name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL
         )
         offset, length = extent
-        where = {"location": self._path.name, "offset": offset, "length": length}
+        where = {"location": location or self._path.name, "offset": offset, "length": length}
         for key, value in where.items():
             tensor.external_data.add(key=key, value=str(value))
         self.initializers.append(tensor)
         return name
+
+
+def _finite(slab: Any) -> NDArray[np.float32]:
+    """Numbers as float32; ValueError if one is NaN or infinite."""
+    values: NDArray[np.float32] = np.asarray(slab, np.float32)
+    check_finite(values)
+    return values
 
 
 def _blocks(slab: Any) -> NDArray[np.uint8]:

@@ -19,11 +19,13 @@ an error it writes one line to standard error.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -31,7 +33,7 @@ from specops.models.contract import MOST_GUESSABLE
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import is_fusion, rewrite
-from specops.models.graph.tensors import append, check_places, fill_page, values_of
+from specops.models.graph.tensors import append, fill_page, locate, values_of
 from specops.models.graph.tiles import Written, named, write_tiles
 from specops.models.graph.weight_cache import USED
 from specops.runtime import kernels, layer_shapes
@@ -41,6 +43,7 @@ from specops.runtime.session import ModelLoadError, load, plain_options
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
+_NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Errors from missing attributes, shapes that do not fit, and weights that are cut short
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LOOK_UPS = ("Gather", "GatherBlockQuantized")
@@ -112,11 +115,12 @@ class _Part:
     def write_tiles(self, location: str, target: BinaryIO, written: Written) -> None:
         """Rewrite the graph, and write what its products read."""
         try:
-            check_places(self.model.graph, self.graph.parent)
+            locate(self.model.graph, self.graph.parent)
             if is_fusion(self.model):
                 self._layers = None
             else:
                 self._layers = rewrite(self.model, self._states, final=self._final)
+            self._check_finite()
             self._tiles, self._tables = write_tiles(
                 *(self.model, self.graph.parent, location, target, written),
                 most_logits=self._most_logits,
@@ -125,6 +129,18 @@ class _Part:
             raise ModelError(f"{self.graph} cannot be run: {refusal}; {_ADVICE}") from refusal
         except _DAMAGED as error:
             raise ModelError(f"{self.graph} is damaged ({error!r}); {_ADVICE}") from error
+
+    def _check_finite(self) -> None:
+        """Raise ModelError if a weight is NaN or infinite; those of a GGUF were checked before."""
+        for tensor in self.model.graph.initializer:
+            if tensor.data_type in _NUMBERS and math.prod(tensor.dims) > 1:
+                values = values_of(tensor, self.graph.parent)
+                for start in range(0, len(values), step := max(1, _PIECE // values[0].nbytes)):
+                    if not np.isfinite(values[start : start + step]).all():
+                        raise ModelError(
+                            f"{self.graph}: the weight {tensor.name} contains NaN or infinity: "
+                            "download the model again"
+                        )
 
     def optimize(self, location: str, target: BinaryIO) -> None:
         """Let ONNX Runtime optimize the rest, and write the weights that it reads."""

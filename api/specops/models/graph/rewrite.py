@@ -25,7 +25,7 @@ A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -327,10 +327,15 @@ def _attention(
     given = attributes_of(node)
     rotary = [input_of(node, place) for place in (_COS, _SIN)]
     rotary, long_rotary = _rotary_tables(graph, rotary if given.get("do_rotary") else ["", ""])
+    turns = [_frequencies(graph, *pair) for pair in (rotary, long_rotary)]
+    rotary, long_rotary = (
+        turn.operands if turn else pair
+        for turn, pair in zip(turns, (rotary, long_rotary), strict=True)
+    )
     norms = [input_of(node, place) for place in NORM_INPUTS.values()]
     for what, pair in (
-        ("a rotary table", rotary),
-        ("a rotary table", long_rotary),
+        ("a rotary table", rotary[:1] * 2 if turns[0] else rotary),
+        ("a rotary table", long_rotary[:1] * 2 if turns[1] else long_rotary),
         ("norms of queries and keys", norms[:2]),
         ("norms of values", norms[2:] * 2),
     ):
@@ -354,6 +359,8 @@ def _attention(
         kv_num_heads=[shape.kv_heads for shape in cache],
         head_size=[shape.head_size for shape in cache],
         rotary_interleaved=given.get("rotary_interleaved", 0),
+        rotary_factor=turns[0].factor if turns[0] else 1.0,
+        rotary_within=turns[0].positions if turns[0] and turns[1] else 0,
         window=max(0, given.get("local_window_size", -1)),
         scale=float(given.get("scale", 0.0) or cache[number].head_size ** -0.5),
         softcap=float(given.get("softcap", 0.0)),
@@ -379,13 +386,45 @@ def _rotary_tables(graph: onnx.GraphProto, names: list[str]) -> tuple[list[str],
     )
     asked = makers.get(choice.input[0])
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    known = len(long) == len(short) == 2 and tensors.keys() >= {*long, *short}
-    if not known or asked is None or asked.op_type != "Greater":
+    if not len(long) == len(short) == 2 or asked is None or asked.op_type != "Greater":
         return alone
-    most = tensors.get(asked.input[1])
-    if most is None or numpy_helper.to_array(most) != tensors[short[0]].dims[0]:
+    turn, most = _frequencies(graph, *short), tensors.get(asked.input[1])
+    if turn is None or most is None or numpy_helper.to_array(most) != turn.positions:
         return alone
     return short, long
+
+
+class _Turn(NamedTuple):
+    """A rotation by frequencies: attention's operands, and what its tables would be."""
+
+    operands: list[str]
+    positions: int
+    factor: float
+
+
+def _frequencies(graph: onnx.GraphProto, cos: str, sin: str) -> _Turn | None:
+    """Return the rotation of a pair of tables that our exports compute; None: it is another pair.
+
+    They are cos and sin of Unsqueeze(Range(0, positions, 1)) * frequencies, times a factor.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    found = set[tuple[str, ...]]()
+    for name, function in ((cos, "Cos"), (sin, "Sin")):
+        names = [name]
+        for op in ("Mul", function, "Mul", "Unsqueeze", "Range"):
+            node = makers.get(names[0])
+            if node is None or (node.domain, node.op_type) != ("", op):
+                return None
+            names = [*node.input, *names[1:]]
+        found.add(tuple(names))
+    if len(found) > 1:
+        return None
+    start, stop, step, _, frequencies, factor = found.pop()
+    numbers = [numpy_helper.to_array(tensors[name]).item() for name in (start, stop, step, factor)]
+    if (numbers[0], numbers[2]) != (0, 1):
+        return None
+    return _Turn([frequencies, ""], int(numbers[1]), numbers[3])
 
 
 def _are_floats(graph: onnx.GraphProto, names: Iterable[str]) -> bool:

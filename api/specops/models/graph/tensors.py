@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
+from specops.models.contract import SOURCE
+from specops.models.conversions import source_files
 from specops.models.folder import ModelError
 from specops.models.paths import path_inside
 
@@ -17,8 +19,10 @@ _PAGE = 4096
 _PLACE = {"location", "offset", "length", "checksum"}
 
 
-def check_places(graph: GraphProto, folder: Path) -> None:
+def locate(graph: GraphProto, folder: Path) -> None:
     """Check that all weights lie in the graph's own `folder`, since the graph is not trusted.
+
+    Weights that a conversion of ours has left in the file that it was made from get that location.
 
     Raises:
         ModelError: a weight's file is missing or lies elsewhere, or the graph says more of a weight
@@ -30,9 +34,13 @@ def check_places(graph: GraphProto, folder: Path) -> None:
     ):
         raise ModelError(f"{folder}: the graph has sparse weights or lists of weights")
     values = (item.t for item in attributes if item.HasField("t"))
+    sources = {f"{SOURCE}{at}": str(file) for at, file in enumerate(source_files(folder))}
     for tensor in (*graph.initializer, *values):
         if tensor.data_location == TensorProto.EXTERNAL:
             place = _place_of(tensor)
+            if source := sources.get(place.get("location", "")):
+                next(item for item in tensor.external_data if item.key == "location").value = source
+                continue
             try:
                 if odd := place.keys() - _PLACE:
                     raise ValueError(f"its entry {min(odd)} does not say where it lies")
@@ -40,6 +48,8 @@ def check_places(graph: GraphProto, folder: Path) -> None:
             except ValueError as error:
                 raise ModelError(f"{folder}: the weight {tensor.name}: {error}") from error
             if not file.is_file():
+                if file.name.startswith(SOURCE):
+                    raise ModelError(f"{folder}: the file that it was made from has changed since")
                 raise ModelError(f"{file} is missing: copy or download the whole folder")
 
 

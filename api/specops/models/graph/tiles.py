@@ -285,8 +285,11 @@ def _width(node: onnx.NodeProto, tensors: Tensors) -> int:
         start, stop, *_ = (numpy_helper.to_array(tensors[name]) for name in node.input[1:])
         return int((stop - start)[-1])
     if node.op_type == GGUF_MATMUL:
-        matrices = zip(node.input[1:], attributes_of(node)["types"], strict=False)
-        return sum(tensors[name].dims[0] for name, _ in matrices)
+        given = attributes_of(node)
+        return sum(
+            len(given.get(f"order_{at}", ())) or tensors[node.input[1 + at]].dims[0]
+            for at in range(len(given["types"]))
+        )
     return int(attributes_of(node)["N"]) if node.op_type == "MatMulNBits" else 0
 
 
@@ -305,9 +308,11 @@ def _segments(node: onnx.NodeProto, tensors: Tensors, folder: Path) -> list[_Seg
     given = attributes_of(node)
     depth, found = given["K"], []
     if node.op_type == GGUF_MATMUL:
-        for name, number in zip(node.input[1:], given["types"], strict=False):
+        for at, (name, number) in enumerate(zip(node.input[1:], given["types"], strict=False)):
             raw, kind = _rows(tensors[name], number, depth, folder), WeightType(number)
-            found.append(_Segment(len(raw), kind, partial(_packed_rows, raw, kind, depth)))
+            order = np.array(given[f"order_{at}"]) if f"order_{at}" in given else None
+            count = len(raw) if order is None else len(order)
+            found.append(_Segment(count, kind, partial(_packed_rows, raw, kind, depth, order)))
         return found
     columns, bits, block = given["N"], given.get("bits", 4), given["block_size"]
     arrays: dict[str, NDArray[Any]] = {
@@ -342,8 +347,10 @@ def _rows(tensor: TensorProto, number: int, depth: int, folder: Path) -> Bytes:
     return raw
 
 
-def _packed_rows(raw: Bytes, kind: WeightType, depth: int, part: slice) -> Bytes:
-    return pack_rows(raw[part], kind, depth)
+def _packed_rows(
+    raw: Bytes, kind: WeightType, depth: int, order: NDArray[np.int64] | None, part: slice
+) -> Bytes:
+    return pack_rows(raw[part if order is None else order[part]], kind, depth)
 
 
 def _product(node: onnx.NodeProto, tiles: str, segments: list[_Segment]) -> onnx.NodeProto:
@@ -414,4 +421,5 @@ def _weights(node: onnx.NodeProto, tensors: Tensors) -> Weights:
         entries = tensors[name].external_data if name in tensors else ()
         found.append(tuple((entry.key, entry.value) for entry in entries) or name)
     types = given.get("types", [given.get("type")])
-    return *found, *types, given.get("bits"), given.get("block_size")
+    orders = (tuple(order) for key, order in given.items() if key.startswith("order_"))
+    return *found, *types, given.get("bits"), given.get("block_size"), *orders

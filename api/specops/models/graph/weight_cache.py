@@ -25,7 +25,7 @@ from specops.models.contract import MANIFEST
 from specops.models.folder import ModelError
 from specops.models.progress import every
 from specops.runtime import session
-from specops.system.checksums import checksums
+from specops.system.checksums import CHECKSUMS, checksums
 from specops.system.folders import clear_leftovers, folder_at_once, locked
 from specops.system.generations import outdated, remove, sweep, use
 from specops.system.memory import page_cache_room
@@ -33,7 +33,7 @@ from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 17  # counts up when what is written here or by `prepack` changes
+_FORMAT = 18  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights a pass reads
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
@@ -104,8 +104,9 @@ def _found(root: Path, key: str) -> Path | None:
 def graph_key(graph: Path, states: Sequence[int] = (), mtp: Path | None = None) -> str:
     """Return a key that differs if the graph, the processor, ONNX Runtime or the format does.
 
-    An export's manifest has a digest of its source. So copies of an export and links to it have the
-    same key. For a graph without a manifest the path counts.
+    An export's manifest has a digest of its source, and beside it lie checksums of its files. So
+    copies of an export have the same key, whenever they were made. For a graph without a manifest
+    its path counts, for one without checksums the sizes and times of its files.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update("".join(f"{layer}\0" for layer in states).encode())
@@ -116,9 +117,13 @@ def graph_key(graph: Path, states: Sequence[int] = (), mtp: Path | None = None) 
     digest.update(
         manifest.read_bytes() if manifest.is_file() else str(graph.resolve()).encode() + b"\0"
     )
+    written = graph.with_name(CHECKSUMS)
+    if known := written.is_file():
+        digest.update(written.read_bytes())
     for path in sorted(graph.parent.glob(f"{graph.name}*")):
         status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        time = 0 if known else status.st_mtime_ns
+        digest.update(f"{path.name}\0{status.st_size}\0{time}\0".encode())
     return digest.hexdigest()[:16]
 
 

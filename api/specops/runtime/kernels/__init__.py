@@ -91,6 +91,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pack_codes": (None, _INT, *[_POINTER] * 3, *[_SIZE] * 3, _POINTER),
     "grids": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3),
     "codes": (None, _POINTER, _SIZE, _SIZE, _INT, *[_POINTER] * 3),
+    "report_lost_pages": (_INT,),
     "compensate": (None, *[_POINTER] * 2, _SIZE, _SIZE, *[_POINTER] * 5, _SIZE),
 }
 
@@ -115,6 +116,11 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 library = _load(LIBRARY)
+
+
+def report_lost_pages() -> None:
+    """Let the process log a file that becomes shorter while it is mapped, before that ends it."""
+    library.specops_report_lost_pages()
 
 
 def names_for(features: int) -> tuple[str, ...]:

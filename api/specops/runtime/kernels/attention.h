@@ -35,6 +35,8 @@ typedef struct {
     int64_t size;      // of a head
     int64_t before[TYPES], block[TYPES];  // bytes of a block before the layer's, and of the whole block
     int64_t window;    // number of positions that a token sees, with its own; 0: all up to its own
+    float rotary_factor;   // of cosines and sines that come from frequencies
+    int64_t rotary_within; // positions of slots up to which the first frequencies are for; 0: any number
     int interleaved;   // whether rotated pairs are neighbours, not half a head apart
     float scale;       // of scores
     float softcap;     // scores become softcap * tanh(score / softcap); 0: no change
@@ -50,7 +52,8 @@ typedef struct {
     int type;
     const int64_t *block_tables;  // [slots][max_blocks]
     int64_t max_blocks;
-    const float *cos, *sin;  // [positions][pairs], or NULL: no rotation
+    const float *cos, *sin;  // [positions][pairs], or NULL: no rotation, or one by `frequencies`
+    const float *frequencies;  // [pairs], or NULL: angles from a position to the next
     int64_t pairs;           // number of rotated pairs, at most half of a head
     const float *query_norm, *key_norm, *value_norm;  // [size], or NULL: no norm
     float *out;                                       // [tokens][heads * size]

@@ -34,13 +34,32 @@ static void normalize(const Pass *pass, const float *from, const float *norm, fl
     }
 }
 
+// Cosines and sines of a position; heads of a token, one after another, share them.
+typedef struct {
+    int64_t position;  // -1: none yet
+    float cos[MOST_SIZE / 2 + EIGHT], sin[MOST_SIZE / 2 + EIGHT];
+} Turn;
+
+static void turn_to(const Pass *pass, int64_t position, Turn *turn) {
+    if (turn->position == position) return;
+    turn->position = position;
+    for (int64_t i = 0; i < pass->pairs; i += EIGHT) {
+        const int64_t left = pass->pairs - i;
+        Eight angles = {0};
+        memcpy(&angles, pass->frequencies + i, (size_t)(left < EIGHT ? left : EIGHT) * sizeof(float));
+        cosines_and_sines((float)position * angles, pass->layer.rotary_factor, turn->cos + i, turn->sin + i);
+    }
+}
+
 // Norms and rotates a head of a query or key.
-static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
+static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position, Turn *turn,
                     float *head) {
     const int64_t pairs = pass->pairs;
     normalize(pass, from, norm, head);
-    if (!pass->cos) return;
-    const float *cos = pass->cos + position * pairs, *sin = pass->sin + position * pairs;
+    if (!pairs) return;
+    if (pass->frequencies) turn_to(pass, position, turn);
+    const float *cos = pass->frequencies ? turn->cos : pass->cos + position * pairs;
+    const float *sin = pass->frequencies ? turn->sin : pass->sin + position * pairs;
     if (pass->layer.interleaved)
         for (int64_t i = 0; i < pairs; i++) rotate(head + 2 * i, head + 2 * i + 1, cos[i], sin[i]);
     else
@@ -81,6 +100,8 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
     const int64_t size = pass->layer.size, padded = padded_size(size);
     const int type = pass->type;
     float row[MOST_SIZE], converted[MOST_SIZE];
+    Turn turn;
+    turn.position = -1;
     for (int64_t token = 0; token < span->tokens; token++) {
         const int64_t position = span->start + token, place = position % BLOCK;
         const int64_t from = (span->first + token) * pass->key_stride + head * size;
@@ -88,7 +109,7 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
         char *values = keys + key_bytes(size, type);
         char *value = values + place * padded * element_bytes(type);
         float *scales = (float *)(values + value_bytes(size, type));
-        prepare(pass, pass->key + from, pass->key_norm, position, row);
+        prepare(pass, pass->key + from, pass->key_norm, position, &turn, row);
         const float key_scale = convert(type, row, padded, converted);
         scatter_key(type, converted, size, keys, place);
         normalize(pass, pass->value + from, pass->value_norm, row);
@@ -315,11 +336,13 @@ static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64
     // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
     // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
     rows->prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    Turn turn;
+    turn.position = -1;
     for (int64_t row = 0; row < count; row++) {
         const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
         float *query = rows->queries + row * rows->padded;
         prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
-                pass->query_norm, span->start + token, query);
+                pass->query_norm, span->start + token, &turn, query);
         for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
         const int64_t end = span->start + token + 1, window = layer->window;
         rows->to[row] = end, rows->from[row] = window && window < end ? end - window : 0;

@@ -9,12 +9,14 @@
 //   spans         int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   block_tables  int64 [slots, max_blocks]: number of the cache's block for each 64 positions
 //   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
-//   cos, sin      float32 [positions, rotated / 2], optional
+//   cos, sin      float32 [positions, rotated / 2], optional; or cos alone, frequencies [rotated / 2],
+//                 of which the kernel computes cosines and sines, times rotary_factor
 //   q_norm, k_norm, v_norm  float32 [head_size], optional
 //   long_cos, long_sin  as cos and sin, optional: they replace them for all positions if the slots
-//                 have room for more positions than cos and sin have
+//                 have room for more positions than cos and sin have, or than rotary_within
 //   attributes: kv_num_heads and head_size, lists with a number for each layer of the cache; layer, the
-//   place in them; num_heads, rotary_interleaved, window, scale, softcap, epsilon; see attention.h
+//   place in them; num_heads, rotary_interleaved, rotary_factor, rotary_within, window, scale, softcap,
+//   epsilon; see attention.h
 //
 // The operator gets the cache's address, so ONNX Runtime binds and copies nothing per layer. The
 // address must come from the engine: do not load a stranger's graph that has this operator.
@@ -62,6 +64,8 @@ static const char *check_layer(const Layer *layer, int64_t interleaved) {
     if (layer->heads % layer->kv_heads)
         return "Attention: num_heads is not a multiple of kv_num_heads";
     if (interleaved != 0 && interleaved != 1) return "Attention: rotary_interleaved is 0 or 1";
+    if (layer->rotary_within < 0 || !isfinite(layer->rotary_factor))
+        return "Attention: rotary_within is below 0 or rotary_factor not finite";
     if (layer->window < 0 || layer->window > MOST_POSITIONS)
         return "Attention: window is too large or below 0";
     if (!isfinite(layer->scale)) return "Attention: scale is not finite";
@@ -81,6 +85,8 @@ OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const Or
     const AttributeTo attributes[] = {
         {"layer", &number, NULL}, {"num_heads", &layer->heads, NULL},
         {"window", &layer->window, NULL}, {"rotary_interleaved", &interleaved, NULL},
+        {"rotary_within", &layer->rotary_within, NULL},
+        {"rotary_factor", NULL, &layer->rotary_factor},
         {"scale", NULL, &layer->scale}, {"softcap", NULL, &layer->softcap},
         {"epsilon", NULL, &layer->epsilon}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
@@ -132,25 +138,28 @@ static const char *read_projections(Arguments *arguments) {
 
 // The choice depends on the room of the slots, not on their tokens, so a token's key does not depend
 // on later tokens.
-static void choose_tables(Tensor *inputs) {
+static void choose_tables(Tensor *inputs, const Layer *layer) {
     const Tensor *blocks = inputs + TABLES, *cos = inputs + COS;
-    if (!inputs[LONG_COS].data || blocks->count != 2 || cos->count != 2) return;
-    const int64_t rows = cos->dimensions[0];
-    if (blocks->dimensions[1] <= rows / BLOCK + (rows % BLOCK > 0)) return;
+    if (!inputs[LONG_COS].data || blocks->count != 2 || !cos->count) return;
+    const int64_t rows = cos->count == 2 ? cos->dimensions[0] : layer->rotary_within;
+    if (!rows || blocks->dimensions[1] <= rows / BLOCK + (rows % BLOCK > 0)) return;
     inputs[COS] = inputs[LONG_COS], inputs[SIN] = inputs[LONG_SIN];
 }
 
 static const char *read_tables(Arguments *arguments) {
-    choose_tables(arguments->inputs);
+    choose_tables(arguments->inputs, &arguments->pass.layer);
     const Tensor *inputs = arguments->inputs, *cos = inputs + COS, *sin = inputs + SIN;
     Pass *pass = &arguments->pass;
     const int64_t size = pass->layer.size;
-    if (!cos->data != !sin->data) return "Attention: cos and sin are given both or not at all";
-    pass->cos = cos->data, pass->sin = sin->data;
+    const int frequencies = cos->data && cos->count == 1;
+    if (!cos->data != !sin->data && (!frequencies || sin->data))
+        return "Attention: cos and sin are given both or not at all";
+    if (frequencies) pass->frequencies = cos->data;
+    else pass->cos = cos->data, pass->sin = sin->data;
     pass->pairs = cos->data ? cos->dimensions[cos->count - 1] : 0;
-    if (cos->data && (cos->count != 2 || pass->pairs < 1 || pass->pairs > size / 2))
+    if (cos->data && (cos->count > 2 || pass->pairs < 1 || pass->pairs > size / 2))
         return "Attention: cos is not [positions, rotated / 2] with at most head_size rotated";
-    if (cos->data && !has_shape(sin, 2, cos->dimensions[0], pass->pairs))
+    if (sin->data && !has_shape(sin, 2, cos->dimensions[0], pass->pairs))
         return "Attention: sin has another shape than cos";
     static const int NORMS[] = {QUERY_NORM, KEY_NORM, VALUE_NORM};
     for (size_t i = 0; i < sizeof NORMS / sizeof *NORMS; i++)
@@ -206,7 +215,7 @@ static const char *read_places(Arguments *arguments) {
     for (const Span *span = pass->spans; !wrong && span < pass->spans + pass->count; span++) {
         if (span->start + span->tokens > pass->max_blocks * BLOCK)
             return "Attention: a position is beyond the block tables";
-        if (cos->data && span->start + span->tokens > cos->dimensions[0])
+        if (pass->cos && span->start + span->tokens > cos->dimensions[0])
             return "Attention: a position is beyond the rotary table";
         wrong = check_blocks(pass, span, blocks);
     }

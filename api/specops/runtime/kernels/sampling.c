@@ -8,9 +8,10 @@
 int specops_filter(const float *logits, int64_t rows, int64_t count, const Filter *filter,
                    float *probs) {
     const SamplingKernel *kernel = choose_processor()->sampling;
-    for (int64_t row = 0; row < rows; row++, logits += count, probs += count)
-        if (kernel->filter(logits, count, filter, probs)) return -1;
-    return 0;
+    int status = 0;
+    for (int64_t row = 0; !status && row < rows; row++, logits += count, probs += count)
+        status = kernel->filter(logits, count, filter, probs);
+    return status;
 }
 
 // Each of the rows has a mask of `words` words.

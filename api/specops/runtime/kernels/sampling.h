@@ -31,8 +31,8 @@ typedef struct {
 // The kernel for one kind of processor. `weights` [count] are not negative and not all zero; they need
 // not sum to 1.
 typedef struct {
-    // Writes the probabilities of [count] logits; 0 for those that the filter drops. Returns 0, or -1 if
-    // there is no memory.
+    // Writes the probabilities of [count] logits; 0 for those that the filter drops. Returns 0, -1 if
+    // there is no memory, or -2 if a logit is NaN or INFINITY, or all are -INFINITY.
     int (*filter)(const float *logits, int64_t count, const Filter *filter, float *probs);
     // Sets the logits [count] to -INFINITY whose bits in `mask` are 0; logit i has bit i % 32 of word
     // i / 32.

@@ -213,6 +213,7 @@ static int filter(const float *logits, int64_t count, const Filter *by, float *p
         keep_typical(logits, count, highest, by->temperature, by->typical_p, probs, space, space + count);
     free(space);
     const float all = (float)sum(probs, count);
+    if (!(all > 0)) return -2;
     for (int64_t i = 0; i < count; i += LANES)
         store_some(probs + i, count - i, some_or(probs + i, count - i, 0) / all);
     return 0;

@@ -406,7 +406,7 @@ class GatedDecoder(Family):
         """
         if not self.interleaved:
             return []
-        shape, rotated = self.shape, 2 * self.rotaries[""].table.cos.shape[1]
+        shape, rotated = self.shape, 2 * len(self.rotaries[""].table.frequencies)
         head = np.arange(shape.head_dim)
         head[:rotated] = head[:rotated].reshape(-1, 2).T.reshape(-1)
         queries, keys = (

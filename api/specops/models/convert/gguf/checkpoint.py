@@ -28,6 +28,7 @@ from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
 from specops.models.gguf_files import files_of
 from specops.sampling_defaults import GENERATION_CONFIG
+from specops.text.files import TOKENIZER
 
 _MOST_FACTORS = 1 << 12
 _TRANSPOSED = "transformer.h."  # the names of GPT-2's layers
@@ -121,7 +122,7 @@ class GgufCheckpoint(Checkpoint):
 
     def write_texts(self, folder: Path) -> None:
         """Writes the files of the tokenizer and of sampling, as other checkpoints have them."""
-        files = dict(self._texts.files)
+        files = {TOKENIZER: self._texts.make(), **self._texts.others}
         if advice := self._advice():
             files[GENERATION_CONFIG] = advice
         for name, content in files.items():

@@ -14,6 +14,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,7 @@ _MOST_DEPTH = 2  # arrays of arrays
 _LEAST_ENTRY = 8 + 4 + 1  # bytes of an empty key, a type and a value of one byte
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, an offset
 _TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _NUMBERS = {
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"},
     **{10: "<u8", 11: "<i8", 12: "<f8"},
@@ -269,10 +271,29 @@ class _Reader:
                 return self._numbers(inner, count, key)
             if inner not in (_TEXT, _ARRAY) or depth >= _MOST_DEPTH or count > _MOST_TEXTS:
                 self._refuse(f"has a key {key!r} with an array of {count} of type {inner}")
+            if inner == _TEXT:
+                return self._texts(count, key)
             return [self._value(inner, key, depth + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             self._refuse(f"has a key {key!r} of an unknown type, number {kind}")
         return self._numbers(kind, 1, key)[0]
+
+    def _texts(self, count: int, key: str) -> list[str]:
+        """Texts behind each other; there may be hundreds of thousands."""
+        data, found = self._data, list[str]()
+        end = min(len(data), self._size, _LONGEST_HEADER) - _LENGTH.size
+        for _ in range(count):
+            start = self._at + _LENGTH.size
+            length = (
+                _LENGTH.unpack_from(data, self._at)[0] if self._at <= end else _LONGEST_TEXT + 1
+            )
+            if length <= min(end + _LENGTH.size - start, _LONGEST_TEXT):
+                with suppress(UnicodeDecodeError):
+                    found.append(data[start : start + length].decode())
+                    self._at = start + length
+                    continue
+            found.append(self._value_text(key))  # says what is wrong
+        return found
 
     def _numbers(self, kind: int, count: int, key: str) -> list[Any]:
         dtype = np.dtype(_NUMBERS[kind])

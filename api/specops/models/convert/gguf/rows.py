@@ -22,6 +22,7 @@ class GgufRows:
     """
 
     def __init__(self, tensor: GgufTensor, order: NDArray[np.int64] | None = None) -> None:
+        self.file = tensor.file
         self._type = tensor.type
         self._order = order
         height, self._width = tensor.shape
@@ -41,6 +42,15 @@ class GgufRows:
     def nbytes(self) -> int:
         """Bytes in the file."""
         return len(self) * self._row_bytes
+
+    @property
+    def place(self) -> tuple[int, tuple[int, int], list[int] | None]:
+        """Where rows lie in the file: offset, shape uint8 [N, bytes of a row], and their order."""
+        offset: int = self._mapped.offset
+        if self._order is not None:
+            order: list[int] = self._order[self._rows.start : self._rows.stop].tolist()
+            return offset, self._mapped.shape, order
+        return offset + self._rows.start * self._row_bytes, (len(self), self._row_bytes), None
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -10,6 +10,8 @@ Absent and impossible values get llama.cpp's defaults, which docs/gguf.md lists.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -71,12 +73,21 @@ _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>", "<|end|>", "<|placeholder1|>"}
 
 
 class TokenizerFiles(NamedTuple):
-    """Files by name, JSON or text; the number of tokens; ids that begin and end a text."""
+    """What makes tokenizer.json, and the other files; number of tokens; ids that end a text.
 
-    files: dict[str, Any]
+    Merging pieces takes seconds in large vocabularies, so nothing does it before it is needed.
+    """
+
+    make: Callable[[], str]
+    others: dict[str, Any]
     size: int
     bos: int | None
     ends: list[int]
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """All files by name, JSON or text."""
+        return {TOKENIZER: json.loads(self.make()), **self.others}
 
 
 class _Vocabulary(NamedTuple):
@@ -101,22 +112,12 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         if pre in _WITHOUT_BOS and _BOS not in metadata
         else _token(metadata, "bos", vocabulary)
     )
-    adds_bos = True
-    if kind != "llama":
-        words = _pre_tokenizer(metadata, pre)
-        adds_bos = words.adds_bos
-        made = json.loads(_with_merges(metadata, vocabulary, words).to_str())
-    else:
-        made = json.loads(_sentencepiece(metadata, vocabulary).to_str())
-        if metadata.architecture == "phi3":
-            for token in made["added_tokens"]:
-                token["rstrip"] = token["content"] not in _PHI3_PLAIN
-    adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) or pre == _PIECES_WITH_MERGES
+    words = None if kind == "llama" else _pre_tokenizer(metadata, pre)
+    adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", words is None or words.adds_bos)
+    adds_bos = adds_bos or pre == _PIECES_WITH_MERGES
     adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
     eos = _token(metadata, "eos", vocabulary)
-    made["post_processor"] = _surrounded_by(
-        tokens, bos if adds_bos else None, eos if adds_eos else None
-    )
+    around = _surrounded_by(tokens, bos if adds_bos else None, eos if adds_eos else None)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": adds_bos,
@@ -128,15 +129,32 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     for name, role in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         if (index := named[role]) is not None:
             settings[f"{name}_token"] = tokens[index]
-    files = {TOKENIZER: made, TOKENIZER_CONFIG: settings}
+    others: dict[str, Any] = {TOKENIZER_CONFIG: settings}
     if _TEMPLATE in metadata:
-        files[TEMPLATE] = metadata.text(_TEMPLATE)
+        others[TEMPLATE] = metadata.text(_TEMPLATE)
     if _TOOLS_TEMPLATE in metadata:
         settings["chat_template"] = [named_template(TOOL_USE, metadata.text(_TOOLS_TEMPLATE))]
     ends = [_token(metadata, role, vocabulary) for role in _ENDING_ROLES]
     ends += _ends_by_text(vocabulary)
     known = dict.fromkeys(token for token in ends if token is not None)
-    return TokenizerFiles(files, len(tokens), bos, list(known))
+
+    if words is None:
+        build = _sentencepiece(metadata, vocabulary)
+    else:
+        listed = metadata.listed(_MERGES, str)
+        build = partial(_with_merges, metadata, vocabulary, words, listed)
+
+    def make() -> str:
+        tokenizer = build()
+        tokenizer.post_processor = around
+        if words is not None or metadata.architecture != "phi3":
+            return str(tokenizer.to_str())
+        made = json.loads(tokenizer.to_str())
+        for token in made["added_tokens"]:
+            token["rstrip"] = token["content"] not in _PHI3_PLAIN
+        return json.dumps(made, ensure_ascii=False)
+
+    return TokenizerFiles(make, others, len(tokens), bos, list(known))
 
 
 def _kind(metadata: Metadata) -> str:
@@ -213,7 +231,7 @@ def _ends_by_text(vocabulary: _Vocabulary) -> list[int]:
     ]
 
 
-def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[str, Any] | None:
+def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> Any:
     """The post-processor that puts tokens in front of a text and behind it."""
     around = [index for index in (bos, eos) if index is not None]
     if not around:
@@ -226,7 +244,7 @@ def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[
         text = {"Sequence": {"id": name, "type_id": number}}
         return [*special(bos, number), text, *special(eos, number)]
 
-    return {
+    made = {
         "type": "TemplateProcessing",
         "single": sequence("A", 0),
         "pair": sequence("A", 0) + sequence("B", 1),
@@ -235,6 +253,8 @@ def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[
             for index in around
         },
     }
+    empty: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
+    return Tokenizer.from_str(json.dumps({**empty, "post_processor": made})).post_processor
 
 
 def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
@@ -246,9 +266,11 @@ def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _with_merges(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
+def _with_merges(
+    metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer, listed: list[str]
+) -> Tokenizer:
     vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
-    listed, merges = metadata.listed(_MERGES, str), []
+    merges = []
     for text in listed:
         at = text.find(" ", 1)  # a part may be a space
         one, other = text[:at], text[at + 1 :]
@@ -271,7 +293,7 @@ def _with_merges(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenize
     return tokenizer
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
+def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Callable[[], Tokenizer]:
     tokens, types = vocabulary
     scores = metadata.listed(_SCORES, float) if _SCORES in metadata else [0.0] * len(tokens)
     if len(scores) < len(tokens):
@@ -280,7 +302,8 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
     if _UNKNOWN in metadata:
         unknown = _token(metadata, "unknown", vocabulary) or 0
     kinds = [_NORMAL if kind == UNUSED else kind for kind in types]  # as llama.cpp takes them
-    return bpe_tokenizer(
+    return partial(
+        bpe_tokenizer,
         list(zip(tokens, scores, kinds, strict=False)),
         unknown=unknown,
         byte_fallback=not _BYTES.isdisjoint(tokens),  # whatever their types
