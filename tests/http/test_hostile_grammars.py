@@ -62,6 +62,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", 300.0)
+
+
 @pytest.fixture(scope="module")
 async def client(anyio_backend: str, tiny_settings: Settings) -> AsyncIterator[openai.AsyncOpenAI]:
     async with served(replace(tiny_settings, draft="none")) as client:

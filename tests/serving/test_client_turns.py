@@ -100,6 +100,33 @@ async def test_who_leaves_is_dropped_before_the_turn_and_stopped_in_it() -> None
     assert thread.done == ["staying"]
 
 
+async def test_who_leaves_with_the_result_stops_nobody_else() -> None:
+    thread = Thread()
+    stopped: list[str] = []
+
+    async def asking() -> None:
+        await thread.turns.run("one", thread.work("one"), stop=lambda: stopped.append("one"))
+
+    first = await thread.busy()
+    leaving = asyncio.create_task(asking())
+    await asyncio.sleep(0)
+    other = await thread.ask("two", "other")
+    real = thread.turns._next
+
+    def next_and_leave() -> None:
+        real()
+        if thread.done == ["one"]:
+            leaving.cancel()
+
+    thread.turns._next = next_and_leave  # type: ignore[method-assign]
+    thread.may.set()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert await other == "other"
+    assert stopped == []
+
+
 async def test_an_error_reaches_the_one_that_it_belongs_to() -> None:
     thread = Thread()
 

@@ -245,6 +245,8 @@ def test_a_grammar_that_one_answer_has_worn_out_is_there_for_the_next() -> None:
         follow_on()
     assert matcher._compiled is not None
     assert matcher._compiled.grown
+    assert made.compiled(growing) is None
+    assert made.compiled(growing, worn=True) is not None  # for the engine, which waits for nothing
     another = made.matcher(growing)
     another.advance(letters[0])
     assert len(allowed(another.masks(())[0])) > 100

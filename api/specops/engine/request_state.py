@@ -148,7 +148,11 @@ class RequestState:
             GrammarError: the grammar cannot be compiled.
         """
         grammar = self.request.sampling.grammar
-        return None if grammar is None else self._grammars.matcher(grammar, self.request.client)
+        if grammar is None:
+            return None
+        client = self.request.client
+        known = self._grammars.compiled(grammar, client, worn=True)
+        return self._grammars.matcher(grammar, client) if known is None else known
 
     def settle(self, seconds: float) -> None:
         """End the request if its grammar takes more than a share of passes such as this one.

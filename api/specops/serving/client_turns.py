@@ -79,8 +79,8 @@ class ClientTurns:
         try:
             return await done
         except asyncio.CancelledError:
-            if not self._drop(client, item):
-                stop()
+            if done.cancelled() and not self._drop(client, item):
+                stop()  # it runs: what has its result runs no more, and another one does
             raise
 
     def _drop(self, client: str, item: _Work) -> bool:

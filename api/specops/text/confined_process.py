@@ -26,7 +26,6 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_CLOCK_SECONDS = 5.0  # for one program by the clock, if the process waits instead of computing
 _MOST_BYTES = 16 << 20  # of an answer; a request has at most 1 MiB, and programs add little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
 _USED_UP_SECONDS = 60.0  # of work: a new process takes over before the system's limit
@@ -73,12 +72,14 @@ class ConfinedProcess:
         what: names the programs, for messages.
         seconds: processor time of one program. Where other threads have the cores, so much time of
             the clock would end honest ones.
+        clock_seconds: the same by the clock, for a process that waits instead of computing.
         ended: how many processes were ended by a limit (`limit`) and by anything else (`crash`).
     """
 
     worker: str
     what: str
     seconds: float
+    clock_seconds: float
 
     def __init__(self) -> None:
         # The system ends the process together with the thread that started it (PR_SET_PDEATHSIG).
@@ -114,7 +115,7 @@ class ConfinedProcess:
             child = self._ready()
             self._busy = child
             try:
-                kind, text = child.exchange(message, self.seconds)
+                kind, text = child.exchange(message, self.seconds, self.clock_seconds)
             except ProgramLimitExceeded:
                 self.ended["limit"] += 1
                 self._replace(child)
@@ -229,14 +230,14 @@ class _Child:
         """Whether it has not ended by itself."""
         return self._process.poll() is None
 
-    def exchange(self, message: bytes, seconds: float) -> tuple[bytes, str]:
+    def exchange(self, message: bytes, seconds: float, clock: float) -> tuple[bytes, str]:
         """Send a request; return the answer's kind and text.
 
         Raises:
             ProgramLimitExceeded: the program takes too much.
             _Ended: see there.
         """
-        self._clock = _Clock(_CLOCK_SECONDS, seconds, self._process.pid)
+        self._clock = _Clock(clock, seconds, self._process.pid)
         self._send(_LENGTH.pack(len(message)) + message)
         kind, text = self._receive()
         self.seconds += self._clock.passed()

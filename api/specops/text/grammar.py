@@ -127,11 +127,16 @@ class Grammars:
             self._keep((client, grammar), compiled)
             return self._matcher(compiled)
 
-    def compiled(self, grammar: Grammar, client: str = "") -> Matcher | None:
-        """Return a matcher at the start of a grammar; None if it has to be compiled first."""
+    def compiled(self, grammar: Grammar, client: str = "", *, worn: bool = False) -> Matcher | None:
+        """Return a matcher at the start of a grammar; None if it has to be compiled first.
+
+        Args:
+            grammar, client: see `matcher`.
+            worn: take one that other answers have worn out, too; the engine compiles none.
+        """
         with self._lock:
             compiled = self._living.get((client, grammar))
-            if compiled is None or compiled.worn:
+            if compiled is None or (compiled.worn and not worn):
                 return None
             self._keep((client, grammar), compiled)
             return self._matcher(compiled)

@@ -35,7 +35,8 @@ class GrammarProcess(ConfinedProcess):
 
     worker = "specops.text.grammar_worker"
     what = "grammars"
-    seconds = 2.0  # the slowest known honest schema takes a tenth of it
+    seconds = 2.0  # the slowest known honest schema takes a sixth of it
+    clock_seconds = 30.0
 
     def tried(self, grammar: Grammar, effort: int, marks: Mapping[str, int], size: int) -> Tried:
         """Write a grammar and compile it with a vocabulary of bytes.

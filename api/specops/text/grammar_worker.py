@@ -102,11 +102,14 @@ def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[s
         GrammarError: there is none; the message is of the best one.
     """
     reason: GrammarError | None = None
+    failed = ""  # what was tried before, in the service
     for effort in efforts(grammar):
-        if effort < first:
-            continue
         try:
             source = write(grammar, effort)
+            if effort < first or source.text == failed:
+                failed = source.text
+                continue
+            failed = source.text
             return {
                 "text": source.text,
                 "left_out": [(item.path, item.tool) for item in source.left_out],

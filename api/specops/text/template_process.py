@@ -15,6 +15,7 @@ class TemplateProcess(ConfinedProcess):
     worker = "specops.text.template_worker"
     what = "chat templates"
     seconds = 1.0  # a template takes milliseconds
+    clock_seconds = 5.0
 
     def compile(self, source: str, names: Mapping[str, str]) -> None:
         """Find out whether a template can be used.
