@@ -25,14 +25,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.memory.cgroup import CgroupError
 from bench.serving.load import Answer, Ask, once
-from bench.serving.server import serving
 from specops.models.convert import export_checkpoint
 from specops.presets import chat_model
 from tests.caps.__main__ import Seen, run
 from tests.files.packages import gemma, llama_tokens
 from tests.files.report import Row
 from tests.files.vocabularies import all_documents
+from tests.loopback import free_port
 from tests.models.convert.gguf.files import straight
+from tests.models_e2e.service import serving
 from tests.passes import Passes, prepared
 from tests.text.test_tokenizer_kinds import random_texts
 
@@ -185,10 +186,12 @@ def _within(name: str, found: Sequence[_Distance]) -> Row:
 def _served(
     name: str, file: Path, cache: Path, tokenizer: Tokenizer, reference: Reference
 ) -> Iterator[Row]:
-    begun = time.monotonic()
-    with serving({"SPECOPS_TARGET": str(file), "SPECOPS_CACHE_DIR": str(cache)}) as server:
+    cache.mkdir()
+    variables = {"SPECOPS_TARGET": str(file), "SPECOPS_CACHE_DIR": str(cache)}
+    begun, port = time.monotonic(), free_port()
+    with serving(cache, port, **variables):
         print(f"files: {name}: a first start of {time.monotonic() - begun:.0f} s", flush=True)
-        yield from _answers(name, server.port, tokenizer, reference)
+        yield from _answers(name, port, tokenizer, reference)
     for cap, size in _CAPS_MIB.items():
         title = f"{name} under {cap}: mixed requests"
         options = {"model": file, "cache": cache, "set": [], "mib": size, "swap_mib": 0}
