@@ -272,6 +272,17 @@ def test_a_conversion_is_read_again_after_a_boot(
     assert convert(source, tmp_path) == (first, [f"checking {first}"])
 
 
+def test_a_tokenizer_is_on_disk_once(source: Path, tmp_path: Path) -> None:
+    """And the link to it does not let the next start read the checkpoint again."""
+    made, _ = convert(source, tmp_path)
+    assert (made / "tokenizer.json").samefile(source / "tokenizer.json")
+    read: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout.Parts, "digest", lambda *given: read.append("again"))
+        assert convert(source, tmp_path)[0] == made
+    assert not read
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match="set SPECOPS_CACHE_DIR to a writable folder"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,9 +80,11 @@ def test_a_file_that_was_changed_under_its_conversion_is_not_laid_out(
     file = tmp_path / "m.gguf"
     file.write_bytes((folder / "m.gguf").read_bytes())
     found = get(file, tmp_path)
+    stranger = shutil.copytree(found.path, tmp_path / "stranger" / found.path.name)
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(ModelError, match="it was made from has changed since"):
-        prepacked_graph(found.graph, "x", tmp_path, print)
+    for graph in (found.graph, stranger / found.graph.name):  # its location names no file
+        with pytest.raises(ModelError, match="it was made from has changed since"):
+            prepacked_graph(graph, "x", tmp_path, print)
 
 
 def test_a_check_makes_no_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

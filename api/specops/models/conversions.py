@@ -32,6 +32,7 @@ from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
 from specops.system.folders import clear_leftovers, file_at_once, locked
 from specops.system.generations import outdated, remove, sweep, use
+from specops.text.files import TOKENIZER
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def converted(
     Raises:
         OSError: the checkpoint cannot be read or the folder cannot be written.
     """
-    source, files = str(path.resolve()), [str(file.resolve()) for file in parts.files]
+    source, files = str(path.resolve()), [str(file.absolute()) for file in parts.files]
     seen, digest, _ = _sources(root).get(source, _UNKNOWN)
     if seen == _marks(files):
         folder = _folder(root, _key(digest), quant, name)
@@ -172,11 +173,15 @@ def _write(root: Path, sources: dict[str, _Source]) -> None:
 
 
 def _marks(files: Iterable[str | Path]) -> str:
-    """Return a digest that changes whenever a file is written, replaced or linked."""
+    """Return a digest that changes whenever a file is written, replaced or linked.
+
+    A tokenizer.json does not count as changed by a link: conversions have links to it.
+    """
     digest = hashlib.sha256()
     for file in files:
         status = os.stat(file)
-        marks = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        changed = 0 if Path(file).name == TOKENIZER else status.st_ctime_ns
+        marks = (status.st_size, status.st_ino, status.st_mtime_ns, changed)
         digest.update(f"{file}\0{marks}\0".encode())
     return digest.hexdigest()
 

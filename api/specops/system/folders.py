@@ -29,6 +29,18 @@ def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[
         yield handle
 
 
+def link(source: Path, destination: Path) -> None:
+    """Give a file a second name, or copy it where the system cannot: on another volume, say.
+
+    Raises:
+        OSError: the file cannot be read or copied.
+    """
+    try:
+        os.link(source.resolve(), destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+
+
 @contextmanager
 def file_at_once(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends without an error.

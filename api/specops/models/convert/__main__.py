@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         help="folder of the safetensors if it is another one, or a state dict, once per shard",
     )
-    parser.add_argument("--in-place", action="store_true", help="leave a GGUF's weights in it")
+    parser.add_argument(
+        "--in-place", action="store_true", help="leave in the checkpoint what needs no conversion"
+    )
     parser.add_argument("--source-digest", default="", help="digest of the checkpoint")
     options = parser.parse_args(arguments)
     try:

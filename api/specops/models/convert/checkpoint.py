@@ -29,6 +29,7 @@ from specops.models.convert.quantize import check_finite
 from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
+from specops.system.folders import link
 from specops.text import added_tokens, files
 from specops.text.tokenizer import Tokenizer, TokenizerError
 
@@ -297,11 +298,15 @@ class Checkpoint:
         found = {role: tokenizer.token(text) for role, text in texts.items()}
         return {role: token for role, token in found.items() if token is not None}
 
-    def write_texts(self, folder: Path) -> None:
-        """Copies the tokenizer and the other small files into `folder`."""
+    def write_texts(self, folder: Path, *, in_place: bool = False) -> None:
+        """Copies the tokenizer and the other small files into `folder`.
+
+        With `in_place` the tokenizer, the largest of them, is not there a second time.
+        """
         for name in _COPIED:
             if (self.path / name).is_file():
-                shutil.copyfile(self.path / name, folder / name)
+                place = link if in_place and name == files.TOKENIZER else shutil.copyfile
+                place(self.path / name, folder / name)
         tools, config = self.path / files.TOOLS_TEMPLATE, folder / files.TOKENIZER_CONFIG
         if tools.is_file() and config.is_file():
             settings = json.loads(config.read_text(encoding="utf-8"))

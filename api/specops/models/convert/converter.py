@@ -102,7 +102,8 @@ def export_checkpoint(
         weights: the folder of the safetensors if it is not `source`, or torch state dicts.
         progress: called with the finished and the total bytes of the checkpoint.
         source_digest: for the manifest, `Parts.digest` of the checkpoint; empty: it is not known.
-        in_place: leave a GGUF's blocks where they are; the export then works beside that file only.
+        in_place: leave a GGUF's blocks where they are, and link to a tokenizer.json: the export
+            then works beside the checkpoint only.
 
     Raises:
         ExportError: the checkpoint cannot be exported faithfully, or `destination` is in use. After
@@ -152,7 +153,7 @@ def export_checkpoint(
                     store.drop_graph()
                     model = replace(model, has_mtp=False)
         counter.finish()
-        checkpoint.write_texts(folder)
+        checkpoint.write_texts(folder, in_place=in_place)
         manifest = json.dumps(model.manifest(), indent=2) + "\n"
         (folder / MANIFEST).write_text(manifest, encoding="utf-8")
         write_checksums(folder)

@@ -120,8 +120,9 @@ class GgufCheckpoint(Checkpoint):
             values = values - np.float32(1)
         return values if order is None else values[order]
 
-    def write_texts(self, folder: Path) -> None:
+    def write_texts(self, folder: Path, *, in_place: bool = False) -> None:
         """Writes the files of the tokenizer and of sampling, as other checkpoints have them."""
+        del in_place  # a GGUF has no such files
         files = {TOKENIZER: self._texts.make(), **self._texts.others}
         if advice := self._advice():
             files[GENERATION_CONFIG] = advice
