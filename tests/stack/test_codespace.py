@@ -6,6 +6,7 @@ browser's requests behind the proxy, where that image can be pulled.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +74,8 @@ def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
     ):
         command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
         command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
-        with subprocess.Popen(list(map(str, command)), stderr=log, cwd=tmp_path) as process:
+        words, env = list(map(str, command)), {**os.environ, **ENVIRONMENT}
+        with subprocess.Popen(words, stderr=log, cwd=tmp_path, env=env) as process:
             try:
                 wait("Locust's page", lambda: answers(f"http://{HOST}:{port}/"))
                 with forwarded(port, tmp_path) as way, browsing(way) as browser:
