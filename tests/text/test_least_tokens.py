@@ -54,7 +54,22 @@ def without_bytes(*missing: int) -> Tokenizer:
     return Tokenizer(fast)
 
 
+def with_runs_of_marks() -> Tokenizer:
+    """Bytes, and a token of four of SentencePiece's marks for a space, which here are no spaces."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    parts = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("▁")
+    one, two, three = parts[0][0]
+    mark = one + two + three
+    merges = [(one, two), (one + two, three), (mark, mark), (mark * 2, mark * 2)]
+    entries = [*letters, *("".join(pair) for pair in merges)]
+    fast = FastTokenizer(models.BPE(vocab={it: n for n, it in enumerate(entries)}, merges=merges))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    return Tokenizer(fast)
+
+
 KINDS = {
+    "runs of marks": with_runs_of_marks(),
     **{name: kind for name, (kind, _) in PUBLISHED.items()},
     **SMALL,
     "unknown letters vanish": small(unknown=False, spaces=False),

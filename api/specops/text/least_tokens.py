@@ -40,19 +40,21 @@ class LeastTokens:
         self._drops_space = any(token.lstrip or token.rstrip for token in added)
         self._shares = np.zeros(256)  # of a token, by byte
         self._least = 0.0  # of a token, for each byte that a Unicode form changes
+        self._space = ""
         if not all(map(_keeps, parts)) or not _splits_into_letters(tokenizer.model):
             return
         byte_level = "ByteLevel" in kinds
+        self._space = "" if byte_level else _SPACE  # what stands for a space in the vocabulary
         table = {ord(letter): byte for letter, byte in letters.items()}
         by_length: defaultdict[int, bytearray] = defaultdict(bytearray)
         for token in added:
-            content = token.content.replace(_SPACE, " ").encode()
+            content = self._as_spaces(token.content).encode()
             by_length[len(content)] += content
         for entry in _entries(tokenizer):
             if byte_level and letters.keys() >= set(entry):
                 content = entry.translate(table).encode("latin-1")
             else:
-                content = entry.replace(_SPACE, " ").encode()
+                content = self._as_spaces(entry).encode()
             by_length[len(content)] += content
         for length, found in sorted(by_length.items()):
             self._shares[np.frombuffer(found, np.uint8)] = 1 / max(1, length)
@@ -65,7 +67,7 @@ class LeastTokens:
         """Return a number of tokens of which a text has no fewer."""
         if self._drops_space:
             text = "".join(text.split())
-        content = np.frombuffer(text.replace(_SPACE, " ").encode("utf-8", "replace"), np.uint8)
+        content = np.frombuffer(self._as_spaces(text).encode("utf-8", "replace"), np.uint8)
         counts = np.bincount(content, minlength=256)
         if not self._changes:
             return _rounded_up(float(counts @ self._shares))
@@ -75,6 +77,9 @@ class LeastTokens:
         plain = float(counts[:_ASCII] @ self._shares[:_ASCII])
         other = int(counts[_ASCII:].sum()) * self._least
         return max(0, _rounded_up(plain - int(merged) + other))
+
+    def _as_spaces(self, text: str) -> str:
+        return text.replace(self._space, " ") if self._space else text
 
 
 def _rounded_up(tokens: float) -> int:

@@ -1,7 +1,6 @@
 """Work that would hold up the event loop goes to threads, where clients take turns.
 
-Texts, templates and large bodies take time in proportion to their length. Clients take turns at
-each thread, as `ClientTurns` says, and what a client has sent is dropped when it leaves.
+Texts, templates and large bodies take time in proportion to their length.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from specops.http.errors import client_left, too_late, unavailable
+from specops.http.answering.turns import in_turn
+from specops.http.errors import too_late, unavailable
 from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
-from specops.http.sse import calling_on_disconnect
 from specops.http.state import Context
-from specops.serving.client_turns import ClientTurns
 
 _T = TypeVar("_T")
 
@@ -24,34 +22,6 @@ _CHARACTER_SECONDS = 3.3e-7
 # Bytes of bodies that wait and hold no place in the queue, and those of one client. The least that
 # a body counts bounds how many there are.
 _MOST_ASIDE, _MOST_ASIDE_EACH, _LEAST_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
-
-
-async def take_turn(
-    ctx: Context,
-    turns: ClientTurns,
-    work: Callable[[], _T],
-    *,
-    seconds: float = 0.0,
-    stop: Callable[[], None] = lambda: None,
-) -> _T:
-    """Have a thread do work in its client's turn; see `ClientTurns.run` for the arguments.
-
-    Raises:
-        ApiError: the client has left meanwhile.
-    """
-    task = asyncio.create_task(turns.run(ctx.whose, work, seconds=seconds, stop=stop))
-
-    def leave() -> None:
-        task.cancel()
-
-    async with calling_on_disconnect(ctx.receive, leave):
-        try:
-            return await task
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():  # by a deadline, or at the end
-                raise
-            raise client_left() from None
 
 
 async def run_off_loop(
@@ -75,7 +45,7 @@ async def run_off_loop(
     limit = ctx.settings.request_timeout
     try:
         async with asyncio.timeout(limit):
-            return await take_turn(ctx, turns, work, seconds=size * _CHARACTER_SECONDS)
+            return await in_turn(ctx, turns, work, seconds=size * _CHARACTER_SECONDS)
     except TimeoutError:
         raise too_late("encoded", limit) from None
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError
+from specops.http.errors import client_left
 from specops.http.sse import calling_on_disconnect
 from specops.http.state import Context
 from specops.serving.client_turns import ClientTurns
@@ -34,13 +34,11 @@ async def in_turn(
     def leave() -> None:
         task.cancel()
 
-    task = asyncio.ensure_future(turns.run(ctx.client, work, seconds=seconds, stop=stop))
+    task = asyncio.ensure_future(turns.run(ctx.whose, work, seconds=seconds, stop=stop))
     async with calling_on_disconnect(ctx.receive, leave):
         try:
             return await task
         except asyncio.CancelledError:
             if (own := asyncio.current_task()) is not None and own.cancelling():
                 raise  # a time limit of the request, or the server's end
-            raise ApiError(
-                CLIENT_CLOSED_REQUEST, "the client has left", code="client_left"
-            ) from None
+            raise client_left() from None
