@@ -148,12 +148,10 @@ def _serve(options: argparse.Namespace) -> int:
     keep_memory_level()  # libraries start threads
     from specops.http import server  # noqa: PLC0415
     from specops.http.app import create_app  # noqa: PLC0415
-    from specops.runtime import kernels  # noqa: PLC0415
     from specops.system import logs  # noqa: PLC0415
 
     settings = settings_of(options)
     logs.configure(settings.log_level.removesuffix(PROMPTS))
-    kernels.report_lost_pages()
     return server.run(create_app(settings), settings)
 
 

@@ -24,6 +24,7 @@ from specops.engine.model_info import Download, ModelInfo, ModelState, Report
 from specops.engine.scheduler import Scheduler
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, Step
+from specops.runtime.kernels import report_lost_pages
 from specops.serving.admission import AdmissionController
 from specops.serving.request_handle import RequestHandle
 from specops.system.allocator import give_back
@@ -146,6 +147,7 @@ class AsyncEngine:
         """Start the engine's thread, which loads the model."""
         self._loop = asyncio.get_running_loop()
         self._set_state(ModelState.STARTING, "")
+        report_lost_pages()
         self._thread.start()
 
     async def stop(self) -> None:
