@@ -88,6 +88,8 @@ class Shape(LoadTestShape):
         done = False
         if self.runner.state in (STATE_SPAWNING, STATE_RUNNING):
             run: Run = environment.load
+            if run.recorder.ended is not None:  # no stage begins while the last answers come
+                return self.runner.shape_last_tick
             run.lost, gone = lost(self.runner, options.load_workers)
             done = run.recorder.requests >= most or (gone and most < math.inf)
             done = done or run.finished
@@ -184,14 +186,14 @@ def end(environment: Environment, **_: Any) -> None:
     options = environment.parsed_options
     environment.stop_timeout = options.load_stop_timeout
     recorder, most = environment.load.recorder, options.number_of_requests
+    if isinstance(environment.runner, WorkerRunner) and options.processes:
+        signal(SIGINT, default_int_handler)
     if recorder.ended is not None:
-        return
+        return  # a worker has heard it from the master
     complete = environment.load.finished or (most and recorder.requests >= most)
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
     if isinstance(environment.runner, MasterRunner):
         gather(environment)
-    elif isinstance(environment.runner, WorkerRunner) and options.processes:
-        signal(SIGINT, default_int_handler)
 
 
 @events.reset_stats.add_listener
@@ -236,7 +238,7 @@ def gather(environment: Environment) -> None:
     """Have all workers stop, and wait for the last of what they have recorded."""
     runner = environment.runner
     _noted.clear()
-    runner.send_message(STOP)
+    runner.send_message(STOP, environment.load.recorder.ended)
     with gevent.Timeout(environment.stop_timeout + STOP_SECONDS, exception=False):
         while any(w.id not in _noted for w in runner.clients.all if w.state != STATE_MISSING):
             _news.clear()
@@ -257,9 +259,10 @@ def lost(runner: Runner, workers: Sequence[str]) -> tuple[int, bool]:
     return len(silent), any(worker not in runner.clients for worker in silent)
 
 
-def finish(environment: Environment, **_: Any) -> None:
-    """Stop a worker's users and send what is left to send."""
+def finish(environment: Environment, msg: Message, **_: Any) -> None:
+    """Stop a worker's users, whose time the master's clock has ended, and send what is left."""
     runner, data = environment.runner, dict[str, Any]()
+    environment.load.recorder.ended = msg.data
     runner.stop()
     environment.events.report_to_master.fire(client_id=runner.client_id, data=data)
     runner.send_message("stats", data)

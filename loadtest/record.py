@@ -258,11 +258,15 @@ class Recorder:
         return self.tallies[self.stage(sent)]
 
     def count_users(self, change: int = 0) -> None:
-        """Count the users until now in the stages in which they were; then some come or go."""
+        """Count the users until now in the stages in which they were; then some come or go.
+
+        An end that was told late takes away what was counted after it.
+        """
         begin, now = self.started, self._end()
         for stage, tally in zip(self.stages, self.tallies, strict=True):
             end = begin + stage.seconds
-            tally.user_seconds += self._users * max(0.0, min(now, end) - max(self._since, begin))
+            until, since = (min(max(at, begin), end) for at in (now, self._since))
+            tally.user_seconds += self._users * (until - since)
             begin = end
         self._users, self._since = self._users + change, now
 

@@ -445,8 +445,11 @@ class OpenLoopUser(ApiUser):
         self.load.opened = self.load.opened or time.time()
 
     def on_stop(self) -> None:
-        """Wait for the last answers; each request has a time limit."""
-        self.in_flight.join()
+        """Wait for the last answers; those for which the run does not wait are cancelled."""
+        try:
+            self.in_flight.join()
+        finally:
+            self.in_flight.kill()
 
     @tag("stream")
     @task

@@ -279,20 +279,38 @@ def test_open_loops_and_long_runs_are_counted_by_stage(tmp_path: Path) -> None:
         check_stages(api, found.report)
 
 
+def test_arrivals_whose_answers_nobody_waits_for_are_counted_too(tmp_path: Path) -> None:
+    api = StandIn(seconds=8)
+    arrivals = ("--request-rate", "8", "--run-time", "2s", "--stop-timeout", "1")
+    found = run_locust(api, tmp_path, *arrivals)
+    assert found.report["whole"]["cancelled"] > 0
+    check_stages(api, found.report)
+
+
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
-def test_ctrl_c_ends_a_run_with_all_its_figures(processes: tuple[str, ...], tmp_path: Path) -> None:
-    api, report = StandIn("refuse", seconds=0.3), tmp_path / "report.json"
+@pytest.mark.parametrize("seconds", [0.3, 5.0], ids=["", "the next stage comes meanwhile"])
+def test_ctrl_c_ends_a_run_with_all_its_figures(
+    processes: tuple[str, ...], seconds: float, tmp_path: Path
+) -> None:
+    api, report = StandIn("refuse", seconds=seconds), tmp_path / "report.json"
     with listening(api.handler()) as port, ExitStack() as stack:
-        words = [*locust_command(f"http://{HOST}:{port}"), "--users", "8", "--spawn-rate", "8"]
-        words += ["--run-time", "60s", "--stop-timeout", "30", "--report", str(report), *processes]
+        words = [
+            *locust_command(f"http://{HOST}:{port}"),
+            "--shape",
+            "spike",
+            "--time-scale",
+            "0.1",
+        ]
+        words += ["--stop-timeout", "30", "--report", str(report), *processes]
         log = stack.enter_context((tmp_path / "log").open("w"))
         streams = {"stdout": log, "stderr": log}
         process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **streams)
         stack.callback(process.kill)
-        wait("they ask", lambda: len(api.seen) > 20)
+        wait("they ask", lambda: len(api.seen) > 40)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
-    check_stages(api, json.loads(report.read_text()))
+    check_stages(api, figures := json.loads(report.read_text()))
+    assert all(stage["users"] <= 60 for stage in figures["stages"][:2])
 
 
 @pytest.mark.parametrize(
