@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from record import Figures
+from summary import short
 
 CHARTS = (
     ("Output tokens per second", 1, {"output_tokens_per_second": ("all requests", "#00ca5a")}),
@@ -54,21 +55,26 @@ def _chart(
         anchor = "end" if step == 4 else "middle"
         parts.append(
             f'<path d="M{_LEFT} {y:.1f}H{_WIDTH}" stroke="#8884"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{top * step / 4:.4g}</text>'
-            f'<text x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{at:.3g} s</text>'
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{short(top * step / 4)}</text>"
+            f'<text x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{short(at)} s</text>'
         )
     for index, (name, (label, colour)) in enumerate(lines.items()):
-        path, pen = "", "M"
+        runs: list[list[str]] = [[]]
         for row, start in zip(rows, [0.0, *ends], strict=False):
             if row[name] is None:
-                pen = "M"
+                runs.append([])
                 continue
             y = _TOP + high * (1 - row[name] * scale / top)
-            path += f"{pen}{x((start + row['seconds']) / 2):.1f} {y:.1f}h0"  # a lone one is a dot
-            pen = "L"
+            runs[-1].append(f"{x((start + row['seconds']) / 2):.1f} {y:.1f}")
+        parts += [
+            f'<path d="M{"L".join(run)}h0" class="line" fill="none" stroke="{colour}" '
+            f'stroke-width="{2 if run[1:] else 6}" stroke-linecap="round"/>'  # a lone one is a dot
+            for run in runs
+            if run
+        ]
         parts.append(
-            f'<path d="{path}" class="line" fill="none" stroke="{colour}" stroke-width="2" '
-            f'stroke-linecap="round"/><text x="{_WIDTH - 110 * (len(lines) - index - 1)}" y="16" '
+            f'<text x="{_WIDTH - 110 * (len(lines) - index - 1)}" y="16" '
             f'text-anchor="end" fill="{colour}">{label}</text>'
         )
     return "".join(parts)

@@ -174,7 +174,8 @@ _LIVE_CHARTS = """<section id="llm-charts" style="max-width:1152px;margin:16px a
 setInterval(async () => {
   const tab = document.querySelector('[role=tab][aria-selected=true]');
   const ours = tab && TITLES.includes(tab.textContent);
-  const answer = ours && await fetch("./llm/charts.svg");
+  // The page may be leaving, or its server gone.
+  const answer = ours && await fetch("./llm/charts.svg").catch(() => false);
   document.getElementById("llm-charts").innerHTML = answer?.ok ? await answer.text() : "";
 }, 2000)
 </script>""".replace("TITLES", json.dumps([*TABLES]))
