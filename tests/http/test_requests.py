@@ -289,6 +289,7 @@ UNKNOWN: list[tuple[str, str, Any, str]] = [
     (CHAT, "messages", [{"role": "user", "content": "a", "cache": 1}] * 2, "messages.cache"),
     (CHAT, "chat_id", {"\n": 1}, "chat_id"),
     (GENERATE, "bad\nname,", 1, "bad?name?"),
+    (GENERATE, "", 1, "?"),
 ]
 
 

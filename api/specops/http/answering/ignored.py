@@ -62,7 +62,7 @@ def _note(ctx: Context, names: Iterable[str]) -> None:
     for name in names:
         if len(noted) == _MOST_NAMES:
             break
-        noted[_UNPRINTABLE.sub("?", name)] = None
+        noted[_UNPRINTABLE.sub("?", name) or "?"] = None  # h11 sends no empty last one
     ctx.ignored = list(noted)
 
 
