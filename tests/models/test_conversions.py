@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from specops.models import conversions, layout
+from specops.models import prepare as preparing
 from specops.models.layout import parts_of
 from specops.models.prepare import ModelError, prepare
 from specops.system.folders import locked
@@ -287,6 +289,18 @@ def test_a_folder_that_cannot_be_written_is_an_error(source: Path, tmp_path: Pat
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match="set SPECOPS_CACHE_DIR to a writable folder"):
         convert(source, tmp_path / "cache")
+
+
+def test_files_that_only_their_owner_may_read_are_named_with_what_helps(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:  # root, as whom the tests may run, reads all
+        raise PermissionError(errno.EACCES, "Permission denied", str(source / "model.safetensors"))
+
+    monkeypatch.setattr(preparing, "converted", refuse)
+    said = rf"model\.safetensors cannot be read .*chmod -R a\+rX {source}`"
+    with pytest.raises(ModelError, match=said):
+        convert(source, tmp_path)
 
 
 def test_a_killed_converter_means_too_little_memory(

@@ -284,7 +284,8 @@ def _conversion(
         beside: files of another model that the conversion depends on, too.
 
     Raises:
-        ModelError: a part of the checkpoint is missing, or the folder cannot be written.
+        ModelError: a part of the checkpoint is missing or cannot be read, or the folder cannot be
+            written.
     """
     try:
         parts = replace(parts_of(path, tokenizer=tokenizer), beside=beside)
@@ -301,6 +302,11 @@ def _conversion(
     except LayoutError as error:
         raise ModelError(str(error)) from error
     except OSError as error:
+        if error.errno == errno.EACCES and Path(error.filename or "").is_relative_to(path):
+            raise ModelError(
+                f"{error.filename} cannot be read by the user of this process ({os.getuid()}): "
+                f"`chmod -R a+rX {path}`, on the host if this is a container, lets it"
+            ) from error
         raise ModelError(
             f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a writable folder "
             "with room for the converted weights"
