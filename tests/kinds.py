@@ -2,12 +2,13 @@
 
 The default model is the real one. Draft model, draft head and MTP block are tiny ones of
 real architectures, with random weights and a chat template. No log may have an error in it.
+tests/e2e serves the same kinds in containers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,26 @@ KINDS = {  # what makes the models, and the first of their drafters
 }
 
 
+def require_kind(url: str, kind: str, key: str = "none") -> None:
+    """Check that the service has the drafter of a kind of preset."""
+    headers = {"authorization": f"Bearer {key}"}
+    (model,) = httpx.get(f"{url}/v1/models", headers=headers, timeout=PATIENCE).json()["data"]
+    assert model["drafters"][0] == KINDS[kind][1], f"{model['id']} is no {kind}"
+
+
+def require_no_error(log: Iterable[dict[str, Any]]) -> None:
+    """Check the lines of a service's log."""
+    wrong = [line for line in log if line["level"] in {"error", "critical"}]
+    assert wrong == [], wrong
+
+
 @contextmanager
 def running(folder: Path, kind: str = "default model", **variables: str) -> Iterator[str]:
     """Serve a kind of preset; yield the address. An error in the service's log fails the test."""
-    make, drafter = KINDS[kind]
-    own = {"SPECOPS_CACHE_DIR": str(folder / "cache"), **make(folder), **variables}
+    own = {"SPECOPS_CACHE_DIR": str(folder / "cache"), **KINDS[kind][0](folder), **variables}
     log = folder / "log"
     with server.serving(own, log=log) as served:
         url = f"http://{HOST}:{served.port}"
-        key = {"authorization": f"Bearer {variables.get('SPECOPS_API_KEYS', 'none')}"}
-        (model,) = httpx.get(f"{url}/v1/models", headers=key, timeout=PATIENCE).json()["data"]
-        assert model["drafters"][0] == drafter, f"{model['id']} is no {kind}"
+        require_kind(url, kind, variables.get("SPECOPS_API_KEYS", "none"))
         yield url
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    assert [line for line in lines if line["level"] in {"error", "critical"}] == []
+    require_no_error(map(json.loads, log.read_text(encoding="utf-8").splitlines()))

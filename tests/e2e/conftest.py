@@ -8,6 +8,9 @@ import pytest
 
 from tests.e2e.engine import running_engine
 from tests.e2e.stack import Stack, running_stack
+from tests.stack.conftest import browser
+
+__all__ = ["browser"]  # one for this package
 
 Note = Callable[[str], None]
 

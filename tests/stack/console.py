@@ -22,7 +22,7 @@ def opened(
     """A page that reaches only its own server, and the paths that it asked, with statuses.
 
     An error in its script, against its policy or of its network fails the test, as a status of an
-    error does; not with `refused`, for tests that cause one.
+    error does; not with `refused`, for tests that cause one. So does one of a page that it opens.
     """
     own, asked, wrong = urlsplit(url).netloc, [], []
     within = browser.new_context(**context)
@@ -46,9 +46,9 @@ def opened(
             wrong.append(message.text)
 
     within.route("**/*", cut)
-    page.on("response", answered)
-    page.on("console", said)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+    within.on("response", answered)
+    within.on("console", said)
+    within.on("weberror", lambda error: wrong.append(str(error.error)))
     page.goto(url)
     yield page, asked
     within.close()

@@ -66,9 +66,12 @@ def test_an_answer_streams_with_coloured_draft_tokens_and_its_own_figures(page: 
     assert page.locator("#answer").text_content() == answer["generated_text"] != ""
     assert spans == answer["generated_tokens"]
     details = answer["details"]
+    first_seconds = details["queue_seconds"] + details["prefill_seconds"]
     for name, figure in (
         ("speed", f"{answer['tokens_per_second']:.1f}"),
         ("jump", f"{answer['avg_tokens_per_jump']:.2f}"),
+        ("first", f"{first_seconds * 1000:.0f} ms"),
+        ("latency", f"{answer['latency_ms']:.0f} ms"),
         ("accepted", f"{details['accepted_tokens']} of {details['draft_tokens']}"),
     ):
         assert page.locator(f"#f-{name}").inner_text() == figure

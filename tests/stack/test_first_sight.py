@@ -6,8 +6,8 @@ On the default model, as `make up` starts it, and on a preset of each other kind
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,10 +18,14 @@ from starlette.routing import Route
 from specops.config import Settings
 from specops.http.app import create_app
 from tests.kinds import KINDS, running
-from tests.stack.console import ask, console, finish, opened, option, say, until
+from tests.stack import first_sight
+from tests.stack.console import ask, console, finish
+from tests.stack.test_load_page import load_page
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
+
+MAKE = ("make", "load", f"SHAPE={first_sight.SHAPE}", "ARGS=--web")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -60,44 +64,18 @@ def test_every_get_endpoint_answers(served: str, accept: str) -> None:
 
 
 def test_the_console_answers_and_nothing_in_it_is_empty(browser: Any, served: str) -> None:
-    with opened(browser, served) as (page, asked):
-        page.wait_for_selector("#state.ready")
-        real = "smollm2" in page.locator("#model").inner_text()
-        # The likeliest answer, which is right; or a short one of random weights, which end none.
-        option(page, "Temperature" if real else "Longest answer", "0" if real else "60")
-        say(page, "What is the capital of France?")
-        finish(page)
-        answer = page.locator("#turns li.assistant .content")
-        assert "Paris" in answer.inner_text() if real else answer.locator("span").count()
-        until(page, "Number(document.getElementById('now-jump').textContent) >= 1")
-        for chart in ("speed", "jump", "queue", "memory"):
-            assert page.locator(f"#chart-{chart} path").first.get_attribute("d")
-        ask(page, 60)
-        finish(page)
-        assert page.locator("#answer span").count()
-        figures = page.locator("dd:visible, figcaption output").all_inner_texts()
-        assert [text for text in figures if not re.search(r"\d|\w{2}", text)] == []
-    assert {path for path, _ in asked} == {
-        *("/", "/console/figures", "/generate", "/v1/chat/completions")
-    }
+    first_sight.use_console(browser, served)
 
 
 def test_the_description_is_whole_and_its_examples_can_be_sent(browser: Any, served: str) -> None:
-    described = httpx.get(f"{served}/openapi.json", timeout=PATIENCE).json()["paths"]
-    with opened(browser, f"{served}/docs") as (page, asked):
-        blocks, count = page.locator(".opblock"), sum(map(len, described.values()))
-        blocks.nth(count - 1).wait_for()
-        assert blocks.count() == count
-        for path in ("/generate", "/v1/models"):
-            block = page.locator(".opblock", has=page.locator(f"[data-path='{path}']"))
-            block.locator("button").first.click()
-            block.get_by_role("button", name="Try it out").click()
-            block.get_by_role("button", name="Execute").click()
-            block.locator(".live-responses-table .response-col_status", has_text="200").wait_for()
-    assert {path for path, _ in asked} == {
-        *("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"),
-        *("/generate", "/v1/models"),
-    }
+    first_sight.use_description(browser, served)
+
+
+def test_a_load_test_on_locusts_page_goes_to_its_report(
+    browser: Any, served: str, tmp_path: Path
+) -> None:
+    with load_page(served, tmp_path / "log", *MAKE) as page:
+        first_sight.run_load_test(browser, page, served)
 
 
 @pytest.mark.parametrize("served", ["draft model"], indirect=True)

@@ -15,15 +15,12 @@ import httpx
 import pytest
 
 from tests.loopback import HOST, free_port, listening
-from tests.stack.console import opened
 from tests.stack.support import ROOT, START_SECONDS, tool
 from tests.stack.test_load_test import StandIn, check_stages, locust_command
 from tests.waiting import PATIENCE, answers, wait
 
 # What the form must not show: it is for the command line.
 HIDDEN = {"gate", "objective", "report", "api_key", "allowed_hosts"}
-USERS = 3
-MAKE = ("make", "load", "SHAPE=spike", "ARGS=--web")
 
 
 @contextmanager
@@ -152,74 +149,3 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
             lines = httpx.get(f"{page}/llm/stages.csv", timeout=PATIENCE).text.splitlines()
             assert lines[0].startswith("asked_users,asked_per_second,seconds,")
             assert len(lines) == 2
-
-
-def served_requests(api: str) -> float:
-    """Requests of load tests, by the API's own counter."""
-    text = httpx.get(f"{api}/metrics", timeout=PATIENCE).text
-    found = re.findall(r"^specops_load_test_requests_total\{.*\} (\S+)$", text, flags=re.MULTILINE)
-    return sum(map(float, found))
-
-
-@pytest.mark.e2e
-def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_path: Path) -> None:
-    """From the form to the report."""
-    with (
-        load_page(console_url, tmp_path / "log", *MAKE) as address,
-        opened(browser, address, viewport={"width": 1300, "height": 1000}) as (page, _),
-    ):
-        before = served_requests(console_url)
-        if stats(address)["state"] == "stopped":  # the page shows the test before
-            page.get_by_role("button", name="New").click()
-        page.get_by_role("textbox", name="Number of users").fill(str(USERS))
-        page.get_by_role("textbox", name="Ramp up").fill(str(USERS))
-        page.get_by_role("button", name="Custom parameters").click()
-        labels = filter(None, page.locator("form label").all_inner_texts())
-        titles = [label.split(" (")[0] for label in labels]
-        assert titles[3:6] == ["Load Shape", "Request Rate", "Max Concurrency"]
-        shape = page.get_by_label("Load Shape (")
-        assert shape.input_value() == "spike"
-        shape.select_option("users")
-        page.get_by_label("Protocol (").select_option("chat")
-        page.get_by_role("button", name="Start").click()
-
-        page.get_by_role("tab", name="LLM times").click()
-        cells = page.locator("tr", has_text="TPOT").locator("td")
-        cells.nth(2).filter(has_text=re.compile(r"\d\d")).wait_for()
-        live = {"ms": cells.nth(1).inner_text(), "mean": float(cells.nth(3).inner_text())}
-        assert live["ms"] == "ms"
-        assert live["mean"] > 0
-        page.get_by_role("tab", name="LLM rates").click()
-        page.locator("tr", has_text="Goodput").wait_for()
-        page.get_by_text("TTFT (ms)", exact=True).wait_for()  # the charts are below
-        page.locator("#llm-charts .line").first.wait_for()
-        page.get_by_role("tab", name="Prompts and drafts").click()
-        told = page.locator("tr", has_text="all").locator("td")
-        assert re.fullmatch(r"[\d.]+ %", told.nth(2).inner_text())
-        assert float(told.nth(3).inner_text()) >= 1  # tokens a pass
-        page.get_by_role("tab", name="Statistics").click()
-        page.locator("#llm-charts .line").first.wait_for(state="detached")
-        streams = page.locator("tr", has_text="/v1/chat/completions (stream)")
-        assert int(streams.locator("td").nth(2).inner_text()) > 0
-        assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream
-
-        page.get_by_role("button", name="Stop").click()
-        wait("it stops", lambda: stats(address)["state"] == "stopped")
-        counted = stats(address)["stats"][-1]["num_requests"]
-        assert counted == pytest.approx(served_requests(console_url) - before, rel=0.05, abs=USERS)
-        page.reload()
-        total = page.locator("tr", has_text="Aggregated").locator("td")
-        total.nth(2).filter(has_text=f"{counted}").wait_for()  # asked for once the page is shown
-        assert int(total.nth(2).inner_text()) == counted
-        assert total.nth(3).inner_text() == "0"
-        page.get_by_role("tab", name="Download").click()
-        with page.expect_popup() as popup:
-            page.get_by_text("Download Report").click()
-        with popup.value.expect_download() as saved:
-            popup.value.get_by_text("Download the Report").click()
-        assert "TPOT: time per output token" in saved.value.path().read_text()
-        with page.expect_download() as saved:
-            page.get_by_text("LLM figures (JSON)").click()
-        figures = json.loads(saved.value.path().read_text())
-        assert figures["api"] == "chat"
-        assert figures["whole"]["answered"] == counted

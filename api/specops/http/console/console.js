@@ -111,13 +111,14 @@ function showProgress(made, steps, firstMs, startMs) {
   $("f-accepted").textContent = `${tokens - (made.target || 0)}`;
 }
 
-function showFigures(answer, firstMs) {
-  const details = answer.details || {};
+function showFigures(answer) {
+  const details = answer.details;
+  const firstMs = (details.queue_seconds + details.prefill_seconds) * 1000;
   $("f-speed").textContent = answer.tokens_per_second.toFixed(1);
   $("f-jump").textContent = answer.avg_tokens_per_jump.toFixed(2);
-  $("f-first").textContent = firstMs === null ? "–" : `${firstMs.toFixed(0)} ms`;
+  $("f-first").textContent = answer.generated_tokens ? `${firstMs.toFixed(0)} ms` : "–";
   $("f-latency").textContent = `${answer.latency_ms.toFixed(0)} ms`;
-  $("f-accepted").textContent = `${details.accepted_tokens ?? 0} of ${details.draft_tokens ?? 0}`;
+  $("f-accepted").textContent = `${details.accepted_tokens} of ${details.draft_tokens}`;
   const gain = details.estimated_speedup;
   $("f-gain").textContent = gain ? `${gain.toFixed(2)} ×` : "–";
   $("progress").textContent =
@@ -172,7 +173,7 @@ async function ask() {
         showProgress(made, steps, first, start);
       } else {
         whole = true;
-        showFigures(event, first);
+        showFigures(event);
       }
     }
     if (!whole) throw new Error("the answer broke off");
