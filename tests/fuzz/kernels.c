@@ -529,6 +529,8 @@ static void attention(Case *c) {
     put_attribute(c, "layer", layer, 0), put_attribute(c, "num_heads", heads, 0);
     put_list(c, "kv_num_heads", all_heads, layers), put_list(c, "head_size", sizes, layers);
     put_attribute(c, "rotary_interleaved", one_in(2), 0);
+    put_attribute(c, "rotary_within", one_in(2) ? 0 : from_to(1, 4) * BLOCK, 0);
+    put_attribute(c, "rotary_factor", 0, one_in(2) ? 1.0f : 1.25f);
     put_attribute(c, "window", one_in(2) ? 0 : from_to(1, 150), 0);
     put_attribute(c, "scale", 0, one_in(8) ? some_float(2) : 0.25f);
     put_attribute(c, "softcap", 0, one_in(2) ? 0 : 5.0f), put_attribute(c, "epsilon", 0, 1e-6f);
@@ -555,7 +557,11 @@ static void attention(Case *c) {
     memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
     int64_t *cache = put_input(c, c->address = 5, 8, 1, (int64_t[]){4});
     memcpy(cache, (int64_t[]){0, blocks, block, type}, 4 * sizeof *cache);
-    if (one_in(2)) {
+    if (one_in(3)) {  // by frequencies, of which the kernel makes cosines and sines
+        const int64_t turned = from_to(1, size / 2);
+        put_floats(c, 6, odd, 1, &turned);
+        if (one_in(2)) put_floats(c, 10, odd, 1, &turned);
+    } else if (one_in(2)) {
         const int64_t turned = from_to(1, size / 2), known = one_in(2) ? most : from_to(1, most);
         const int64_t table[] = {known * BLOCK, turned}, longer[] = {most * BLOCK, turned};
         put_floats(c, 6, odd, 2, table), put_floats(c, 7, odd, 2, table);
@@ -873,6 +879,7 @@ static void try_sampling(void) {
     uint32_t *mask = malloc((size_t)(rows * words) * sizeof *mask);
     for (int64_t i = 0; i < rows * words; i++) mask[i] = (uint32_t)random_word();
     float *masked[MOST_KERNELS] = {0};
+    int refused_logits = 0;
     int64_t drawn[MOST_KERNELS], raced[MOST_KERNELS], tops[MOST_KERNELS][21];
     double sums[MOST_KERNELS];
     const int64_t top = below((count < 20 ? count : 20) + 1);
@@ -880,7 +887,10 @@ static void try_sampling(void) {
         use_kernel(k);
         probs[k] = malloc((size_t)all * sizeof(float));
         memset(probs[k], 0x11 * (k + 1), (size_t)all * sizeof(float));
-        if (specops_filter(logits, rows, count, &filter, probs[k])) abort();
+        const int status = specops_filter(logits, rows, count, &filter, probs[k]);
+        if (!k) refused_logits = status;
+        check(status == refused_logits && (!status || status == -2), "logits that are not finite");
+        for (int64_t i = 0; status && i < all; i++) probs[k][i] = 1;  // for what follows
         drawn[k] = specops_draw(probs[k], count, uniform);
         raced[k] = specops_race(probs[k], count, word, position);
         masked[k] = malloc((size_t)all * sizeof(float));

@@ -166,13 +166,11 @@ def _generate(options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     chat = engine.info.chat and not options.raw
     text = engine.render_chat(with_system(question(prompt), engine.info.system)) if chat else prompt
-    request = replace(
-        drawn, prompt_tokens=engine.encode_chat(text) if chat else engine.encode(text)
-    )
     terminal = Terminal(plain=options.no_color)
     last: Output | None = None
     try:
-        for last in engine.generate(request):
+        tokens = engine.encode_chat(text) if chat else engine.encode(text)
+        for last in engine.generate(replace(drawn, prompt_tokens=tokens)):
             terminal.show(last)
     except PROMPT_ERRORS as error:
         return _fail(error)
