@@ -83,3 +83,11 @@ def test_many_different_tokens_are_counted() -> None:
     processor.apply(logits, ())
     assert (logits[0, :500] == -1).all()
     assert not logits[0, 500:].any()
+
+
+def test_no_penalty_makes_logits_infinite() -> None:
+    params = SamplingParams(repetition_penalty=5e-324)
+    processor = LogitsProcessor(params, PROMPT, end_tokens={END}, min_tokens=0)
+    logits = np.full((1, VOCAB), 1e4, np.float32)
+    processor.apply(logits, ())
+    assert np.isfinite(logits).all()

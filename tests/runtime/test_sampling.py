@@ -197,3 +197,8 @@ def test_no_option_takes_far_longer_than_to_draw_a_token_at_all() -> None:
     """
     found = costs(1 << 15, 1)
     assert {name for name, seconds in found.items() if seconds > 25 * found[DRAWN]} == set()
+
+
+def test_the_least_temperature_draws_the_likeliest_token() -> None:
+    (probs,) = filtered_probs(np.array([[1.0, 3.0, 2.0]], np.float32), SamplingParams(5e-324))
+    assert probs.tolist() == [0, 1, 0]
