@@ -56,8 +56,8 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits) if out is None else out
     by = Filter(
-        max(_LEAST_TEMPERATURE, params.temperature), params.top_k, params.top_p, params.min_p, params.top_n_sigma,
-        params.typical_p,
+        max(_LEAST_TEMPERATURE, params.temperature), params.top_k, params.top_p, params.min_p,
+        params.top_n_sigma, params.typical_p,
     )  # fmt: skip
     if status := library.specops_filter(address(logits), *logits.shape, by, address(probs)):
         raise NotFinite if status == _NOT_FINITE else MemoryError("out of memory while sampling")
