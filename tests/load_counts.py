@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.tools.repeating import repeating
 from tests.kinds import running
 from tests.stack.support import ROOT
 from tests.stack.test_load_page import form_of, load_page, post, stats
@@ -86,20 +86,11 @@ class Readings:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Read until the block ends, and once more."""
-        done = Event()
-
-        def go_on() -> None:
-            while not done.wait(READ_SECONDS):
-                self.read()
-
         self.read()
-        thread = Thread(target=go_on)
-        thread.start()
         try:
-            yield
+            with repeating(self.read, READ_SECONDS):
+                yield
         finally:
-            done.set()
-            thread.join()
             self.read()
 
     def limits(self, at: float) -> tuple[Reading, Reading]:

@@ -12,7 +12,6 @@ import asyncio
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from bench.models import LLAMA_160M, TINYLLAMA, head_shape, shape
 from bench.serving.load import Ask, Script, figure, follow, metric, once
 from bench.serving.server import ServerError, environment, serving
 from bench.tools.quiet import watched
+from bench.tools.repeating import repeating
 from bench.tools.report import progress
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
@@ -177,20 +177,13 @@ def prepared(case: Case, cache: Path) -> Settings:
 @contextmanager
 def peaks(group: Cgroup, record: Record) -> Iterator[None]:
     """Record the group's peaks while the context lasts."""
-    done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(_WATCH_SECONDS):
-            record.peak_anonymous = max(record.peak_anonymous, group.counters()["anon"])
-            record.peak_swap = max(record.peak_swap, group.swap_bytes())
+    def look() -> None:
+        record.peak_anonymous = max(record.peak_anonymous, group.counters()["anon"])
+        record.peak_swap = max(record.peak_swap, group.swap_bytes())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with repeating(look, _WATCH_SECONDS):
         yield
-    finally:
-        done.set()
-        watcher.join()
 
 
 async def _play(load: Load, port: int, group: Cgroup, record: Record) -> None:

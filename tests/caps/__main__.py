@@ -17,7 +17,6 @@ import random
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
 from bench.serving.load import HOST
 from bench.serving.server import ServerError, serving
+from bench.tools.repeating import repeating
 
 MIB = 1 << 20
 SPAN = 0.08  # of the plan: how far from it the peak may lie
@@ -117,19 +117,12 @@ def asks(
 @contextmanager
 def watching(group: Cgroup, seen: Seen) -> Iterator[None]:
     """Keep the peak of what the group holds, in memory and in swap."""
-    done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(0.02):
-            seen.peak = max(seen.peak, held(group))
+    def look() -> None:
+        seen.peak = max(seen.peak, held(group))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with repeating(look, 0.02):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def held(group: Cgroup) -> int:

@@ -13,12 +13,12 @@ import itertools
 import random
 import resource
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.tools.repeating import repeating
 from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
 from specops.text.template_process import TemplateProcess
 from specops.text.template_worker import environment
@@ -170,7 +170,8 @@ def run(cases: int, seconds: float, seed: int) -> int:
     outcomes = dict.fromkeys(("text", "refused", "limit"), 0)
     slowest = next_slowest = 0.0
     before = _own_bytes()
-    with _Peak(process) as peak:
+    peak = _Peak(process)
+    with repeating(peak.look, 0.01):
         for number, name in enumerate(itertools.cycle(NAMES)):
             if number == cases if cases else time.monotonic() >= end:
                 break
@@ -214,33 +215,23 @@ def _outcome(process: TemplateProcess, call: Call, given: dict[str, Any]) -> tup
 
 
 class _Peak:
-    """Reads the highest memory of a process with templates, every few milliseconds."""
+    """The highest memory of a process with templates."""
 
     def __init__(self, process: TemplateProcess) -> None:
-        self._process, self._done = process, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._process = process
         self.bytes = 0
 
-    def __enter__(self) -> _Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.01):
-            child = self._process._child
-            if child is None or not child.done():
-                continue
-            try:
-                text = Path(f"/proc/{child.result()._process.pid}/status").read_text()
-            except OSError:
-                continue
-            for line in text.splitlines():
-                if line.startswith("VmHWM"):
-                    self.bytes = max(self.bytes, int(line.split()[1]) * 1024)
+    def look(self) -> None:
+        child = self._process._child
+        if child is None or not child.done():
+            return
+        try:
+            text = Path(f"/proc/{child.result()._process.pid}/status").read_text()
+        except OSError:
+            return
+        for line in text.splitlines():
+            if line.startswith("VmHWM"):
+                self.bytes = max(self.bytes, int(line.split()[1]) * 1024)
 
 
 def _own_bytes() -> int:

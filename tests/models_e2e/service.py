@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from bench.tools.repeating import repeating
 from tests.waiting import PATIENCE, answers, wait
 
 START_SECONDS = 1800.0
@@ -155,22 +155,13 @@ def serving(folder: Path, port: int, **environ: str) -> Iterator[Running]:
             [sys.executable, "-m", "specops", "serve"], env=env, stdout=output, stderr=output
         )
     running = Running(f"http://127.0.0.1:{port}", process, log, _begins=begins)
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            running.memory.sample(process.pid)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     try:
-        running.wait()
-        yield running
-        process.terminate()
-        assert process.wait(STOP_SECONDS) == 0, log.read_text()
+        with repeating(lambda: running.memory.sample(process.pid), _POLL_SECONDS):
+            running.wait()
+            yield running
+            process.terminate()
+            assert process.wait(STOP_SECONDS) == 0, log.read_text()
     finally:
-        ended.set()
-        watcher.join()
         if process.poll() is None:
             process.kill()
             process.wait()

@@ -241,9 +241,8 @@ class Scheduler:
         if not any(item.sampling.temperature > 0 for item in decoding):
             rows = sum([item.num_logits for item in decoding])
             chosen = logits[:rows].argmax(axis=-1)
-            if np.isfinite(
-                logits[np.arange(rows), chosen]
-            ).all():  # else each request finds out alone
+            largest = logits[np.arange(rows), chosen]
+            if np.isfinite(largest).all():  # else each request finds out alone
                 likeliest = chosen.tolist()
         for item in scheduled:
             try:

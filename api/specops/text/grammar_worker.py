@@ -106,10 +106,9 @@ def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[s
     for effort in efforts(grammar):
         try:
             source = write(grammar, effort)
-            if effort < first or source.text == failed:
-                failed = source.text
+            again, failed = source.text == failed, source.text
+            if again or effort < first:
                 continue
-            failed = source.text
             return {
                 "text": source.text,
                 "left_out": [(item.path, item.tool) for item in source.left_out],

@@ -87,7 +87,7 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
     """Return a conversation's prompt.
 
     Raises:
-        InvalidField, TemplateProcessError: see `render`.
+        InvalidField, ProgramProcessError: see `render`.
         PromptTooLong: see `Engine.encode`.
     """
     template = engine.chat_template
@@ -117,7 +117,7 @@ def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt,
         left out.
 
     Raises:
-        InvalidField, PromptTooLong, TemplateProcessError: see `encode`.
+        InvalidField, PromptTooLong, ProgramProcessError: see `encode`.
     """
     if not asked.truncates:
         return encode(engine, asked), 0
