@@ -119,8 +119,9 @@ def _compared(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Compa
     cases = list(circumstances(len(prompts), plan, runner.engine.info.threads))
     for number, case in enumerate(cases, 1):
         comparison.compare(case)
-        done = f"{number} of {len(cases)} processes"
-        progress(f"{model.title}: {done}, {case.kernel}, {case.threads} threads")
+        so_far = comparison.counts["all"][""]
+        done = f"{number} of {len(cases)} processes, {case.kernel}, {case.threads} threads"
+        progress(f"{model.title}: {done}: {so_far.differing} of {so_far.requests} answers differ")
     return comparison
 
 
