@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from specops.serving import client_turns
 from specops.serving.client_turns import ClientTurns
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +70,22 @@ async def test_a_client_that_was_away_has_no_credit() -> None:
     thread.may.set()
     await asyncio.gather(first, *tasks)
     assert thread.done[-3:] == ["new 0", "old again", "new 1"]
+
+
+async def test_of_a_crowd_of_addresses_only_a_few_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_turns, "MOST_ACCOUNTS", 4)
+    thread = Thread()
+    for number in range(20):
+        await (await thread.ask(str(number), f"before {number}"))
+        assert len(thread.turns._had) <= 4
+    await (await thread.ask("many", "many 0", 10.0))
+    first = await thread.busy()
+    tasks = [await thread.ask(name, name) for name in ("many", *map(str, range(9)))]
+    thread.may.set()
+    await asyncio.gather(first, *tasks)
+    assert thread.done[-1] == "many"  # its account was kept while it waited
 
 
 async def test_short_work_passes_long_work_of_the_same_client_which_goes_on_all_the_same() -> None:

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 from specops.engine.order import PATIENCE
 
+MOST_ACCOUNTS = 4096
+"""Clients whose time is remembered, and all that wait. Without keys each address is a client."""
 _T = TypeVar("_T")
 
 
@@ -70,6 +72,8 @@ class ClientTurns:
                 against the client, and its result is dropped.
         """
         if client not in self._waiting:
+            if len(self._had) >= MOST_ACCOUNTS:  # who does not wait begins where the others are
+                self._had = defaultdict(float, {name: self._had[name] for name in self._waiting})
             self._had[client] = max(self._had[client], self._least)
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         rank = self._clock() + PATIENCE * seconds
