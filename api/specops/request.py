@@ -73,13 +73,14 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """A rule of a Lark grammar: JSON that the schema of a tool's arguments describes."""
+    """A rule of a Lark grammar: what a schema of a tool's arguments describes, as JSON or text."""
 
     rule: str
     tool: str
     schema: str
     strict: bool  # see `Grammar`; otherwise the arguments are free where the schema is no good
     path: str = ""  # JSON pointer of this part of the tool's schema
+    form: str = ""  # of a text that is no JSON: a terminal, in which `@text` stands for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Grammar:
     def size(self) -> int:
         """Number of characters, schemas of tools included."""
         said = self.said.size if self.said else 0
-        return len(self.text) + said + sum(len(tool.schema) for tool in self.arguments)
+        return len(self.text) + said + sum(len(tool.schema + tool.form) for tool in self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

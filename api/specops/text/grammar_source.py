@@ -19,8 +19,9 @@ from llguidance import LLMatcher, LLParserLimits
 
 from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.json_values import loads
-from specops.text.schemas.complement import TYPES
+from specops.text.schemas import patterns
 from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.shapes import TYPES
 from specops.text.schemas.writer import Rewritten, rewrite
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Source:
     text: str
     left_out: tuple[LeftOut, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
-    arguments: tuple[str, ...] = ()  # the tools' schemas
+    arguments: tuple[str, ...] = ()  # what the tools' schemas describe
 
 
 def _characters(grammar: Grammar, effort: Effort) -> int:
@@ -119,8 +120,9 @@ def check(matcher: LLMatcher) -> None:
 
 def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
     """Return the library's reason in terms of what the client sent, without generated rules."""
-    for tool, schema in zip(grammar.arguments, source.arguments, strict=True):
-        if own := LLMatcher.validate_grammar(f"start: %json {schema}", limits=LIMITS):
+    for tool, written in zip(grammar.arguments, source.arguments, strict=True):
+        rule = f"start: TEXT\nTEXT: {written}" if tool.form else f"start: {written}"
+        if own := LLMatcher.validate_grammar(rule, limits=LIMITS):
             own = _DEFINITION.sub("a definition", _first(own))
             return GrammarError(f"tool {tool.tool!r}: {own}", in_tools=True)
     generated = grammar.arguments or grammar.said is not None
@@ -187,10 +189,10 @@ def _written(grammar: Grammar, effort: Effort) -> Source:
             text = LLMatcher.grammar_from_lark(grammar.text)
     arguments = []
     for tool in grammar.arguments:
-        rewritten = _rewritten_arguments(tool, effort)
-        arguments.append(json.dumps({**rewritten.schema, "x-guidance": LAYOUT}))
-        text += f"{tool.rule}: %json {arguments[-1]}\n"
-        left_out += (LeftOut(tool.path + path, tool.tool) for path in rewritten.left_out)
+        described, paths = _described_arguments(tool, effort)
+        arguments.append(described)
+        text += f"{tool.rule}: {described}\n"
+        left_out += (LeftOut(tool.path + path, tool.tool) for path in paths)
     if grammar.said is not None:
         said = _written(grammar.said, effort)
         left_out += said.left_out
@@ -203,8 +205,10 @@ def _rewritten(text: str, effort: Effort, *, strict: bool) -> Rewritten:
     return rewrite(loads(text), strict=strict, plain=effort > Effort.WHOLE)
 
 
-def _rewritten_arguments(tool: ToolArguments, effort: Effort) -> Rewritten:
-    """Return the schema of a tool's arguments; if it is not strict, any schema will do.
+def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tuple[str, ...]]:
+    """Return a tool's arguments in Lark, and the paths of what this does not say of their schema.
+
+    If it is not strict, any schema will do.
 
     Raises:
         GrammarError: the schema is wrong.
@@ -212,12 +216,37 @@ def _rewritten_arguments(tool: ToolArguments, effort: Effort) -> Rewritten:
     path = ""
     if tool.strict or effort < Effort.FREE:
         try:
-            return _rewritten(tool.schema, effort, strict=tool.strict)
+            rewritten = _rewritten(tool.schema, effort, strict=tool.strict)
+            return _described(tool, rewritten.schema), rewritten.left_out
         except ValueError as error:
             if tool.strict:
-                raise GrammarError(f"tool {tool.tool!r}: {error}", in_tools=True) from None
+                at = tool.path if isinstance(error, SchemaError) and error.path else ""
+                raise GrammarError(f"tool {tool.tool!r}: {at}{error}", in_tools=True) from None
             path = error.path if isinstance(error, SchemaError) else ""
-    return Rewritten(_of_same_type(tool.schema), (path,), {})
+    return _described(tool, _of_same_type(tool.schema)), (path,)
+
+
+def _described(tool: ToolArguments, schema: Mapping[str, Any]) -> str:
+    """Return in Lark what a schema in the library's words describes.
+
+    Raises:
+        SchemaError: it is of a text that is no JSON, and cannot be said of it.
+    """
+    if not tool.form:
+        return "%json " + json.dumps({**schema, "x-guidance": LAYOUT})
+    expressions = [rf"(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"]
+    for part in (schema, *schema.get("allOf", ())):
+        if "pattern" in part:
+            if (pattern := patterns.whole(part["pattern"])) is None:
+                raise SchemaError("/pattern", "`pattern` with `strict`: it cannot be enforced here")
+            expressions.append(pattern)
+    return tool.form.replace("@text", f"({' & '.join(map(_between_slashes, expressions))})")
+
+
+def _between_slashes(expression: str) -> str:
+    """Return a regular expression as Lark has it."""
+    escaped = re.sub(r"\\?(\n)|(\\.)|/", lambda it: r"\n" if it[1] else it[2] or r"\/", expression)
+    return f"/{escaped}/"
 
 
 def _of_same_type(text: str) -> dict[str, object]:

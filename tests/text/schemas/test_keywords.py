@@ -157,6 +157,19 @@ LEFT_OUT: dict[str, tuple[Any, set[str]]] = {
     "not": ({"type": "string", "not": {"pattern": "a"}}, {"/not"}),
     "if": ({"type": "string", "if": {"pattern": "a"}, "then": {"minLength": 2}}, {"/if"}),
     "contains": ({"type": "array", "contains": {}, "maxContains": 2}, {"/contains"}),
+    "look-ahead of letters that may be each other": (
+        {"type": "string", "pattern": r"^(?!.*\d\w)a"},
+        {"/pattern"},
+    ),
+    "a name that there may not be": (
+        {"properties": {"a": {}}, "required": ["a", "b"], "additionalProperties": False},
+        {"/required"},
+    ),
+    "a pattern of names": (
+        {"type": "object", "propertyNames": {"pattern": r"a\b"}},
+        {"/propertyNames"},
+    ),
+    "a number with 400 digits": ({"type": "number", "minimum": 10**400}, {"/minimum"}),
     "a path with a slash": (
         {"$defs": {"a/b": {"type": "string", "format": "password"}}, "$ref": "#/$defs/a~1b"},
         {"/$defs/a~1b/format"},
@@ -206,6 +219,10 @@ def test_a_mistake_is_named_by_its_path(name: str) -> None:
         ("a(?=b)", None),
         ("^(?!\\.)(?!.*\\.\\.)x$", ["^(?:$|[^\\.])", "^(?:(?:\\.)?[^\\.])*(?:\\.)?$", "^x$"]),
         ("^(?!ab)x", None),
+        (r"^(?!.*\d\w)x", None),
+        (r"^(?!.*\d\d)x", [r"^(?:(?:\d)?[^\d])*(?:\d)?$", "^x"]),
+        (r"^(?!.*\--)x", [r"^(?:(?:\-)?[^\-])*(?:\-)?$", "^x"]),
+        (r"^(?!\b)x", None),
     ],
 )
 def test_a_lookahead_is_taken_apart_at_the_beginning_only(

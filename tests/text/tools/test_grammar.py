@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from specops.request import Grammar, GrammarKind
 from specops.text.grammar import Grammars
+from specops.text.grammar_source import GrammarError
 from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import THINKING, Tool
 from specops.text.tools.grammar import CallGrammar
@@ -188,6 +189,62 @@ def test_required_arguments_that_no_schema_describes_come_first(
     schema = {"properties": {"a": {}}, "required": ["b"], "additionalProperties": True}
     call = written(BY_NAME[name], [("f", arguments)])
     assert allowed(name, call, tools=(Tool("f", "", schema),)) is fits
+
+
+PATTERNS = [  # a pattern, texts that it matches somewhere, and texts that it does not
+    (r"^\/api\/.*$", ["/api/", "/api/a"], ["/ap", "x/api/"]),
+    ("red|green", ["red", "a green one"], ["re", "rgeen"]),
+    ("^(?:red|green)$", ["red", "green"], ["redgreen", "a red"]),
+    ("^a|b$", ["ab", "xb", "a/"], ["ba"]),
+    ("(^a$|^b$)", ["a", "b"], ["ab"]),
+    ("[0-9]", ["4", "no 42!"], ["", "four"]),
+    (r"cost\$", ["cost$", "its cost$."], ["cost"]),
+    (r"^\$[^$^|]+$", ["$4"], ["4", "$$"]),
+    ("^(?!.*--)[a-z-]+$", ["a-b"], ["a--b", "A"]),
+    ("", ["", "a"], []),
+]
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
+@pytest.mark.parametrize(("pattern", "right", "wrong"), PATTERNS)
+def test_a_pattern_means_what_it_does_in_json(
+    name: str, pattern: str, right: list[str], wrong: list[str]
+) -> None:
+    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}}
+    for strict in (False, True):
+        tools = (Tool("f", "", schema, strict=strict),)
+        for text in (*right, *wrong):
+            call = written(BY_NAME[name], [("f", {"p": text})])
+            assert allowed(name, call, tools=tools) is (text in right), text
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_text_with_a_pattern_does_not_contain_its_closing_tag(name: str) -> None:
+    form = BY_NAME[name]
+    for rules in ({"pattern": "[0-9]"}, {"minLength": 40}):
+        schema = {"type": "object", "properties": {"p": {"type": "string", **rules}}}
+        call = written(form, [("f", {"p": f"a{form.value_close}4" + "b" * 40})])
+        assert not allowed(name, call, tools=(Tool("f", "", schema),))
+
+
+@pytest.mark.parametrize("pattern", [r"^(?!.*\d\w)a", "a(?<!b)c", "a^b"])
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL, "hermes"])
+def test_a_pattern_that_cannot_be_kept_is_named_or_refused(name: str, pattern: str) -> None:
+    schema = {"type": "object", "properties": {"p": {"type": "string", "pattern": pattern}}}
+    asked: dict[str, Any] = {"required": True, "parallel": True}
+    writer = CallGrammar(BY_NAME[name], {}, None, False)
+    matcher = grammars().matcher(writer.grammar([Tool("f", "", schema)], **asked))
+    assert [(item.tool, item.path) for item in matcher.left_out] == [("f", "/properties/p/pattern")]
+    with pytest.raises(GrammarError, match="/properties/p/pattern: `pattern` with `strict`"):
+        grammars().matcher(writer.grammar([Tool("f", "", schema, strict=True)], **asked))
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL, "hermes"])
+def test_a_required_name_that_may_not_be_there_is_not_asked_for(name: str) -> None:
+    schema = {"properties": {"a": {}}, "required": ["b"], "additionalProperties": False}
+    for arguments, fits in (({"a": 1}, True), ({"b": 1, "a": 2}, False)):
+        call = written(BY_NAME[name], [("f", arguments)])
+        assert allowed(name, call, tools=(Tool("f", "", schema),)) is fits
 
 
 NESTED = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from specops.text.schemas import patterns
 from specops.text.schemas.references import Schema
+from specops.text.schemas.shapes import TYPES
 
-TYPES = ("null", "boolean", "number", "string", "array", "object")
 # What constrains nothing.
 ANNOTATIONS = frozenset(
     {
@@ -38,17 +38,20 @@ def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
     """Return a schema of all values that do not follow `schema`; None: it cannot be expressed.
 
     Args:
-        resolve: returns what the `$ref` of a schema means.
+        resolve: returns what the `$ref` of a schema means, or else the schema. It is called for
+            each schema, and raises `SchemaError` for one with a wrong shape.
     """
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
+    meant = resolve(schema)
     options = []
     for keyword, value in schema.items():
         if keyword in ANNOTATIONS:
             continue
-        option = _against(keyword, value, schema, resolve, depth + 1)
+        said = meant if keyword == "$ref" else value
+        option = _against(keyword, said, schema, resolve, depth + 1)
         if option is None:
             return None
         if option is not False:
@@ -62,7 +65,7 @@ def _against(keyword: str, value: Any, schema: Schema, resolve: Resolve, depth: 
     """Return the values that do not follow one keyword; None: they cannot be expressed."""
     match keyword, value:
         case "$ref", _:
-            against = complement(resolve(schema), resolve, depth)
+            against = complement(value, resolve, depth)
         case "not", _:
             against = value
         case "type", _:
@@ -108,8 +111,8 @@ def _other_properties(properties: Schema, resolve: Resolve, depth: int) -> Any:
 
 
 def _other_types(types: Any) -> Any:
-    if not isinstance(types, list) or not set(types) <= {*TYPES, "integer"}:
-        return None
+    if "any" in types:
+        return False
     if "integer" in types and "number" not in types:
         return None  # fractions only: they cannot be expressed
     others = [kind for kind in TYPES if kind not in types]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from specops.text.schemas.complement import TYPES
+from specops.text.schemas import shapes
 from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.references import Document, Schema
 from specops.text.schemas.trial import apart
@@ -83,8 +83,13 @@ class FactFinder:
         if self._steps > _MOST_STEPS:
             raise SchemaError(path, "it refers to itself in too many ways to be read")
 
+    def check(self, node: Schema) -> None:
+        """Refuse a schema of a wrong shape: see `shapes.check`."""
+        shapes.check(node, self._document.pointer(node))
+
     def target(self, node: Schema) -> Any:
         """Return what the reference in a schema means."""
+        self.check(node)
         reference = next(node[name] for name in REFERENCES if name in node)
         return self._document.resolve(reference, node)
 
@@ -112,6 +117,7 @@ class FactFinder:
                 continue
             seen.add(id(node))
             self.step()
+            self.check(node)
             yield node
             if any(name in node for name in REFERENCES):
                 waiting.append(self.target(node))
@@ -242,7 +248,7 @@ _NAMES = {
 def _types(facts: Facts) -> set[str]:
     if facts.values is not None:
         return {_NAMES[type(value)] for value in facts.values}
-    return set(TYPES) if facts.types is None else facts.types
+    return set(shapes.TYPES) if facts.types is None else facts.types
 
 
 def _key(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 # By the library.
 ENFORCED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri"})
@@ -56,8 +57,10 @@ SAID_BY_PATTERN = frozenset(
 )
 
 _GROUP = re.compile(r"\^?\(\?([=!])")
-_LETTER = r"(?:\\?[^\\()\[\]{}|*+?.^$]|\\[.^$*+?()\[\]{}|/\-])"
-_CLASS = r"(?:\[\^?(?:\\.|[^\]\\])+\]|\\?[^\\()\[\]{}|*+?.^$]|\\[.^$*+?()\[\]{}|\\/\-])"
+_SIGN = r"\\[.^$*+?()\[\]{}|\\/\-]"
+_LETTER = rf"(?:[^\\()\[\]{{}}|*+?.^$]|\\[dDsSwWfnrtv]|{_SIGN})"
+_CLASS = rf"(?:\[\^?(?:\\.|[^\]\\])+\]|{_LETTER})"
+_SEVERAL = re.compile(r"\\[dDsSwW]")  # letters that one sign stands for
 
 
 def split_lookahead(pattern: str) -> list[str] | None:
@@ -103,7 +106,7 @@ def _alternatives(text: str) -> bool:
 
 
 def _operators(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield index and depth of each parenthesis and `|`; a group's own are one level higher."""
+    """Yield index and depth of each parenthesis, `|`, `^` and `$`; a group's own are one higher."""
     depth, in_class = 0, False
     for token in re.finditer(r"\\.|.", text, re.DOTALL):
         sign = token[0]
@@ -111,10 +114,48 @@ def _operators(text: str) -> Iterator[tuple[int, str, int]]:
             in_class = sign != "]"
         elif sign == "[":
             in_class = True
-        elif sign in "()|":
+        elif sign in "()|^$":
             depth -= sign == ")"
             yield token.start(), sign, depth
             depth += sign == "("
+
+
+_ANYTHING = r"(.|\n)*"
+
+
+def whole(pattern: str, before: str = _ANYTHING, after: str = _ANYTHING) -> str | None:
+    """Return an expression of the whole texts in which `pattern` matches somewhere.
+
+    None: it has anchors within.
+
+    Args:
+        before: what may precede the match.
+        after: what may follow it.
+
+    >>> whole("^ab|c$")
+    '(ab(.|\\n)*|(.|\\n)*c)'
+    """
+    bars = [at for at, sign, depth in _operators(pattern) if sign == "|" and not depth]
+    options = [
+        _whole_option(pattern[start + 1 : end], before, after)
+        for start, end in pairwise([-1, *bars, len(pattern)])
+    ]
+    known = [option for option in options if option is not None]
+    return f"({'|'.join(known)})" if len(known) == len(options) else None
+
+
+def _whole_option(option: str, before: str, after: str) -> str | None:
+    if option.startswith("^"):
+        option, before = option.lstrip("^"), ""
+    signs = [*_operators(option)]
+    while signs and signs[-1] == (len(option) - 1, "$", 0):
+        option, after = option[:-1], ""
+        signs.pop()
+    group = re.match(r"\((?:\?:|\?P?<\w+>|(?!\?))", option)
+    if group is not None and _closing(option, 0) == len(option) - 1:
+        return whole(option[group.end() : -1], before, after)
+    anchored = any(sign in "^$" for _, sign, _ in signs)
+    return None if anchored else f"{before}{option}{after}"
 
 
 def _refusing(inner: str) -> str | None:
@@ -122,7 +163,10 @@ def _refusing(inner: str) -> str | None:
     if match := re.fullmatch(rf"({_CLASS})[*]\$", inner):
         return _negated_class(match[1])
     if match := re.fullmatch(rf"\.\*({_LETTER}{{1,2}})", inner):
-        return _without(re.findall(r"\\?.", match[1]))
+        letters = re.findall(r"\\?.", match[1])
+        alike = len({re.sub(r"\\(?=\W)", "", letter) for letter in letters}) == 1
+        if alike or not any(map(_SEVERAL.match, letters)):  # else one may be a part of the other
+            return _without([letters[0]] * len(letters) if alike else letters)
     if re.fullmatch(_CLASS, inner):
         return f"^(?:$|{_negated_class(inner)})"
     return None

@@ -64,8 +64,8 @@ class Document:
         return base
 
     def pointer(self, node: Schema) -> str:
-        """Return the JSON pointer of one of the document's objects."""
-        return self._pointers[id(node)]
+        """Return the JSON pointer of one of the document's objects; empty for any other one."""
+        return self._pointers.get(id(node), "")
 
     def resolve(self, reference: object, node: Schema) -> Any:
         """Return the schema that a reference in `node` means.

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specops.text.schemas import patterns
-from specops.text.schemas.complement import ANNOTATIONS, TYPES, complement
+from specops.text.schemas.complement import ANNOTATIONS, complement
 from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.facts import OPEN, REFERENCES, FactFinder, Facts
 from specops.text.schemas.references import Document, Schema, escaped
+from specops.text.schemas.shapes import is_text, whole
 from specops.text.schemas.trial import enforced
 
 # Ways in which the parts of one schema may be combined; the library writes each of them out.
@@ -104,7 +105,7 @@ class _Writer:
         self._keywords: dict[str, Callable[[Schema, str, str, Schema], None]] = {
             "type": self._type,
             "const": self._as_it_is,
-            "enum": self._enum,
+            "enum": self._as_it_is,
             "required": self._required,
             "properties": self._properties,
             "patternProperties": self._pattern_properties,
@@ -207,7 +208,7 @@ class _Writer:
         for keyword in ("dependentSchemas", "dependencies", "dependentRequired"):
             for needed in _values(node.get(keyword)):
                 if isinstance(needed, list):
-                    listed |= dict.fromkeys(filter(_is_text, needed))
+                    listed |= dict.fromkeys(filter(is_text, needed))
                 else:
                     others.append(needed)
         for other in others:
@@ -235,7 +236,7 @@ class _Writer:
         self, node: Schema, facts: Facts, at: str, written: Schema, names: Mapping[str, None]
     ) -> None:
         """Write `minProperties` and `maxProperties`, which the library has for few objects."""
-        low, high = (_whole(node.get(name)) for name in _OBJECT_COUNTS)
+        low, high = (whole(node.get(name)) for name in _OBJECT_COUNTS)
         low, least = low or 0, len(facts.required)
         closed = written.get("additionalProperties") is False and "patternProperties" not in written
         optional = [name for name in names if name not in facts.required]
@@ -282,15 +283,13 @@ class _Writer:
         written: Schema = {}
         # A list of names changes what the other keywords have written.
         said = {"type"} if forms and self._only_forms(node) else set()
-        for keyword, value in sorted(node.items(), key=lambda item: item[0] == "propertyNames"):
+        for keyword in sorted(node, key=lambda keyword: keyword == "propertyNames"):
             if keyword in said:
                 continue
             if keyword in ("anyOf", "oneOf") and forms:
                 self._forms(node, keyword, at, written, names)
             elif keyword not in ANNOTATIONS and (write := self._keywords.get(keyword)):
                 write(node, keyword, f"{at}/{escaped(keyword)}", written)
-            elif keyword in _OBJECT_COUNTS and _whole(value) is None:
-                raise SchemaError(f"{at}/{keyword}", "it is not a count")
         self._text(node, at, written)
         if "patternProperties" in written:
             _say_once(written)
@@ -302,51 +301,35 @@ class _Writer:
     def _as_it_is(self, node: Schema, keyword: str, _: str, written: Schema) -> None:
         written[keyword] = node[keyword]
 
-    def _enum(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        if not isinstance(node[keyword], list):
-            raise SchemaError(at, "it is not a list")
-        written[keyword] = node[keyword]
-
-    def _type(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        types = node[keyword]
-        named = [types] if isinstance(types, str) else types
-        if not isinstance(named, list):
-            raise SchemaError(at, "it is not the name of a type")
-        for kind in named:
-            if kind not in (*TYPES, "integer", "any"):
-                raise SchemaError(at, f"Invalid type: {str(kind)[:64]!r}")
-        if "any" not in named:  # as draft 3 had it
-            written[keyword] = types
+    def _type(self, node: Schema, keyword: str, _: str, written: Schema) -> None:
+        if "any" not in node[keyword]:  # as draft 3 had it
+            written[keyword] = node[keyword]
 
     def _required(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         names = node[keyword]
         if isinstance(names, bool):  # as draft 3 had it, beside a property
             if names:
                 self._leave_out(at)
-        elif isinstance(names, list) and all(map(_is_text, names)):
-            written[keyword] = names
-        else:
-            raise SchemaError(at, "it is not a list of names")
+            return
+        known = node.get("properties", {})
+        if node.get("additionalProperties") is False and "patternProperties" not in node:
+            if unknown := [name for name in names if name not in known]:
+                self._leave_out(at, f"{unknown[0][:64]!r} is none of the properties, which are all")
+            names = [name for name in names if name in known]
+        written[keyword] = names
 
     def _bound(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         value = node[keyword]
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise SchemaError(at, "it is not a number")
         doubtful = keyword == "multipleOf" or abs(value) > _MOST_EXACT
         if doubtful and not enforced({"type": "number", keyword: value}):
             self._leave_out(at)
-        elif not isinstance(value, bool) or keyword.startswith("exclusive"):
+        else:
             written[keyword] = value
 
-    def _count(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        value = _whole(node[keyword])
-        if value is None:
-            raise SchemaError(at, "it is not a count")
-        written[keyword] = value
+    def _count(self, node: Schema, keyword: str, _: str, written: Schema) -> None:
+        written[keyword] = whole(node[keyword])
 
     def _properties(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        if not isinstance(node[keyword], dict):
-            raise SchemaError(at, "it is not an object")
         written["properties"] = {
             name: self._value(schema, f"{at}/{escaped(name)}")
             for name, schema in node[keyword].items()
@@ -362,14 +345,10 @@ class _Writer:
             written[keyword] = [
                 self._value(item, f"{at}/{index}") for index, item in enumerate(items)
             ]
-        elif keyword == "items":
-            written[keyword] = self._value(items, at)
         else:
-            raise SchemaError(at, "it is not a list")
+            written[keyword] = self._value(items, at)
 
     def _pattern_properties(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        if not isinstance(node[keyword], dict):
-            raise SchemaError(at, "it is not an object")
         by_pattern = {
             pattern: self._value(schema, f"{at}/{escaped(pattern)}")
             for pattern, schema in node[keyword].items()
@@ -393,7 +372,7 @@ class _Writer:
         names = node[keyword]
         if names is True:
             return
-        if "patternProperties" in node or not isinstance(names, dict):
+        if "patternProperties" in node or names is False:
             self._leave_out(at)
             return
         rest = written.get("additionalProperties", True)
@@ -406,11 +385,13 @@ class _Writer:
             written["additionalProperties"] = False
             return
         pattern = self._pattern_of_names(names, at)
-        if pattern is not None and enforced(
-            {"type": "object", "patternProperties": {pattern: True}}
-        ):
+        if pattern is None:
+            return
+        if enforced({"type": "object", "patternProperties": {pattern: True}}):
             written["patternProperties"] = {pattern: rest}
             written["additionalProperties"] = False
+        else:
+            self._leave_out(at)
 
     def _pattern_of_names(self, names: Schema, at: str) -> str | None:
         """Return the expression that a property's name must match; None: any."""
@@ -419,11 +400,11 @@ class _Writer:
             for keyword, value in names.items()
             if keyword not in ANNOTATIONS and keyword != "type"
         }
-        low, high = (_whole(rules.pop(name, None)) for name in ("minLength", "maxLength"))
+        low, high = (whole(rules.pop(name, None)) for name in ("minLength", "maxLength"))
         expressions = []
         if low or high is not None:
             expressions.append(f"^(?s:.{{{low or 0},{'' if high is None else high}}})$")
-        if isinstance(pattern := rules.pop("pattern", None), str):
+        if (pattern := rules.pop("pattern", None)) is not None:
             expressions += patterns.split_lookahead(pattern) or []
         if (form := rules.get("format")) in patterns.FORMAT_PATTERNS:
             expressions.append(patterns.FORMAT_PATTERNS[rules.pop("format")])
@@ -443,7 +424,7 @@ class _Writer:
         written["items"] = self._value(value, at)
 
     def _unique_items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        low, high = (_whole(node.get(name)) for name in ("minItems", "maxItems"))
+        low, high = (whole(node.get(name)) for name in ("minItems", "maxItems"))
         if node[keyword] is not True or (high is not None and high <= 1):
             return
         values = self._few_values(node.get("items"))
@@ -469,7 +450,7 @@ class _Writer:
 
     def _contains(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         """Write that an array begins with the items that it must contain."""
-        least = _whole(node.get("minContains", 1))
+        least = whole(node.get("minContains", 1))
         if least == 0 and "maxContains" not in node:
             return
         listed = "prefixItems" in node or isinstance(node.get("items"), list)
@@ -500,7 +481,7 @@ class _Writer:
         return {"$ref": f"#/$defs/{known[1]}"}
 
     def _all_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        for index, member in enumerate(_listed(node[keyword], at)):
+        for index, member in enumerate(node[keyword]):
             self._join(written, self._part(member, f"{at}/{index}"))
 
     def _any_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
@@ -529,8 +510,7 @@ class _Writer:
         if len(words) > 1 or keyword not in ("anyOf", "oneOf") or "type" not in node:
             return False
         own = self._facts.of({"type": node["type"]}).types or set()
-        options = node[keyword] if isinstance(node[keyword], list) else ()
-        theirs = map(self._types_of_form, options)
+        theirs = map(self._types_of_form, node[keyword])
         return all(types and types <= own for types in theirs)
 
     def _types_of_form(self, option: Any) -> set[str] | None:
@@ -554,9 +534,7 @@ class _Writer:
         Args:
             names: of properties that objects of all branches may have; None: they are open.
         """
-        options = _listed(node[keyword], at)
-        if not options:
-            raise SchemaError(at, "it is empty")
+        options = node[keyword]
         if keyword == "anyOf":
             return list(enumerate(options))
         pairs = [
@@ -601,8 +579,6 @@ class _Writer:
         self._alternatives(written, forms, at)
 
     def _dependencies(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        if not isinstance(node[keyword], dict):
-            raise SchemaError(at, "it is not an object")
         for name, needed in node[keyword].items():
             names = [needed] if isinstance(needed, str) else needed  # as draft 3 had it
             then = {"required": names} if isinstance(names, list) else needed
@@ -614,6 +590,9 @@ class _Writer:
         resolved = itertools.count(1)
 
         def resolve(node: Schema) -> Any:
+            self._facts.check(node)
+            if "$ref" not in node:
+                return node
             if next(resolved) > _MOST_RESOLVED:
                 raise OverflowError
             return self._facts.target(node)
@@ -663,9 +642,7 @@ class _Writer:
         """Return the expressions that a text must match by `pattern`."""
         if "pattern" not in node:
             return []
-        if not isinstance(pattern := node["pattern"], str):
-            raise SchemaError(f"{at}/pattern", "it is not a string")
-        pieces = patterns.split_lookahead(pattern)
+        pieces = patterns.split_lookahead(node["pattern"])
         if pieces is None or not all(
             enforced({"type": "string", "pattern": piece}) for piece in pieces
         ):
@@ -676,7 +653,7 @@ class _Writer:
     def _format(self, node: Schema, at: str, written: Schema) -> list[str]:
         """Write `format`, or return the expressions that a text must match by it."""
         form = node.get("format")
-        form = patterns.NARROWED_FORMATS.get(form, form) if isinstance(form, str) else form
+        form = patterns.NARROWED_FORMATS.get(form or "", form)
         if form in patterns.FORMAT_PATTERNS:
             return [patterns.FORMAT_PATTERNS[form]]
         if form in patterns.ENFORCED_FORMATS:
@@ -754,20 +731,3 @@ def _values(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-def _listed(value: Any, at: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise SchemaError(at, "it is not a list of schemas")
-    return value
-
-
-def _whole(value: Any) -> int | None:
-    """Return a count; None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if value >= 0 and value == value // 1 else None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

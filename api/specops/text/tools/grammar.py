@@ -15,13 +15,14 @@ from typing import Any
 from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.grammar_source import MOST_CHARACTERS
 from specops.text.schemas.references import Document, escaped
-from specops.text.schemas.trial import enforced
 from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
-Rule = str | ToolArguments  # as Lark has it, or of the JSON that a schema describes
+# Of a text's schema, what holds where the text stands without quotes.
+_OF_TEXTS = ("pattern", "minLength", "maxLength")
+Rule = str | ToolArguments  # as Lark has it, or of what a schema describes
 
 
 @dataclass(slots=True)
@@ -178,7 +179,10 @@ class CallGrammar:
         form = self.calls
         properties = listed_properties(schema)
         listed = schema["required"] if isinstance(schema.get("required"), list) else []
-        required = [key for key in listed if isinstance(key, str)]
+        shut = schema.get("additionalProperties") is False and "patternProperties" not in schema
+        required = [
+            key for key in listed if isinstance(key, str) and (key in properties or not shut)
+        ]
         keys = dict.fromkeys((*properties, *required))
         order = sorted(keys, key=lambda key: key not in required)
         rules: list[Rule] = []
@@ -224,9 +228,7 @@ class CallGrammar:
         if types and "string" not in types:
             first, *rules = self._json_rules(name, schemas, path, schema)
             return [f"{first} {close}", *rules]
-        return [
-            *self._raw_text_rules(name, schema if types == {"string"} else {}, form.value_close)
-        ]
+        return self._raw_text_rules(name, schemas, path, schema if types == {"string"} else {})
 
     def _json_rules(
         self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any], *others: str
@@ -253,7 +255,7 @@ class CallGrammar:
                 schemas.ruled[id(schema)] = shared
                 schemas.pending.append((shared, schemas, path, schema))
         if not isinstance(schema, dict) or not schema:
-            return [f"{name}_value: any_value", *self._any_rules()]
+            return [f"{name}_value: any_value", *self._any_rules(schemas)]
         if (known := schemas.ruled.setdefault(id(schema), name)) != name:
             return [f"{name}_value: {known}_value"]
         if choices := _choices(schema):
@@ -280,27 +282,27 @@ class CallGrammar:
         rules: list[Rule] = []
         if "string" in types:
             options.append(f"{name}_string_value")
-            rules += self._raw_text_rules(f"{name}_string", schema, self.calls.quote)
+            rules += self._raw_text_rules(f"{name}_string", schemas, path, schema)
         if "array" in types and isinstance(schema.get("items"), dict):
             item = f"{name}_item"
             options.append(self._series("[", f"{item}_value", "]"))
             rules += self._marked_rules(item, schemas, f"{path}/items", schema["items"])
         elif "array" in types:
             options.append("any_list")
-            rules += self._any_rules()
+            rules += self._any_rules(schemas)
         if "object" in types and isinstance(schema.get("properties"), dict):
             members, of_members = self._members(name, schemas, schema, path)
             options.append(f'"{{" {members} "}}"')
             rules += of_members
         elif "object" in types:
             options.append("any_object")
-            rules += self._any_rules()
+            rules += self._any_rules(schemas)
         if others := sorted(types - {"string", "array", "object"}):
             options.append(f"{name}_other_value")
             rules += self._json_rules(f"{name}_other", schemas, path, {**schema, "type": others})
-        return (options, rules) if options else (["any_value"], [*self._any_rules()])
+        return (options, rules) if options else (["any_value"], [*self._any_rules(schemas)])
 
-    def _any_rules(self) -> list[str]:
+    def _any_rules(self, schemas: _Schemas) -> list[Rule]:
         """Return the rules of any value, in a format with marks of its own around texts."""
         words = 'ANY_NUMBER | "true" | "false" | "null"'
         return [
@@ -310,29 +312,38 @@ class CallGrammar:
             rf"any_member: ANY_KEY {self._literal(self.calls.key_close)} any_value",
             r"ANY_KEY: /[\w.$\/-]([\w.$\/ -]{0,62}[\w.$\/-])?/",
             r"ANY_NUMBER: /-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?/",
-            *self._raw_text_rules("any_text", {}, self.calls.quote),
+            *self._raw_text_rules("any_text", schemas, "", {}),
         ]
 
     def _series(self, opening: str, item: str, closing: str) -> str:
         comma = self._literal(self.calls.value_close)
         return f'"{opening}" ({item} ({comma} {item})*)? "{closing}"'
 
-    def _raw_text_rules(self, name: str, schema: Mapping[str, Any], close: str) -> list[str]:
+    def _raw_text_rules(
+        self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any]
+    ) -> list[Rule]:
         """Return the rules of a text that is written without escapes, and what closes it."""
+        said = {keyword: schema[keyword] for keyword in _OF_TEXTS if keyword in schema}
+        text = "@text" if said else r"/(.|\n)*/"
         opened = self._literal(self.calls.quote) if self.calls.marked else ""
+        close = self.calls.quote if self.calls.marked else self.calls.value_close
         mark = next(iter(parts(close)))
         before, after = close.split(mark, 1)
-        body = _text_body(schema)
+        before = before and f"(/{_escaped(before)}/)"
+        unmarked = rf"~/(.|\n)*{_escaped(mark)}(.|\n)*/"
         if mark in self.special:
-            text = f"{name.upper()}: {_text_without(mark, body + _escaped(before))}"
-            return [f"{name}_value: {opened} {name.upper()} {self._literal(mark + after)}", text]
-        # The mark ends the text also where the model leaves out what should come before it. Else
-        # the text would go on, while the reader has ended the call.
-        before = f"({_escaped(before)})?" if before else ""
-        return [
-            f"{name}_value: {opened} {name}_text {self._literal(after)}",
-            f"{name}_text[lazy]: /{body}{before}{_escaped(mark)}/",
-        ]
+            rule, after = name.upper(), mark + after
+            form = f"{text} {before} & {unmarked}"
+            value = f"{name}_value: {opened} {rule} {self._literal(after)}"
+        else:
+            # The mark ends the text also where the model leaves out what should come before it.
+            # Else the text would go on, while the reader has ended the call.
+            rule, before = f"{name}_text[lazy]", before and f"{before}?"
+            form = f"{f'({text} & {unmarked})' if said else text} {before} /{_escaped(mark)}/"
+            value = f"{name}_value: {opened} {name}_text {self._literal(after)}"
+        if not said:
+            return [value, f"{rule}: {form}"]
+        return [value, _arguments(rule, schemas.tool, {"type": "string", **said}, path, form)]
 
     def _literal(self, text: str) -> str:
         """Return a text of a format for a rule, with its special tokens."""
@@ -347,20 +358,9 @@ class CallGrammar:
         return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def _text_without(mark: str, text: str = r"(.|\n)*") -> str:
-    """Return a terminal of a text, a regular expression, in which nothing reads like a mark."""
-    return rf"/{text}/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
-
-
-def _text_body(schema: Mapping[str, Any]) -> str:
-    """Return a regular expression of a text, without an end."""
-    rules = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
-    if not enforced({"type": "string", **rules}):
-        return r"(.|\n)*"
-    if isinstance(pattern := rules.get("pattern"), str):
-        return pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
-    least, most = rules.get("minLength", 0), rules.get("maxLength", "")
-    return rf"(.|\n){{{least},{most}}}" if least or most != "" else r"(.|\n)*"
+def _text_without(mark: str) -> str:
+    """Return a terminal of a text in which nothing reads like a mark."""
+    return rf"/(.|\n)*/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
 
 
 def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
@@ -369,8 +369,10 @@ def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
     return listed if isinstance(listed, list) else ()
 
 
-def _arguments(rule: str, tool: Tool, schema: Mapping[str, Any], path: str = "") -> ToolArguments:
-    return ToolArguments(rule, tool.name, json.dumps(schema), tool.strict, path)
+def _arguments(
+    rule: str, tool: Tool, schema: Mapping[str, Any], path: str = "", form: str = ""
+) -> ToolArguments:
+    return ToolArguments(rule, tool.name, json.dumps(schema), tool.strict, path, form)
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:

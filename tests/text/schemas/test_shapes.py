@@ -1,0 +1,94 @@
+"""A keyword with a value of a wrong shape is refused by its name, wherever its schema stands."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import (
+    Draft3Validator,
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+)
+
+from specops.text.grammar_source import Effort, GrammarError, write
+from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.writer import rewrite
+from tests.text.schemas.answers import json_schema
+from tests.text.schemas.odd import KEYWORDS, schemas, values
+
+DRAFTS = (
+    *(Draft3Validator, Draft4Validator, Draft6Validator, Draft7Validator),
+    *(Draft201909Validator, Draft202012Validator),
+)
+OF_EACH_TYPE = (None, True, 1, 1.5, "a", ["a"], {"a": "b"})
+# Where a schema may stand: the whole document, by what stands there.
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "": lambda schema: schema,
+    "/properties/p": lambda schema: {"properties": {"p": schema}},
+    "/items": lambda schema: {"items": schema},
+    "/items/0": lambda schema: {"items": [schema]},
+    "/prefixItems/0": lambda schema: {"prefixItems": [schema]},
+    "/contains": lambda schema: {"contains": schema},
+    "/anyOf/1": lambda schema: {"anyOf": [{"type": "null"}, schema]},
+    "/oneOf/1": lambda schema: {"oneOf": [{"type": "null"}, schema]},
+    "/allOf/0": lambda schema: {"allOf": [schema, {"type": "object"}]},
+    "/not": lambda schema: {"not": schema},
+    "/not/properties/p": lambda schema: {"not": {"properties": {"p": schema}}},
+    "/not/anyOf/0": lambda schema: {"not": {"anyOf": [schema]}},
+    "/not/not": lambda schema: {"not": {"not": schema}},
+    "/if": lambda schema: {"if": schema, "then": {"type": "object"}},
+    "/then": lambda schema: {"if": {"type": "object"}, "then": schema},
+    "/else": lambda schema: {"if": {"type": "object"}, "else": schema},
+    "/dependentSchemas/a": lambda schema: {"dependentSchemas": {"a": schema}},
+    "/patternProperties/a": lambda schema: {"patternProperties": {"a": schema}},
+    "/additionalProperties": lambda schema: {"additionalProperties": schema},
+    "/propertyNames": lambda schema: {"type": "object", "propertyNames": schema},
+    "/$defs/a": lambda schema: {"$ref": "#/$defs/a", "$defs": {"a": schema}},
+}
+
+
+def wrong_in(draft: Any, keyword: str, value: Any) -> bool:
+    return any(True for _ in draft(draft.META_SCHEMA).iter_errors({keyword: value}))
+
+
+KNOWN = {
+    keyword: [
+        draft for draft in DRAFTS if any(wrong_in(draft, keyword, value) for value in OF_EACH_TYPE)
+    ]
+    for keyword in KEYWORDS
+}
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(value=st.sampled_from(OF_EACH_TYPE) | values, place=st.sampled_from(sorted(PLACES)))
+def test_what_no_draft_takes_is_refused_by_its_keyword(
+    keyword: str, value: Any, place: str
+) -> None:
+    whole = PLACES[place]({keyword: value})
+    repeats = isinstance(value, list) and len({repr(item) for item in value}) < len(value)
+    of_draft_4 = keyword.startswith("exclusive") and isinstance(value, bool)  # beside another one
+    wrong = all(wrong_in(draft, keyword, value) for draft in KNOWN[keyword])
+    if not wrong or repeats or of_draft_4 or value == []:
+        with contextlib.suppress(SchemaError):
+            rewrite(whole)
+        return
+    with pytest.raises(SchemaError) as refused:
+        rewrite(whole)
+    assert refused.value.path.startswith(f"{place}/{keyword}")
+
+
+@settings(deadline=None, max_examples=500, suppress_health_check=list(HealthCheck))
+@given(schemas, st.booleans())
+def test_any_schema_is_written_or_refused(schema: Any, strict: bool) -> None:
+    for effort in (Effort.WHOLE, Effort.PLAIN):
+        with contextlib.suppress(GrammarError):
+            write(json_schema(schema, strict=strict), effort)
