@@ -1,7 +1,7 @@
 """`python -m tests.fuzz --seconds 60`: kernels under sanitizers, sockets, requests, files, chats.
 
 Half of the time goes to the kernels, a fifth to clients that cut, reset and stall (`sockets`), a
-twentieth each to odd requests of editors (`suggestions`) and to long texts (`texts`), a tenth to
+twentieth each to odd bodies (`requests`) and to long texts (`texts`), a tenth to
 hostile grammars (`grammars`).
 `--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
 a hundred times as many for the kernels, whose cases take a tenth of a millisecond, and an eighth
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import grammars, kernels, rendering, sockets, suggestions, texts
+from tests.fuzz import grammars, kernels, rendering, requests, sockets, texts
 from tests.fuzz.parsers import READERS, FindingError, Subject
 
 KERNEL_CASES = 100  # for each case of a reader
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
     parser.add_argument("--seed", type=int, help="of the first case; random if not given")
-    subjects = ["kernels", "sockets", "suggestions", "texts", "grammars", *READERS, "rendering"]
+    subjects = ["kernels", "sockets", "requests", "texts", "grammars", *READERS, "rendering"]
     parser.add_argument("--only", choices=subjects, help="one subject alone")
     options = parser.parse_args()
     names = [name for name in READERS if options.only in (None, name)]
@@ -55,8 +55,8 @@ def main() -> int:
             note("kernels", kernels.run(program, cases, kernel_seconds, seed))
         if options.only in (None, "sockets"):
             note("sockets", sockets.run(options.cases * sockets.CASES, socket_seconds, seed))
-        if options.only in (None, "suggestions"):
-            note("suggestions", suggestions.run(options.cases, request_seconds, seed))
+        if options.only in (None, "requests"):
+            note("requests", requests.run(options.cases, request_seconds, seed))
         if options.only in (None, "texts"):
             note("texts", texts.run(-(-options.cases // 8), request_seconds, seed))
         if options.only in (None, "grammars"):

@@ -7,7 +7,9 @@ as thousands of messages, follows.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -204,3 +206,23 @@ def of_structure(model: str = "fake") -> Iterator[Costly]:
         named = {} if path.startswith("/tok") else {"model": json.dumps(model)}
         inside = ",".join(f'"{field}":{value}' for field, value in (named | fields).items())
         yield Costly(name, path, partial(str, f"{{{inside}}}"))
+
+
+class LongestCallback:
+    """The longest that the event loop was held within the block, in seconds of its own time."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> LongestCallback:
+        self._run = run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            start = time.thread_time()
+            run(handle)
+            self.seconds = max(self.seconds, time.thread_time() - start)
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.events.Handle._run = self._run  # type: ignore[method-assign]

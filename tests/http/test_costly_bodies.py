@@ -25,7 +25,7 @@ from specops.text.grammar import Grammars
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, FakeService, FakeTokenizer, Waiting, fills_in, output
-from tests.http.costly import USUAL, of_fields, of_structure, value
+from tests.http.costly import USUAL, LongestCallback, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
     CHAT,
@@ -258,21 +258,6 @@ EMBEDDED = [replace(output(finish=FinishReason.STOP), embeddings=np.ones((2, 4),
 _ONE_IN = 53  # bodies for the fields' values; `python -m tests.stalls --bodies 0` sends all
 
 
-class LongestCallback:
-    """The longest that the event loop was held within the block, in seconds of its own time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds = 0.0
-        run = asyncio.events.Handle._run
-
-        def timed(handle: asyncio.Handle) -> None:
-            start = time.thread_time()
-            run(handle)
-            self.seconds = max(self.seconds, time.thread_time() - start)
-
-        monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
-
-
 def parsing() -> float:
     """Seconds to parse as many names as a body may have."""
     text, least = value("names"), 1.0
@@ -284,20 +269,17 @@ def parsing() -> float:
 
 
 @pytest.mark.e2e  # it has a clock
-async def test_no_body_of_any_endpoint_holds_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_body_of_any_endpoint_holds_the_event_loop() -> None:
     async with api(answering()) as here:
         bodies = [*of_structure(), *itertools.islice(of_fields(here.app), 0, None, _ONE_IN)]
         assert {body.path for body in bodies} == set(USUAL)
         slow, unit = [], parsing()
         for body in bodies:
             for _ in range(3):  # a page fault or a collection is nobody's mistake
-                longest = LongestCallback(monkeypatch)
-                client = AsgiClient(here.app, body.path)
-                client.send_body(body.content)
-                assert (await client.rest())[0]["status"] < 500, body.name
-                monkeypatch.undo()
+                with LongestCallback() as longest:
+                    client = AsgiClient(here.app, body.path)
+                    client.send_body(body.content)
+                    assert (await client.rest())[0]["status"] < 500, body.name
                 if longest.seconds < _LONGEST * unit:
                     break
                 unit = parsing()  # the processor may have become slower

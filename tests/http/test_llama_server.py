@@ -35,8 +35,7 @@ from tests.fakes import (
     fills_in,
     output,
 )
-from tests.fuzz import suggestions
-from tests.fuzz.suggestions import filling_in
+from tests.fuzz.requests import filling_in
 from tests.http.chat_clients import TEMPLATE
 from tests.http.openai_api import Api, api, chunks, events, problem
 from tests.waiting import until
@@ -396,12 +395,3 @@ async def test_a_closed_connection_ends_its_request_within_a_pass(tiny_settings:
         await asyncio.wait_for(client.done, 10)
         await until(lambda: service.running == 0)
         assert len(passes) == 3
-
-
-async def test_odd_requests_get_an_answer_or_a_word(tiny_settings: Settings) -> None:
-    """`make fuzz ARGS="--only suggestions --cases 10000"` sends more of them."""
-    async with filling_in(replace(tiny_settings, max_new_tokens=4, queue_size=64)) as (_, http):
-        counts = await suggestions.send(http, range(300))
-    assert counts[200] > 60
-    assert counts[400] > 60
-    assert set(counts) <= {200, 400, 404, 413}
