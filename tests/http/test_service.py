@@ -113,6 +113,28 @@ async def test_unknown_path_and_method_are_error_objects() -> None:
     assert wrong.headers["allow"] == "POST"
 
 
+async def test_an_error_has_no_commands_for_terminals() -> None:
+    async with api() as here:
+        answers = [
+            await here.client.get("/%1b]0;x%07%9b31m"),
+            await here.client.post(CHAT, json=ENDPOINTS[CHAT] | {"model": "a\x1b[2J\x7f\u009b"}),
+        ]
+    for answer in answers:
+        message = answer.json()["error"]["message"]
+        assert "x1b" in message
+        assert message.isprintable()
+
+
+async def test_a_failure_tells_nobody_where_files_are() -> None:
+    service = FakeService()
+    service.state = ModelState.FAILED
+    service.error = "cannot read '/srv/models/a b/x.gguf' or /root/.cache: see https://x.org/a/b"
+    async with api(service) as here:
+        health = (await here.client.get("/health")).json()["error"]
+        told = problem(await here.ask(CHAT), 503)["message"]
+    assert health == told == "cannot read 'a b/x.gguf' or .cache: see https://x.org/a/b"
+
+
 @pytest.mark.parametrize("state", list(ModelState))
 async def test_health_is_200_only_when_ready(state: ModelState) -> None:
     service = FakeService()

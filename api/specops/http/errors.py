@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -20,6 +21,10 @@ _SHOULD_BE = "Input should be "  # how the messages of most problems begin
 _OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
 GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # failures of generating endpoints
+
+# What a terminal takes for a command. Clients' own texts stand in messages.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)*(?=[^\s/])")
 
 Responses = dict[int | str, dict[str, Any]]
 """The description of an endpoint's answers in /openapi.json, by status."""
@@ -46,6 +51,15 @@ def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Resp
     return {code: {"model": model} for code in sorted(codes)}
 
 
+def without_folders(message: str) -> str:
+    """Return a message of the server without the folders of its files, which its log has.
+
+    >>> without_folders("cannot read /models/a/b.gguf")
+    'cannot read b.gguf'
+    """
+    return _FOLDERS.sub("", message)
+
+
 class ApiError(HTTPException):
     """An answer that is not a success.
 
@@ -64,7 +78,8 @@ class ApiError(HTTPException):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
+        message = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", message)
+        super().__init__(status, without_folders(message) if status >= 500 else message, headers)
         self.code = code
         self.param = param
 

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from specops.engine.model_info import ModelState
+from specops.http.errors import without_folders
 from specops.http.state import Ctx
 
 router = APIRouter(tags=["health"])
@@ -43,9 +44,9 @@ async def health(ctx: Ctx) -> JSONResponse:
     body = HealthResponse(
         status="ok" if ready else service.state,
         state=service.state,
-        detail=service.detail,
+        detail=without_folders(service.detail),
         model=service.info.name if service.info else ctx.settings.preset,
-        error=service.error,
+        error=service.error and without_folders(service.error),
         running=service.running,
         waiting=service.waiting,
     )

@@ -34,6 +34,7 @@ _PRIVATE = (
 )
 _MOST_NAMES = 64  # in the log
 _LONGEST_NAME = 64  # in a message
+_NOT_IN_HOST = re.compile(r"[\s\"#/<>?@\\^`{|}]")
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 _LOCAL = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104 # nosec B104
 _LOCAL_ORIGINS = (
@@ -103,9 +104,13 @@ class Hosts:
         """Let a request pass.
 
         Raises:
-            ApiError: it came under a name that is not the service's.
+            ApiError: it came under a name that is none, or not the service's.
         """
         host = headers.get("host", "")
+        if _NOT_IN_HOST.search(host):
+            raise ApiError(
+                400, f"{host[:_LONGEST_NAME]!r} is no name of a host", code="invalid_host"
+            )
         if path in ANY_HOST_PATHS or self.answers_to(host):
             return
         name = (host_name(host) or host)[:_LONGEST_NAME]

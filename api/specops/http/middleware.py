@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -48,6 +49,7 @@ from specops.tracing import RequestTrace
 
 # So many of 1 MiB are what every memory plan leaves spare.
 MOST_LARGE_BODIES = 48
+_ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after that many it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
@@ -56,6 +58,7 @@ _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seco
 _REASONS = {
     "invalid_api_key": "unauthorized",
     "host_not_allowed": "unknown_host",
+    "invalid_host": "invalid",
     "body_too_large": "too_large",
     "unsupported_encoding": "invalid",
     "invalid_encoding": "invalid",
@@ -125,6 +128,7 @@ class RequestContext:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        _to_origin_form(scope)
         headers = Headers(scope=scope)
         protocol = PROTOCOLS.of(scope["path"])
         if protocol.any_media_type and "origin" not in headers:
@@ -302,6 +306,15 @@ class _Exchange:
         elif not message.get("more_body", False):
             self.complete = True
         await self._send(message)
+
+
+def _to_origin_form(scope: Scope) -> None:
+    """Have a target that is a whole URL be its path, and its host the `Host` (RFC 9112, 3.2.2)."""
+    if scope["path"].startswith("/") or not (match := _ABSOLUTE.fullmatch(scope["raw_path"])):
+        return
+    path = scope["raw_path"] = match[2] or b"/"
+    scope["path"] = unquote(path.decode("ascii"))
+    MutableHeaders(scope=scope)["host"] = match[1].decode("ascii")
 
 
 def _length(headers: Headers) -> int:

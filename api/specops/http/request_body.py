@@ -4,7 +4,7 @@ The event loop has to parse and to check a body, which takes time by the names, 
 it rather than by its bytes: 87,000 names, in 1 MB, take 0.1 s. So they are counted first, which
 takes at most 3 ms. What else takes time by the parts of a large body is done on a thread.
 
-Gzip and deflate are read, within the limit of any other body: a few kilobytes can stand for
+Gzip, deflate and zstd are read, within the limit of any other body: a few kilobytes can stand for
 gigabytes, and even without that a kilobyte can take as long as a megabyte. So no more is made of a
 body than may be sent as it is, and a thread of its own makes it.
 """
@@ -15,6 +15,8 @@ import asyncio
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
+
 from specops.http.errors import ApiError
 from specops.text.json_values import TooManyParts, check_parts
 
@@ -22,9 +24,12 @@ MAX_BODY_BYTES = 1 << 20
 LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers
-_READ = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
-_ACCEPTED = "gzip, deflate"
-# One thread: zlib lets the interpreter go meanwhile, but it takes a core.
+_ACCEPTED = "gzip, deflate, zstd"
+_PIECE_BYTES = 4096  # what follows the end of a member is copied
+_WINDOW_BYTES = 8 << 20  # every reader of zstd has so much (RFC 8878)
+_END = b"\0"  # no JSON has it
+_LAST_FRAME = ZstdCompressor().compress(_END)
+# One thread: the libraries let the interpreter go meanwhile, but it takes a core.
 _INFLATER = ThreadPoolExecutor(1, "inflate")
 _CM_DEFLATE = 8  # the lower half of the first byte of zlib's form
 
@@ -53,15 +58,15 @@ def body_encoding(header: str | None) -> str | None:
     encoding = (header or "identity").strip().lower()
     if encoding == "identity":
         return None
-    if encoding not in _READ:
+    if encoding.removeprefix("x-") not in _ACCEPTED.split(", "):
         raise ApiError(
             415,
             f"this server does not read the content encoding {encoding[:64]!r}: send the body as "
-            "it is, or compressed with gzip or deflate",
+            "it is, or compressed with gzip, deflate or zstd",
             code="unsupported_encoding",
             headers={"accept-encoding": _ACCEPTED},
         )
-    return encoding
+    return encoding.removeprefix("x-")
 
 
 async def decompressed(body: bytearray, encoding: str) -> bytearray:
@@ -74,30 +79,50 @@ async def decompressed(body: bytearray, encoding: str) -> bytearray:
         ApiError: it is too large then, or is not compressed like that.
     """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_INFLATER, _inflate, body, encoding)
+    return await loop.run_in_executor(_INFLATER, _decompress, body, encoding)
 
 
-def _inflate(body: bytearray, encoding: str) -> bytearray:
-    window = _READ[encoding]
-    if window == _ZLIB and not _in_zlibs_form(body):
-        window = _RAW  # which some clients call deflate, too
-    inflater = zlib.decompressobj(window)
+def _decompress(body: bytearray, encoding: str) -> bytearray:
     try:
-        text = inflater.decompress(body, MAX_BODY_BYTES + 1)
-    except zlib.error:
-        raise _broken(encoding) from None
+        text = _unzstd(body) if encoding == "zstd" else _inflate(body, encoding)
+    except (zlib.error, ZstdError, EOFError):
+        message = f"the body is not valid {encoding}, though Content-Encoding says so"
+        raise ApiError(400, message, code="invalid_encoding") from None
     if len(text) > MAX_BODY_BYTES:
         message = f"the body is larger than {MAX_BODY_BYTES} bytes once it is decompressed"
         raise ApiError(413, message, code="body_too_large")
-    if not inflater.eof or inflater.unused_data:
-        raise _broken(encoding)
-    return bytearray(text)
+    return text
+
+
+def _inflate(body: bytearray, encoding: str) -> bytearray:
+    """Return what gzip or deflate has made; gzip may have made it in several parts."""
+    window = _GZIP if encoding == "gzip" else _ZLIB if _in_zlibs_form(body) else _RAW
+    text, inflater = bytearray(), zlib.decompressobj(window)
+    for start in range(0, len(body), _PIECE_BYTES):
+        piece = bytes(body[start : start + _PIECE_BYTES])
+        while piece and len(text) <= MAX_BODY_BYTES:
+            if inflater.eof:
+                if window != _GZIP:
+                    raise EOFError
+                inflater = zlib.decompressobj(window)
+            text += inflater.decompress(piece, MAX_BODY_BYTES + 1 - len(text))
+            piece = inflater.unused_data
+    if not inflater.eof and len(text) <= MAX_BODY_BYTES:
+        raise EOFError
+    return text
+
+
+def _unzstd(body: bytearray) -> bytearray:
+    """Return what zstd has made; one more frame shows whether it was whole, as no reader does."""
+    source = bytes(body) + _LAST_FRAME
+    with ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(
+        source, read_across_frames=True
+    ) as reader:
+        text = bytearray(reader.read(MAX_BODY_BYTES + 1 + len(_END)))
+    if len(text) <= MAX_BODY_BYTES + len(_END) and not text.endswith(_END):
+        raise EOFError
+    return text[: -len(_END)]
 
 
 def _in_zlibs_form(body: bytearray) -> bool:
     return body[:1] != b"" and body[0] & 15 == _CM_DEFLATE and int.from_bytes(body[:2]) % 31 == 0
-
-
-def _broken(encoding: str) -> ApiError:
-    message = f"the body is not valid {encoding}, though Content-Encoding says so"
-    return ApiError(400, message, code="invalid_encoding")
