@@ -1,81 +1,75 @@
-"""The shared parts of all dashboards: title, state, links, variables, annotations, refresh."""
+"""The shared parts of all dashboards: title, state, links, variables, annotations, places."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
-
-from grafana_foundation_sdk.builders.dashboard import (
-    AnnotationQuery,
-    Dashboard,
-    DashboardLink,
-    DatasourceVariable,
-    QueryVariable,
-    Row,
-)
-from grafana_foundation_sdk.builders.stat import Panel as Tile
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DashboardLinkType,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
+from itertools import count
 
 from empty import Empty
-from panels import DATASOURCE, words
-from promql import ANSWERS, INSTANCES, series, states
+from panels import DATASOURCE, MEMORY, Json, curves, tile, words
+from promql import ANSWERS, INSTANCES, now, now_by, part, series, states
 
 TAG = "specops"
-Panels = Iterator[Any]  # builders of rows and panels, in order
+WIDTH = 24  # columns of Grafana's grid
+Panels = Iterator[Json]  # rows and panels, in order
 
 STATE_COLOURS = {"ready": "green", "idle": "blue", "failed": "red", Empty.UNREACHABLE: "red"}
 
 
 def board(
     uid: str, question: str, description: str, sections: Iterable[Callable[[], Panels]]
-) -> Dashboard:
+) -> Json:
     """Build one dashboard, titled with the product's name and the `question` that it answers.
 
     It can be imported into another Grafana: its data source and the job are variables, with what
     Grafana is provisioned with here as their values.
     """
-    made = (
-        Dashboard(f"Spec-Ops: {question}")
-        .uid(f"specops-{uid}")
-        .description(description)
-        .tags([TAG])
-        .readonly()
-        .refresh("5s")
-        .time("now-15m", "now")
-        .timezone("browser")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .link(_the_others())
-        .with_variable(_datasource())
-        .with_variable(_job())
-        .with_variable(_model())
-        .with_variable(_instance())
-    )
-    for annotation in _annotations():
-        made.annotation(annotation)
+    panels = []
     for section in sections:
-        first, *panels = section()
-        if not isinstance(first, Row):
-            panels.insert(0, first)
-        elif first.build().collapsed:  # its panels stand in it
-            for panel in panels:
-                first.with_panel(panel)
-            panels = []
-        if isinstance(first, Row):
-            made.with_row(first)
-        for panel in panels:
-            made.with_panel(panel)
-    return made
+        first, *others = section()
+        if first.get("collapsed"):
+            first["panels"], others = others, []  # they stand in the row
+        panels += [first, *others]
+    _place(panels, 0, count(1))
+    return {
+        "id": None,  # Grafana's own number; a provisioned dashboard has none
+        "uid": f"{TAG}-{uid}",
+        "title": f"Spec-Ops: {question}",
+        "description": description,
+        "tags": [TAG],
+        "editable": False,
+        "schemaVersion": 36,
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "timezone": "browser",
+        "graphTooltip": 1,  # a cross on all panels
+        "links": [_the_others()],
+        "templating": {"list": [*_variables()]},
+        "annotations": {"list": [*_annotations()]},
+        "panels": panels,
+    }
 
 
-def folded(title: str) -> Row:
-    """A row that a click opens: with most services its panels are empty."""
-    return Row(title).collapsed(True)
+def _place(panels: Iterable[Json], top: int, numbers: Iterator[int]) -> None:
+    """Number the panels and lay them out from left to right, from `top` on.
+
+    What a folded row holds stands below it, and takes no room.
+    """
+    left, height = 0, 0
+    for panel in panels:
+        grid = panel["gridPos"]
+        if left + grid["w"] > WIDTH:
+            left, top, height = 0, top + height, 0
+        grid["x"], grid["y"] = left, top
+        left, height = left + grid["w"], max(height, grid["h"])
+        panel["id"] = next(numbers)
+        _place(panel.get("panels", ()), top + 1, numbers)
+
+
+def row(title: str, *, folded: bool = False) -> Json:
+    """The title of the panels below. Folded, a click opens it: most services have none of it."""
+    place = {"h": 1, "w": WIDTH}
+    return {"type": "row", "title": title, "collapsed": folded, "gridPos": place, "panels": []}
 
 
 def killed() -> str:
@@ -83,7 +77,7 @@ def killed() -> str:
     return f"sum(increase({series('specops_oom_kills_total')}[1h]) {ANSWERS})"
 
 
-def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Tile:
+def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Json:
     """How the service is; with `counted` it says how many replicas are in each state."""
     return words(
         title,
@@ -99,74 +93,82 @@ def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Til
     )
 
 
-def _the_others() -> DashboardLink:
-    return (
-        DashboardLink("Questions")
-        .type(DashboardLinkType.DASHBOARDS)
-        .tags([TAG])
-        .as_dropdown(False)
-        .include_vars(True)
-        .keep_time(True)
-        .tooltip("the other dashboards, with the same time range and variables")
+def memory_of_the_cap(width: int = 3) -> Json:
+    """How near it is to being killed for memory."""
+    return tile(
+        "Memory of the cap",
+        "Anonymous memory, which cannot be dropped, as a share of the limit. Above 90 % the kernel "
+        "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
+        "smaller weights (SPECOPS_QUANT).",
+        "percentunit",
+        part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
+        width=width,
+        warn=0.75,
+        alarm=0.9,
+        empty_when=Empty.UNREACHABLE,
     )
 
 
-def _datasource() -> DatasourceVariable:
-    return (
-        DatasourceVariable("datasource")
-        .label("Data source")
-        .description("the Prometheus that scrapes the API")
-        .type("prometheus")
-        .current(VariableOption(selected=True, text="Prometheus", value="prometheus"))
+def memory_against_the_cap() -> Json:
+    """The same over time, with what can be dropped."""
+    return curves(
+        "Memory against the cap",
+        "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
+        "among it, and is dropped when needed, at the price of reading them again. A total "
+        "near the limit is no problem by itself.",
+        "bytes",
+        {
+            "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file"'),
+            "limit": now("specops_memory_bytes", 'kind="limit"'),
+        },
+        limits={"limit": "anon"},
+        named=MEMORY,
+        stacked=True,
+        empty_when=Empty.UNREACHABLE,
     )
 
 
-def _query(name: str, label: str, description: str, query: str) -> QueryVariable:
-    return (
-        QueryVariable(name)
-        .label(label)
-        .description(description)
-        .datasource(DATASOURCE)
-        .query({"query": query, "refId": name})
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-    )
+def _the_others() -> Json:
+    return {
+        "type": "dashboards",
+        "title": "Questions",
+        "tags": [TAG],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "tooltip": "the other dashboards, with the same time range and variables",
+        **{"icon": "", "targetBlank": False, "url": ""},
+    }
 
 
-def _job() -> QueryVariable:
-    return _query(
-        "job", "Job", "Prometheus' name for the API", "label_values(specops_model_state, job)"
-    ).current(VariableOption(selected=True, text="specops", value="specops"))
+def _variables() -> Iterator[Json]:
+    def chosen(text: object, value: object) -> Json:
+        return {"current": {"selected": True, "text": text, "value": value}}
 
+    def query(name: str, label: str, description: str, query: str, **more: object) -> Json:
+        return {
+            **{"type": "query", "name": name, "label": label, "description": description},
+            "datasource": DATASOURCE,
+            "query": {"query": query, "refId": name},
+            "refresh": 2,  # whenever the time range changes
+            "sort": 1,  # by the alphabet
+            **more,
+        }
 
-def _several(variable: QueryVariable) -> QueryVariable:
-    every = VariableOption(selected=True, text=["All"], value=["$__all"])
-    return variable.multi(True).include_all(True).current(every)
-
-
-def _model() -> QueryVariable:
-    query = 'label_values(specops_model_info{job=~"$job"}, name)'
-    return _several(_query("model", "Model", "what is served", query)).all_value(".*")
-
-
-def _instance() -> QueryVariable:
+    yield {
+        **{"type": "datasource", "name": "datasource", "label": "Data source"},
+        "description": "the Prometheus that scrapes the API",
+        "query": "prometheus",
+        **chosen("Prometheus", "prometheus"),
+    }
+    several = {"multi": True, "includeAll": True, **chosen(["All"], ["$__all"])}
+    jobs = "label_values(specops_model_state, job)"
+    yield query("job", "Job", "Prometheus' name for the API", jobs, **chosen("specops", "specops"))
+    models = 'label_values(specops_model_info{job=~"$job"}, name)'
+    yield query("model", "Model", "what is served", models, **several, allValue=".*")
     # Only the instances that serve the chosen models, so the model filters every panel.
-    query = 'label_values(specops_model_info{job=~"$job", name=~"$model"}, instance)'
-    return _several(_query("instance", "Instance", "which API", query))
-
-
-READY = "Ready"
-# Title and text of the marks at the time axis; Grafana fills in {{label}}. The SDK does not know
-# these two fields of Prometheus' annotations, so grafana/generate.py adds them.
-MARKS = {
-    "Unreachable": ("Unreachable: {{instance}}", "Prometheus gets no figures from this API."),
-    "Alert": ("Alert: {{alertname}}", "Prometheus' page of alerts says what to do."),
-    READY: ("Ready: {{instance}}", "The process was started, and its model became ready."),
-    "Load test": (
-        "Load test: {{shape}}",
-        "Locust began to send requests, in a load of this shape.",
-    ),
-}
+    instances = 'label_values(specops_model_info{job=~"$job", name=~"$model"}, instance)'
+    yield query("instance", "Instance", "which API", instances, **several)
 
 
 def _begins(expr: str, selector: str) -> str:
@@ -176,24 +178,36 @@ def _begins(expr: str, selector: str) -> str:
     return f"{expr} unless {expr.replace(selector, f'{selector} offset $__interval')}"
 
 
-def _annotations() -> list[AnnotationQuery]:
-    ready = f"({series('specops_model_ready_timestamp_seconds')} > 0) * 1000"
+def _annotations() -> Iterator[Json]:
+    """The marks at the time axis; Grafana fills in {{label}}."""
     load = f"{series('specops_load_test_requests_total')}[$__rate_interval]"
     up, firing = f"up{{{INSTANCES}}}", 'ALERTS{alertstate="firing"}'
     none = f'label_replace(absent({up}), "instance", "the API", "", "")'
-    found = {  # Grafana marks where the value is above 0; for READY, the time that is the value
-        "Unreachable": ("red", _begins(f"(1 - {up} > 0 or {none})", up)),
-        "Alert": ("orange", _begins(f"(max by (alertname) ({firing}))", firing)),
-        READY: ("green", ready),
-        "Load test": ("blue", _begins(f"(sum by (shape) (increase({load})) > 0)", load)),
-    }
-    return [
-        AnnotationQuery()
-        .name(name)
-        .datasource(DATASOURCE)
-        .enable(True)
-        .hide(False)
-        .icon_color(colour)
-        .expr(expr)
-        for name, (colour, expr) in found.items()
-    ]
+
+    def mark(name: str, colour: str, of: str, text: str, expr: str, **more: object) -> Json:
+        return {
+            **{"name": name, "datasource": DATASOURCE, "enable": True, "iconColor": colour},
+            **{"titleFormat": f"{name}: {{{{{of}}}}}", "textFormat": text},
+            # Grafana would ask for a value a minute: too late for what is unreachable.
+            "target": {"expr": expr, "refId": "Anno", "interval": "5s"},
+            **more,
+        }
+
+    # Grafana marks where the value is above 0; or, if told so, the time that is the value.
+    yield mark(
+        *("Unreachable", "red", "instance", "Prometheus gets no figures from this API."),
+        _begins(f"(1 - {up} > 0 or {none})", up),
+    )
+    yield mark(
+        *("Alert", "orange", "alertname", "Prometheus' page of alerts says what to do."),
+        _begins(f"(max by (alertname) ({firing}))", firing),
+    )
+    yield mark(
+        *("Ready", "green", "instance", "The process was started, and its model became ready."),
+        f"({series('specops_model_ready_timestamp_seconds')} > 0) * 1000",
+        useValueForTime=True,
+    )
+    yield mark(
+        *("Load test", "blue", "shape", "Locust began to send requests, in a load of this shape."),
+        _begins(f"(sum by (shape) (increase({load})) > 0)", load),
+    )

@@ -4,11 +4,17 @@ load against the replicas that share it.
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-
-from board import Panels, board, folded, killed, state
+from board import (
+    Panels,
+    board,
+    killed,
+    memory_against_the_cap,
+    memory_of_the_cap,
+    row,
+    state,
+)
 from empty import Empty
-from panels import COUNT, MEAN, MEMORY, PER_SECOND, TIMES, curves, tile
+from panels import COUNT, MEAN, PER_SECOND, TIMES, Json, curves, tile
 from promql import (
     ANSWERS,
     NOW,
@@ -18,7 +24,6 @@ from promql import (
     gauge,
     now,
     now_by,
-    part,
     rate_by,
     rates,
     replicas_missing,
@@ -46,17 +51,7 @@ OUT_OF_ROTATION = (
 
 def _glance() -> Panels:
     yield state()
-    yield tile(
-        "Memory of the cap",
-        "Anonymous memory, which cannot be dropped, as a share of the limit. Above 90 % the kernel "
-        "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
-        "smaller weights (SPECOPS_QUANT).",
-        "percentunit",
-        part(BYTES, 'kind="anon"', 'kind="limit"'),
-        warn=0.75,
-        alarm=0.9,
-        empty_when=Empty.UNREACHABLE,
-    )
+    yield memory_of_the_cap()
     yield tile(
         "Swap in use",
         "Memory that was moved to disk. A little that does not move is no problem; growing "
@@ -122,22 +117,8 @@ def _glance() -> Panels:
 
 
 def _memory() -> Panels:
-    yield Row("Does it fit into memory?")
-    yield curves(
-        "Memory against the cap",
-        "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
-        "among it, and is dropped when needed, at the price of reading them again. A total "
-        "near the limit is no problem by itself.",
-        "bytes",
-        {
-            "{{kind}}": now_by("kind", BYTES, 'kind=~"anon|file"'),
-            "limit": now(BYTES, 'kind="limit"'),
-        },
-        limits={"limit": "anon"},
-        named=MEMORY,
-        stacked=True,
-        empty_when=Empty.UNREACHABLE,
-    )
+    yield row("Does it fit into memory?")
+    yield memory_against_the_cap()
     yield curves(
         "Swap",
         "Swap in use against what there is. No limit: there is none; "
@@ -193,7 +174,7 @@ def _memory() -> Panels:
 
 
 def _cache() -> Panels:
-    yield Row("Does the KV cache suffice?")
+    yield row("Does the KV cache suffice?")
     yield curves(
         "Tokens in the KV cache",
         "Tokens of running requests, and those that finished ones left for prompts that begin "
@@ -234,7 +215,7 @@ def _cache() -> Panels:
 
 
 def _states() -> Panels:
-    yield folded("Do recurrent layers have room? (LFM2, Qwen3.5, Granite 4.0 H)")
+    yield row("Do recurrent layers have room? (LFM2, Qwen3.5, Granite 4.0 H)", folded=True)
     yield curves(
         "Memory of states",
         "What recurrent layers keep (LFM2, Qwen3.5, Granite 4.0 H): `slots` for the running "
@@ -265,7 +246,7 @@ def _states() -> Panels:
 
 
 def _rest() -> Panels:
-    yield Row("Is there enough of the rest?")
+    yield row("Is there enough of the rest?")
     yield curves(
         "Processors",
         "Processors in use, against those that affinity and quota leave. At the limit while "
@@ -350,7 +331,7 @@ def _cached_share() -> str:
 
 
 def _replicas() -> Panels:
-    yield folded("How is the load spread?")
+    yield row("How is the load spread?", folded=True)
     yield state(8, title="Replicas, by state", counted=True)
     yield tile(
         "Replicas missing",
@@ -419,7 +400,7 @@ def _replicas() -> Panels:
 
 
 def _gateway_row() -> Panels:
-    yield folded("What does the gateway do?")
+    yield row("What does the gateway do?", folded=True)
     yield tile(
         "Out of rotation",
         "Replicas that the gateway skips: their checks fail, or a connection to them broke off. "
@@ -502,7 +483,7 @@ def _gateway_row() -> Panels:
     )
 
 
-def build() -> Dashboard:
+def build() -> Json:
     """The whole dashboard."""
     return board(
         "capacity",

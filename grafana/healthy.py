@@ -7,20 +7,26 @@ asks. Each panel's description says what to do when it looks bad; the other dash
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-
-from board import Panels, board, folded, killed, state
+from board import (
+    Panels,
+    board,
+    killed,
+    memory_against_the_cap,
+    memory_of_the_cap,
+    row,
+    state,
+)
 from empty import Empty
 from panels import (
     COUNT,
     ENDS,
     MEAN,
-    MEMORY,
     PER_SECOND,
     REASONS,
     STATUSES,
     TIMES,
     TOKENS_PER_SECOND,
+    Json,
     curves,
     headline,
     tile,
@@ -35,9 +41,7 @@ from promql import (
     TOKENS_PER_PASS,
     UP,
     now,
-    now_by,
     or_few,
-    part,
     quantile,
     quantiles,
     rate_by,
@@ -130,18 +134,7 @@ def _glance() -> Panels:
         alarm=0.8,
         empty_when=Empty.NO_QUEUE,
     )
-    yield tile(
-        "Memory of the cap",
-        "Anonymous memory, the part that cannot be dropped, as a share of the limit. Above "
-        "90 % the kernel swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS) or smaller "
-        "weights (SPECOPS_QUANT).",
-        "percentunit",
-        part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
-        width=4,
-        warn=0.75,
-        alarm=0.9,
-        empty_when=Empty.UNREACHABLE,
-    )
+    yield memory_of_the_cap(4)
     yield words(
         "Alerts",
         "Alerts of prometheus/rules/alerts.yml that fire now, and `killed for memory` for an hour "
@@ -161,7 +154,7 @@ def _glance() -> Panels:
 
 
 def _speed() -> Panels:
-    yield Row("Is it fast?")
+    yield row("Is it fast?")
     yield curves(
         "Tokens per second, by use",
         "Generated: for clients. Prompt: computed before the first token. Wasted: generated for "
@@ -197,7 +190,7 @@ def _speed() -> Panels:
 
 
 def _waiting() -> Panels:
-    yield Row("How long do people wait?")
+    yield row("How long do people wait?")
     yield curves(
         "Latency over time",
         "From a request's arrival to its end. p99 far above p50: some ask for much more than "
@@ -234,7 +227,7 @@ def _waiting() -> Panels:
 
 
 def _load() -> Panels:
-    yield Row("Is it overloaded?")
+    yield row("Is it overloaded?")
     yield curves(
         "Queue",
         "Requests that hold a slot, and requests that wait for one, below the room for both. "
@@ -264,25 +257,11 @@ def _load() -> Panels:
         named=ENDS,
         empty_when=Empty.NO_REQUESTS,
     )
-    yield curves(
-        "Memory against the cap",
-        "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
-        "among it, and is dropped when needed, at the price of reading them again. More on "
-        "`Will it fit?`.",
-        "bytes",
-        {
-            "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file"'),
-            "limit": now("specops_memory_bytes", 'kind="limit"'),
-        },
-        limits={"limit": "anon"},
-        named=MEMORY,
-        stacked=True,
-        empty_when=Empty.UNREACHABLE,
-    )
+    yield memory_against_the_cap()
 
 
 def _clients() -> Panels:
-    yield Row("Who asks, and what becomes of it?")
+    yield row("Who asks, and what becomes of it?")
     yield curves(
         "Tokens by client",
         "Tokens generated per second for each client, by the name of its key (SPECOPS_API_KEYS). "
@@ -319,7 +298,7 @@ def _clients() -> Panels:
 
 
 def _faults() -> Panels:
-    yield folded("Did anything go wrong?")
+    yield row("Did anything go wrong?", folded=True)
     yield curves(
         "Connections closed, by reason",
         "`idle` is normal. `slow_headers`, `slow_body` and `unread`: clients that sent or "
@@ -354,7 +333,7 @@ def _http() -> str:
     return f"sum by (endpoint, status) ({rates(counter, api)} and {moved})"
 
 
-def build() -> Dashboard:
+def build() -> Json:
     """The whole dashboard."""
     return board(
         "healthy",

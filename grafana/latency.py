@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-
-from board import Panels, board, folded, state
+from board import Panels, board, row, state
 from empty import Empty
-from panels import COUNT, MEAN, PASSES, PER_SECOND, TOKENS_PER_SECOND, curves, heat, tile
+from panels import COUNT, MEAN, PASSES, PER_SECOND, TOKENS_PER_SECOND, Json, curves, heat, tile
 from promql import (
     NOW,
     QUANTILE_WINDOW,
@@ -99,7 +97,7 @@ def _glance() -> Panels:
 
 
 def _parts() -> Panels:
-    yield Row("What does a request wait for?")
+    yield row("What does a request wait for?")
     ttft, latency = "specops_time_to_first_token_seconds", "specops_latency_seconds"
     wait = "specops_queue_wait_seconds"
     yield curves(
@@ -135,7 +133,7 @@ def _parts() -> Panels:
 
 
 def _heatmaps() -> Panels:
-    yield Row("How long does it take, request by request?")
+    yield row("How long does it take, request by request?")
     heatmaps = {
         "Queue wait": (
             "specops_queue_wait_seconds",
@@ -163,7 +161,7 @@ def _heatmaps() -> Panels:
 
 
 def _steps() -> Panels:
-    yield Row("How long does a pass take?")
+    yield row("How long does a pass take?")
     yield curves(
         "Time per pass, by kind",
         "Mean time of one forward pass of the target: `prefill` has prompts alone, `mixed` "
@@ -203,7 +201,7 @@ def _steps() -> Panels:
 
 
 def _contents() -> Panels:
-    yield Row("What is in a pass?")
+    yield row("What is in a pass?")
     tokens, passes = "specops_pass_tokens_total", "specops_target_steps_total"
     yield curves(
         "Computed per pass, by use",
@@ -233,7 +231,7 @@ def _contents() -> Panels:
 
 
 def _lengths() -> Panels:
-    yield Row("How long are prompts and answers?")
+    yield row("How long are prompts and answers?")
     yield heat(
         "Length of prompts",
         "Requests by the number of tokens of their prompt, those of the prefix cache included. "
@@ -253,7 +251,7 @@ def _lengths() -> Panels:
 
 
 def _saved() -> Panels:
-    yield Row("What need not be computed again?")
+    yield row("What need not be computed again?")
     yield curves(
         "Prompt tokens, computed and known",
         "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
@@ -284,7 +282,7 @@ def _saved() -> Panels:
 
 
 def _suggestions() -> Panels:
-    yield folded("Do suggestions come in time?")
+    yield row("Do suggestions come in time?", folded=True)
     yield curves(
         "Time to a suggestion",
         "From the arrival of an editor's request to the whole suggestion, where it was not "
@@ -340,7 +338,7 @@ def _suggestions() -> Panels:
     )
 
 
-def build() -> Dashboard:
+def build() -> Json:
     """The whole dashboard."""
     return board(
         "latency",

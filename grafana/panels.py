@@ -10,54 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_uppercase
-from typing import TypeVar
-
-from grafana_foundation_sdk.builders import (
-    bargauge,
-    common,
-    dashboard,
-    prometheus,
-    stat,
-    timeseries,
-)
-from grafana_foundation_sdk.builders import heatmap as heatmaps
-from grafana_foundation_sdk.models.common import (
-    BarGaugeDisplayMode,
-    BigValueColorMode,
-    BigValueGraphMode,
-    BigValueTextMode,
-    GraphTresholdsStyleMode,
-    HeatmapCellLayout,
-    LegendDisplayMode,
-    LegendPlacement,
-    SortOrder,
-    StackingMode,
-    TooltipDisplayMode,
-    VisibilityMode,
-    VizOrientation,
-)
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardSpecialValueMapOptions,
-    DataSourceRef,
-    DataTransformerConfig,
-    DynamicConfigValue,
-    GridPos,
-    SpecialValueMap,
-    SpecialValueMatch,
-    Threshold,
-    ThresholdsMode,
-    ValueMap,
-    ValueMapping,
-    ValueMappingResult,
-)
-from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from typing import Any
 
 from empty import Empty
 from promql import FEW, NEWEST, Queries, or_unreachable
 
+Json = dict[str, Any]  # as Grafana has it; tests compare all of it with Grafana's types
+
 # The variable of each dashboard that names the data source; grafana/board.py has it.
-DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 # Units that Grafana does not know; it writes the text after `suffix:` behind the figure.
 TOKENS_PER_SECOND, TIMES, PER_SECOND = "suffix:tok/s", "suffix:x", "suffix:/s"
 COUNT, MEAN = "none", "short"  # whole numbers, and numbers that are not
@@ -105,26 +66,10 @@ SMALLEST_RANGE = {
     **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
 }
 HEAT_COLUMNS = 60
+_LAST = {"calcs": ["last"], "values": False}  # since `lastNotNull` leaves out NaN
 
 
-AnyPanel = TypeVar("AnyPanel", stat.Panel, timeseries.Panel, bargauge.Panel, heatmaps.Panel)
-
-
-def _begun(panel: AnyPanel, title: str, description: str, unit: str, empty_when: Empty) -> AnyPanel:
-    """The panel with the shared parts of all panels; it is green until it gets thresholds."""
-    return (
-        panel.title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(empty_when)
-        .thresholds(thresholds(None, None))
-    )
-
-
-def thresholds(
-    warn: float | None, alarm: float | None, *, low_is_bad: bool = False
-) -> dashboard.ThresholdsConfig:
+def thresholds(warn: float | None, alarm: float | None, *, low_is_bad: bool = False) -> Json:
     """Green, yellow from `warn`, red from `alarm`; below them if low is bad."""
     if low_is_bad:
         named = [(None, "yellow"), (warn, "green")]
@@ -133,23 +78,56 @@ def thresholds(
     else:
         steps = ((warn, "yellow"), (alarm, "red"))
         named = [(None, "green"), *(step for step in steps if step[0] is not None)]
-    return (
-        dashboard.ThresholdsConfig()
-        .mode(ThresholdsMode.ABSOLUTE)
-        .steps([Threshold(value=value, color=colour) for value, colour in named])
-    )
+    return _coloured(*named)
+
+
+def _coloured(*steps: tuple[float | None, str]) -> Json:
+    return {"mode": "absolute", "steps": [{"value": at, "color": name} for at, name in steps]}
+
+
+def _panel(
+    kind: str,
+    title: str,
+    description: str,
+    *,
+    size: tuple[int, int],
+    field: Mapping[str, Any],
+    options: Json,
+    targets: Sequence[Json],
+    overrides: Sequence[Json] = (),
+) -> Json:
+    """A panel of a width and a height. What is None in its field's configuration is not given."""
+    width, height = size
+    defaults = {"thresholds": thresholds(None, None), **field}
+    given = {name: value for name, value in defaults.items() if value is not None}
+    return {
+        "type": kind,
+        "title": title,
+        "description": description,
+        "datasource": DATASOURCE,
+        "gridPos": {"h": height, "w": width},
+        "fieldConfig": {"defaults": given, "overrides": [*overrides]},
+        "options": options,
+        "targets": [*targets],
+    }
 
 
 def _targets(
     queries: Queries, *, instant: bool = False, exemplars: str | None = None
-) -> list[prometheus.Dataquery]:
+) -> list[Json]:
     """The queries; that with the legend `exemplars` asks for single requests beside it."""
-    targets = []
-    for ref, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False):
-        target = prometheus.Dataquery().ref_id(ref).datasource(DATASOURCE).expr(expr)
-        target = (target.instant() if instant else target.range()).legend_format(legend)
-        targets.append(target.exemplar(legend == exemplars))
-    return targets
+    return [
+        {
+            "refId": ref,
+            "datasource": DATASOURCE,
+            "expr": expr,
+            "instant": instant,
+            "range": not instant,
+            "legendFormat": legend,
+            "exemplar": legend == exemplars,
+        }
+        for ref, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False)
+    ]
 
 
 def tile(
@@ -164,17 +142,25 @@ def tile(
     low_is_bad: bool = False,
     decimals: int | None = None,
     empty_when: Empty = Empty.IDLE,
-) -> stat.Panel:
+) -> Json:
     """A large number: how it is now."""
-    panel = (
-        _tile(title, description, unit, width, empty_when)
-        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
-        .text_mode(BigValueTextMode.VALUE)
-        .targets(_targets({title.lower(): or_unreachable(expr)}, instant=True))
-    )
     if decimals is None and unit == "percentunit":
         decimals = 1
-    return panel if decimals is None else panel.decimals(decimals)
+    field = {
+        **_said(empty_when, unit),
+        "decimals": decimals,
+        "thresholds": thresholds(warn, alarm, low_is_bad=low_is_bad),
+    }
+    targets = _targets({title.lower(): or_unreachable(expr)}, instant=True)
+    return _panel(
+        "stat",
+        title,
+        description,
+        size=(width, 4),
+        field=field,
+        options=_figure("value"),
+        targets=targets,
+    )
 
 
 def headline(
@@ -187,39 +173,40 @@ def headline(
     warn: float | None = None,
     alarm: float | None = None,
     low_is_bad: bool = False,
-) -> stat.Panel:
+) -> Json:
     """A third of the width: how it is now, above the curve of the last fifteen minutes.
 
     `units` has one for each of the queries.
     """
-    names = "|".join(queries)
     unit, *others = units
     asked = {name: or_unreachable(expr) + NEWEST for name, expr in queries.items()}
-    panel = (
-        _tile(title, description, unit, 8, Empty.IDLE)
-        .grid_pos(GridPos(h=7, w=8))
-        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
-        .min(0)
-        .graph_mode(BigValueGraphMode.AREA)
-        .text_mode(BigValueTextMode.VALUE_AND_NAME if others else BigValueTextMode.VALUE)
-        .reduce_options(
-            common.ReduceDataOptions().calcs(["last"]).values(False).fields(f"/^({names})$/")
-        )
-        .time_from("15m")
-        # A series has no point where nothing was measured, and `last` would be the last one that
-        # there was. Joined with a clock it has an empty one.
-        .targets(_targets({**asked, "clock": "vector(1)"}))
-        .transformations(
-            [
-                DataTransformerConfig(
-                    id_val="joinByField", options={"byField": "Time", "mode": "outer"}
-                )
-            ]
-        )
+    # A series has no point where nothing was measured, and `last` would be the last one that there
+    # was. Joined with a clock it has an empty one now, and a gap where it had none before.
+    asked["clock"] = f"vector(1){NEWEST}"
+    field = {
+        **_said(Empty.IDLE, unit),
+        "decimals": decimals,
+        "min": 0,
+        "thresholds": thresholds(warn, alarm, low_is_bad=low_is_bad),
+    }
+    options = _figure("value_and_name" if others else "value", graphMode="area")
+    options["reduceOptions"] = {**_LAST, "fields": f"/^({'|'.join(queries)})$/"}
+    overrides = [
+        _override(name, [{"id": "unit", "value": its_unit}])
+        for name, its_unit in zip([*queries][1:], others, strict=True)
+    ]
+    join = {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}}
+    panel = _panel(
+        "stat",
+        title,
+        description,
+        size=(8, 7),
+        field=field,
+        options=options,
+        targets=_targets(asked),
+        overrides=overrides,
     )
-    for name, its_unit in zip(list(queries)[1:], others, strict=True):
-        panel.override_by_name(name, [DynamicConfigValue("unit", its_unit)])
-    return panel if decimals is None else panel.decimals(decimals)
+    return {**panel, "timeFrom": "15m", "transformations": [join]}
 
 
 def words(
@@ -231,53 +218,52 @@ def words(
     width: int,
     other: str,
     counted: bool = False,
-) -> stat.Panel:
+) -> Json:
     """The legends of the series that there are now, in their colours; with `counted`, values too.
 
     One of the queries must have a value, or the tile is blank. `other` is the colour of a legend
     without one.
     """
-    mode = BigValueTextMode.VALUE_AND_NAME if counted else BigValueTextMode.NAME
-    panel = (
-        _tile(title, description, COUNT, width, Empty.UNREACHABLE)
-        .thresholds(
-            dashboard.ThresholdsConfig()
-            .mode(ThresholdsMode.ABSOLUTE)
-            .steps([Threshold(value=None, color=other)])
-        )
-        .text_mode(mode)
-        .color_mode(BigValueColorMode.BACKGROUND if counted else BigValueColorMode.VALUE)
-        .targets(_targets(queries, instant=True))
-    )
-    for name, colour in colours.items():
-        panel.override_by_name(name, [_colour(colour)])
-    return panel
-
-
-def _tile(title: str, description: str, unit: str, width: int, empty_when: Empty) -> stat.Panel:
-    # `last`, since `lastNotNull` leaves out NaN.
-    return (
-        _begun(stat.Panel(), title, description, unit, empty_when)
-        .grid_pos(GridPos(h=4, w=width))
-        .color_mode(BigValueColorMode.VALUE)
-        .graph_mode(BigValueGraphMode.NONE)
-        .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
-        .mappings(_said(empty_when))
+    field = {**_said(Empty.UNREACHABLE, COUNT), "thresholds": _coloured((None, other))}
+    options = _figure("name")
+    if counted:
+        options = _figure("value_and_name", colorMode="background")
+    overrides = [_override(name, [_colour(colour)]) for name, colour in colours.items()]
+    return _panel(
+        "stat",
+        title,
+        description,
+        size=(width, 4),
+        field=field,
+        options=options,
+        targets=_targets(queries, instant=True),
+        overrides=overrides,
     )
 
 
-def _said(empty_when: Empty) -> list[ValueMapping]:
+def _figure(text: str, **more: str) -> Json:
+    """The options of a tile."""
+    return {
+        "colorMode": "value",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "reduceOptions": _LAST,
+        "textMode": text,
+        **more,
+    }
+
+
+def _said(empty_when: Empty, unit: str) -> Json:
     """The words of a figure: no instance answers for it, nothing was measured, or too little."""
-    return [
-        _special(SpecialValueMatch.NA_N, Empty.UNREACHABLE, "red"),
-        _special(SpecialValueMatch.NULL, empty_when, "text"),
-        ValueMap(options={str(FEW): ValueMappingResult(text="few", color="text")}),
+    special = {"nan": (Empty.UNREACHABLE, "red"), "null": (empty_when, "text")}
+    mappings: list[Json] = [
+        {"type": "special", "options": {"match": match, "result": {"text": text, "color": colour}}}
+        for match, (text, colour) in special.items()
     ]
-
-
-def _special(match: SpecialValueMatch, text: str, colour: str) -> SpecialValueMap:
-    result = ValueMappingResult(text=text, color=colour)
-    return SpecialValueMap(options=DashboardSpecialValueMapOptions(match=match, result=result))
+    few = {str(FEW): {"text": "few", "color": "text"}}
+    mappings.append({"type": "value", "options": few})
+    return {"unit": unit, "noValue": empty_when, "mappings": mappings}
 
 
 def curves(
@@ -298,7 +284,7 @@ def curves(
     low_is_bad: bool = False,
     exemplars: str | None = None,
     empty_when: Empty = Empty.IDLE,
-) -> timeseries.Panel:
+) -> Json:
     """Lines over time, with the last and the greatest value of each; thresholds are dashed.
 
     `limits` maps a dashed series to the one that it limits, whose colour it has. `right` names
@@ -306,48 +292,47 @@ def curves(
     that a legend such as {{kind}} stands for, so that each has its colour; `matching` has the
     colours of names by a pattern. `exemplars` names the series that single requests are shown with.
     """
-    limits = limits or {}
-    style = GraphTresholdsStyleMode.DASHED
-    if warn is None and alarm is None:
-        style = GraphTresholdsStyleMode.OFF
-    panel = (
-        _begun(timeseries.Panel(), title, description, unit, empty_when)
-        .grid_pos(GridPos(h=TALL, w=width))
-        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
-        .min(0)
-        .axis_soft_max(SMALLEST_RANGE[unit])
+    limits, right = limits or {}, right or {}
+    custom: Json = {
+        "axisSoftMax": SMALLEST_RANGE[unit],
         # A stack has no lines: the line of a series at 0 would look like the series below it.
-        .line_width(0 if stacked else 1)
-        .fill_opacity(60 if stacked else 8)
-        .show_points(VisibilityMode.NEVER)
-        .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(LegendDisplayMode.LIST)
-            .placement(LegendPlacement.BOTTOM)
-            .calcs(["last", "max"])
-            .show_legend(True)
-        )
-        .tooltip(
-            common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
-        )
-    )
-    if unit == COUNT:
-        panel.decimals(0)
+        "lineWidth": 0 if stacked else 1,
+        "fillOpacity": 60 if stacked else 8,
+        "showPoints": "never",
+        "thresholdsStyle": {"mode": "off" if warn is None and alarm is None else "dashed"},
+    }
     if stacked:
-        panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
-    if maximum is not None:
-        panel.max(maximum)
+        custom["stacking"] = {"mode": "normal", "group": "A"}
+    field = {
+        **{"unit": unit, "noValue": empty_when, "custom": custom, "min": 0, "max": maximum},
+        "decimals": 0 if unit == COUNT else None,
+        "thresholds": thresholds(warn, alarm, low_is_bad=low_is_bad),
+    }
+    overrides = []
     for name in dict.fromkeys([*queries, *named]):
         colour = COLOURS.get(limits.get(name, name))
         changes = [] if colour is None else [_colour(colour)]
         changes += _LIMIT if name in limits else []
-        changes += _on_the_right(right[name]) if right and name in right else []
+        changes += _on_the_right(right[name]) if name in right else []
         if changes:
-            panel.override_by_name(name, changes)
+            overrides.append(_override(name, changes))
     for pattern, colour in (matching or {}).items():
-        panel.override_by_regexp(pattern, [_colour(colour)])
-    return panel.targets(_targets(queries, exemplars=exemplars))
+        overrides.append(_override(pattern, [_colour(colour)], "byRegexp"))
+    legend = {"displayMode": "list", "placement": "bottom", "calcs": ["last", "max"]}
+    options: Json = {
+        "legend": {**legend, "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    return _panel(
+        "timeseries",
+        title,
+        description,
+        size=(width, TALL),
+        field=field,
+        options=options,
+        targets=_targets(queries, exemplars=exemplars),
+        overrides=overrides,
+    )
 
 
 def bars(
@@ -359,24 +344,31 @@ def bars(
     *,
     width: int = 8,
     empty_when: Empty,
-) -> bargauge.Panel:
+) -> Json:
     """A bar for the current value of each series, which is a share, so that bars end at 1.
 
     `name` says what a bar is, with its unit; `$1` in it stands for the label's value.
     """
     named = f'label_replace({expr}, "{label}", "{name}", "{label}", "(.+)")'
-    queries = {f"{{{{{label}}}}}": or_unreachable(named, label)}
-    return (
-        _begun(bargauge.Panel(), title, description, "percentunit", empty_when)
-        .grid_pos(GridPos(h=TALL, w=width))
-        .mappings(_said(empty_when))
-        .min(0)
-        .max(1)
-        .orientation(VizOrientation.HORIZONTAL)
-        .display_mode(BarGaugeDisplayMode.BASIC)
-        .show_unfilled(False)  # without a value it would be a grey box
-        .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
-        .targets(_targets(queries, instant=True))
+    targets = _targets({f"{{{{{label}}}}}": or_unreachable(named, label)}, instant=True)
+    options = {
+        "displayMode": "basic",
+        "orientation": "horizontal",
+        "reduceOptions": _LAST,
+        "showUnfilled": False,  # without a value it would be a grey box
+        "minVizHeight": 10,
+        "minVizWidth": 0,
+        "valueMode": "color",
+    }
+    field = {**_said(empty_when, "percentunit"), "min": 0, "max": 1}
+    return _panel(
+        "bargauge",
+        title,
+        description,
+        size=(width, TALL),
+        field=field,
+        options=options,
+        targets=targets,
     )
 
 
@@ -388,53 +380,50 @@ def heat(
     *,
     width: int = 12,
     empty_when: Empty = Empty.IDLE,
-) -> heatmaps.Panel:
+) -> Json:
     """Number of observations in each bucket, over time; columns are wide enough to be seen."""
-    target = (
-        prometheus.Dataquery()
-        .ref_id("A")
-        .datasource(DATASOURCE)
-        .expr(expr)
-        .range()
-        .format(PromQueryFormat.HEATMAP)
-        .legend_format("{{le}}")
+    (target,) = _targets({"{{le}}": expr})
+    colour = {"mode": "scheme", "scheme": "Oranges", "exponent": 0.5, "steps": 64}
+    options = {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {**colour, "fill": "", "reverse": False},
+        "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "le"},
+        "showValue": "auto",
+        "tooltip": {"mode": "single"},
+        "yAxis": {"unit": unit},
+    }
+    panel = _panel(
+        "heatmap",
+        title,
+        description,
+        size=(width, TALL),
+        field={"unit": unit, "noValue": empty_when},
+        options=options,
+        targets=[{**target, "format": "heatmap"}],
     )
-    return (
-        _begun(heatmaps.Panel(), title, description, unit, empty_when)
-        .grid_pos(GridPos(h=TALL, w=width))
-        .max_data_points(HEAT_COLUMNS)
-        .calculate(False)
-        .rows_frame(heatmaps.RowsHeatmapOptions().layout(HeatmapCellLayout.LE))
-        .y_axis(heatmaps.YAxisConfig().unit(unit))
-        .color(
-            heatmaps.HeatmapColorOptions()
-            .mode(HeatmapColorMode.SCHEME)
-            .scheme("Oranges")
-            .exponent(0.5)
-            .steps(64)
-        )
-        .targets([target])
-    )
+    return {**panel, "maxDataPoints": HEAT_COLUMNS}
 
 
-def _colour(name: str) -> DynamicConfigValue:
-    return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": name})
+def _override(name: str, properties: list[Json], by: str = "byName") -> Json:
+    return {"matcher": {"id": by, "options": name}, "properties": properties}
 
 
-def _on_the_right(unit: str) -> list[DynamicConfigValue]:
-    return [
-        DynamicConfigValue("unit", unit),
-        DynamicConfigValue(id_val="custom.axisSoftMax", value=SMALLEST_RANGE.get(unit, 1)),
-        DynamicConfigValue(id_val="custom.lineWidth", value=1),
-        DynamicConfigValue(id_val="custom.axisPlacement", value="right"),
-        DynamicConfigValue(id_val="custom.fillOpacity", value=0),
-        DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
-    ]
+def _colour(name: str) -> Json:
+    return {"id": "color", "value": {"mode": "fixed", "fixedColor": name}}
 
 
-_LIMIT = [
-    DynamicConfigValue(id_val="custom.lineWidth", value=1),
-    DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]}),
-    DynamicConfigValue(id_val="custom.fillOpacity", value=0),
-    DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
-]
+def _custom(**values: Any) -> list[Json]:
+    return [{"id": f"custom.{name}", "value": value} for name, value in values.items()]
+
+
+_LINE: Json = {"lineWidth": 1, "fillOpacity": 0, "stacking": {"mode": "none"}}
+_LIMIT = _custom(**_LINE, lineStyle={"fill": "dash", "dash": [8, 8]})
+
+
+def _on_the_right(unit: str) -> list[Json]:
+    own = _custom(**_LINE, axisPlacement="right", axisSoftMax=SMALLEST_RANGE.get(unit, 1))
+    return [{"id": "unit", "value": unit}, *own]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-
-from board import Panels, board, state
+from board import Panels, board, row, state
 from empty import Empty
 from panels import (
     DRAFTERS,
@@ -13,6 +11,7 @@ from panels import (
     PER_SECOND,
     TIMES,
     TOKENS_PER_SECOND,
+    Json,
     bars,
     curves,
     heat,
@@ -143,7 +142,7 @@ def _glance() -> Panels:
 
 
 def _worth() -> Panels:
-    yield Row("What does it bring?")
+    yield row("What does it bring?")
     yield curves(
         "Gain over plain decoding",
         "How many times as fast as plain decoding, by the service's estimate, below what it "
@@ -177,7 +176,7 @@ def _worth() -> Panels:
 
 
 def _drafts() -> Panels:
-    yield Row("Who drafts, and how well?")
+    yield row("Who drafts, and how well?")
     yield curves(
         "Draft tokens accepted, by drafter",
         "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
@@ -246,7 +245,7 @@ def _drafts() -> Panels:
 
 
 def _lengths() -> Panels:
-    yield Row("How much is drafted?")
+    yield row("How much is drafted?")
     yield curves(
         "Draft length, by drafter",
         "Tokens per draft for each drafter, and over all passes in the last minute. With "
@@ -297,7 +296,7 @@ def _lengths() -> Panels:
 
 
 def _reckoning() -> Panels:
-    yield Row("What does the choice of lengths reckon with?")
+    yield row("What does the choice of lengths reckon with?")
     relative = (
         f"max by (size) {gauge(COST, SOME)} / on () group_left () (max{gauge(COST, ONE_TOKEN)} > 0)"
     )
@@ -330,7 +329,7 @@ def _reckoning() -> Panels:
     )
 
 
-def build() -> Dashboard:
+def build() -> Json:
     """The whole dashboard."""
     return board(
         "speculation",

@@ -32,7 +32,7 @@ SLOTS = 3
 CONTEXT = 128
 
 TOGETHER = dict.fromkeys(  # files that share one Docker Engine
-    (f"tests/e2e/test_{name}.py" for name in ("codespace", "readme", "scale")),
+    (f"tests/e2e/test_{name}.py" for name in ("codespace", "first_sight", "readme", "scale")),
     "tests/e2e/test_compose.py",
 )
 APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing

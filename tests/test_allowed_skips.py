@@ -9,6 +9,7 @@ import pytest
 
 from tests.stack.support import ROOT, run
 
+NO_ENGINE = "NO CONTAINER WAS TESTED: No Docker Engine can run here: "
 FILES = {
     "conftest.py": "from tests.allowed_skips import watch_skips as pytest_configure\n",
     "test_one.py": "import pytest\n\n\ndef test_one():\n    pytest.skip({!r})\n",
@@ -24,6 +25,8 @@ FILES = {
         ("test_module.py", "no Chromium", "1", ["test_module.py: could not import"]),
         ("test_one.py", "no Chromium", "", []),
         ("test_one.py", "there is a GPU", "1", []),
+        ("test_one.py", f"{NO_ENGINE}it takes root", "1", []),
+        ("test_one.py", f"{NO_ENGINE}process 7 uses the one at unix:///x", "1", ["test_one.py"]),
     ],
 )
 def test_a_test_that_is_left_out_fails_a_strict_run(

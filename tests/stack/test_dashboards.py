@@ -28,7 +28,6 @@ TITLES = {
 
 
 def test_the_generator_makes_what_is_committed() -> None:
-    pytest.importorskip("grafana_foundation_sdk")
     succeed(sys.executable, "grafana/generate.py", "--check")
 
 
@@ -287,6 +286,19 @@ def test_idle_for_ten_minutes_no_latency_no_ratio_and_no_speed_has_a_value(tmp_p
     cases += [(end, query("State", "idle"), one(1)), (end, query("State", "{{state}}"), [])]
     cases += [(end, query("Requests per second"), one(0))]
     check(service(rest, dead=False), cases, tmp_path)
+
+
+def test_a_sparkline_has_a_gap_while_the_service_is_unreachable(tmp_path: Path) -> None:
+    rest = 10 * 60 // SCRAPE
+    end = SCRAPE * (BUSY + rest)
+    curves = [panel for _, panel in PANELS if panel.get("timeFrom")]
+    cases: list[Case] = []
+    for target in (target for panel in curves for target in panel["targets"]):
+        promql = queries.filled(target["expr"].replace("$__to", str(end * 1000)))
+        outage = f"({promql})[{end - SCRAPE * BUSY - 60}s:{SCRAPE}s] @ {end - 20}"
+        cases += [(end, f"count_over_time({outage})", []), (end, f"count({promql})", one(1))]
+    assert len(cases) == 2 * 8
+    check(service(rest, dead=True), cases, tmp_path)
 
 
 def test_a_heat_map_has_each_observation_in_one_column(tmp_path: Path) -> None:
