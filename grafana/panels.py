@@ -116,16 +116,10 @@ def _targets(
     queries: Queries, *, instant: bool = False, exemplars: str | None = None
 ) -> list[Json]:
     """The queries; that with the legend `exemplars` asks for single requests beside it."""
+    kind = "instant" if instant else "range"
     return [
-        {
-            "refId": ref,
-            "datasource": DATASOURCE,
-            "expr": expr,
-            "instant": instant,
-            "range": not instant,
-            "legendFormat": legend,
-            "exemplar": legend == exemplars,
-        }
+        {"refId": ref, "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, kind: True}
+        | ({"exemplar": True} if legend == exemplars else {})
         for ref, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False)
     ]
 

@@ -65,7 +65,7 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
         # Of a range, a panel with one figure would show the last value that there was.
         one_figure = panel["type"] in {"stat", "bargauge"}
         assert text in set(Empty), f"{where}: in which state may it be empty?"
-        asks = [bool(target["instant"]) for target in panel["targets"]]
+        asks = [target.get("instant", False) for target in panel["targets"]]
         if panel["type"] == "stat" and panel["options"]["graphMode"] == "area":
             assert not any(asks), where
             assert "clock" in [target["legendFormat"] for target in panel["targets"]], where
