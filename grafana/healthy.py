@@ -42,7 +42,6 @@ from promql import (
     UP,
     now,
     or_few,
-    quantile,
     quantiles,
     rate_by,
     rates,
@@ -50,6 +49,7 @@ from promql import (
     series,
     share_and,
     speed,
+    told_quantile,
     total,
 )
 
@@ -88,10 +88,7 @@ def _headlines() -> Panels:
         "From a request's arrival to its end, waiting included: half of the requests, and 95 of "
         "100, were answered faster in the last two minutes; the objective is 30 s. High with a "
         "long queue: overload. High without one: long answers, or a slow machine.",
-        {
-            f"p{q * 100:g}": or_few(quantile(q, latency), f"{latency}_count") + NEWEST
-            for q in (0.5, 0.95)
-        },
+        {f"p{q * 100:g}": told_quantile(q, latency) + NEWEST for q in (0.5, 0.95)},
         ["s", "s"],
         warn=OBJECTIVE / 2,
         alarm=OBJECTIVE,

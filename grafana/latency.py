@@ -11,7 +11,6 @@ from promql import (
     buckets,
     each_per,
     mean,
-    or_few,
     quantile,
     quantiles,
     rate_by,
@@ -19,6 +18,7 @@ from promql import (
     ratio_by,
     share,
     speed,
+    told_quantile,
 )
 
 STEPS = "specops_target_step_seconds"
@@ -38,7 +38,7 @@ def _glance() -> Panels:
         "95 of 100 requests got a slot faster. It grows when more requests arrive than the machine "
         "can answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
         "s",
-        or_few(quantile(0.95, "specops_queue_wait_seconds"), "specops_queue_wait_seconds_count"),
+        told_quantile(0.95, "specops_queue_wait_seconds"),
         warn=5,
         alarm=20,
     )
@@ -47,10 +47,7 @@ def _glance() -> Panels:
         "95 of 100 requests had their first token sooner, waiting included. High without a "
         "queue: long prompts; see `Prompt tokens, offered and used`.",
         "s",
-        or_few(
-            quantile(0.95, "specops_time_to_first_token_seconds"),
-            "specops_time_to_first_token_seconds_count",
-        ),
+        told_quantile(0.95, "specops_time_to_first_token_seconds"),
         warn=5,
         alarm=20,
     )
@@ -59,10 +56,7 @@ def _glance() -> Panels:
         "95 of 100 tokens came sooner after the one before. People read about five words per "
         "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
         "s",
-        or_few(
-            quantile(0.95, "specops_inter_token_latency_seconds"),
-            "specops_inter_token_latency_seconds_count",
-        ),
+        told_quantile(0.95, "specops_inter_token_latency_seconds"),
         warn=0.2,
         alarm=1,
     )
@@ -71,7 +65,7 @@ def _glance() -> Panels:
         "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
         "The panels below say which part of it is too long.",
         "s",
-        or_few(quantile(0.95, "specops_latency_seconds"), "specops_latency_seconds_count"),
+        told_quantile(0.95, "specops_latency_seconds"),
         warn=15,
         alarm=30,
     )

@@ -175,6 +175,11 @@ def quantile(q: float, histogram: str, labels: str = "") -> str:
     return f"histogram_quantile({q}, sum by (le) ({buckets})) and on () {enough(count)}"
 
 
+def told_quantile(q: float, histogram: str) -> str:
+    """A quantile for a tile: `FEW` where there were too few observations."""
+    return or_few(quantile(q, histogram), f"{histogram}_count")
+
+
 def quantiles(histogram: str) -> Queries:
     """Median, 95th and 99th percentile."""
     return {f"p{q * 100:g}": quantile(q, histogram) for q in (0.5, 0.95, 0.99)}
