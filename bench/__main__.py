@@ -17,6 +17,7 @@ from bench.benchmarks import ALL, BENCHMARKS, add_options
 from bench.tools.machine import Machine, describe
 from bench.tools.report import Outcome, progress, write
 from specops.config import ConfigError
+from specops.runtime.kernels import force
 
 RESULTS = Path(__file__).resolve().parent / "results" / "local"
 _UNSOUND, _FAILED = 1, 2
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # Ends through every `finally`, so that a measured server does not stay behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    force(options.kernels)
     machine = describe()
     sound = True
     try:

@@ -24,6 +24,7 @@ from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
 from specops.presets import CHAT
+from specops.runtime.kernels import NAMES
 
 
 class Benchmark(NamedTuple):
@@ -78,8 +79,11 @@ BENCHMARKS = {
         "what speculation gains with several requests at once",
     ),
     "chat": Benchmark(
-        lambda o, plan: chat.run(configured(CHAT), plan, choosing=o.choosing),
-        chat.FULL, chat.QUICK, "what speculation gains on ordinary questions, by their kind",
+        lambda o, plan: chat.run(
+            configured(CHAT), plan, part=chat.CHOOSING if o.choosing else chat.HELD_OUT
+        ),
+        chat.FULL, chat.QUICK,
+        "what speculation gains on ordinary questions whose answers repeat, or do not",
     ),
     "simulated": Benchmark(
         lambda o, plan: simulated.run(_sized(o), o.prompts or code(plan.each), plan),
@@ -163,6 +167,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="compare, concurrency, simulated, equality, order: prompts of your own, JSON lines "
         "with the field `prompt` (order: and `output_tokens_count`)",
     )  # fmt: skip
+    parser.add_argument(
+        "--kernels", choices=NAMES, help=f"what computes in this process (default: {NAMES[0]})"
+    )
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")

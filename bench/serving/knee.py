@@ -25,7 +25,7 @@ PANELS = (
     ("output_tokens_per_second", "output tokens per second"),
 )
 COLUMNS = (
-    ("knee: arrivals a second asked for", "asked_per_second", ".0f"),
+    ("knee: arrivals a second asked for", "asked_per_second", ".1f"),
     ("that came", "arrived_per_second", ".1f"),
     ("tokens per second there", "output_tokens_per_second", ".0f"),
     ("first token p95 there, ms", "ttft_p95", ".0f"),

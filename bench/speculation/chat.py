@@ -1,17 +1,22 @@
-"""What speculation gains on ordinary chat: 200 questions in eight kinds and five languages.
+"""What speculation gains on ordinary chat: questions in eight kinds and five languages.
 
-The questions are this project's own (`bench/chat_prompts.json`). Every third question, from the
-first on, is for choosing thresholds; the others are held out. By default only those are measured,
-greedily and at temperature 0.7 with a seed each, by one, four and eight clients. Answers end where
-the model ends them. No run reuses an earlier run's answers.
+The questions are this project's own (`bench/chat_prompts.json`): some are for choosing thresholds,
+the others are held out. By default only the latter are measured, greedily and at temperature 0.7
+with a seed each, by one, four and eight clients. Answers end where the model ends them. No run
+reuses an earlier run's answers.
+
+Small models repeat themselves, mostly in languages that they do not speak, and what was said before
+is easily guessed. So the first figure is that of English questions whose answers do not repeat, and
+the others stand in rows of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.models import BenchModel
 from bench.prompts import Prompt
@@ -20,47 +25,64 @@ from bench.speculation.ways import PLAIN, Measured, Promises, Row, Runner, Sizes
 from bench.tools.report import Outcome, Table, Target, yes
 from specops.config import ConfigError
 from specops.request import SamplingParams
+from specops.runtime import kernels
 
 PROMPTS = Path(__file__).resolve().parents[1] / "chat_prompts.json"
 AT_ONCE = (4, 8)
 GREEDY, TEMPERATURE = "greedy", 0.7
 SAMPLED = f"temperature {TEMPERATURE}"
-_CHOOSING = 3  # one of so many questions is for choosing thresholds
+HELD_OUT, CHOOSING = "held out", "choosing"  # the parts of PROMPTS
+ENGLISH = "en"
+FRESH, REST = "English, without repetition", "the others"
+_REPEATED, _WORDS = 0.1, 6  # an answer repeats itself if this share of groups of words came before
 _ANYWHERE = 1.0  # of plain decoding's speed
-_MEDIAN, _SUM = {GREEDY: 2.2, SAMPLED: 1.5}, {GREEDY: 2.2, SAMPLED: 1.5}
-_SUM_AT_ONCE = {GREEDY: {4: 1.35, 8: _ANYWHERE}, SAMPLED: {4: _ANYWHERE, 8: _ANYWHERE}}
+_WHOLE = {GREEDY: 1.5, SAMPLED: 1.25}  # of plain decoding's, on FRESH by one client
 _OFF = 0.04  # most by which a promise may be off, where it was made `_OFTEN` times
 _OFTEN = 500
 
-Found = Mapping[str, Mapping[int, Measured]]
-"""Results by how tokens are drawn and by the number of clients."""
+Found = Mapping[str, Mapping[str, Measured]]
+"""Results by how tokens are drawn and by the row of the table."""
+
+
+class Question(NamedTuple):
+    """A question that a user could send."""
+
+    kind: str
+    language: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: at most `each` questions of every kind."""
+    """How much is measured: at most `each` questions of every kind and language."""
 
     each: int
     sizes: Sizes
 
 
 FULL = Plan(25, Sizes(new_tokens=200))
-QUICK = Plan(4, Sizes(new_tokens=48))
+QUICK = Plan(1, Sizes(new_tokens=48))
 
 
-def questions(*, choosing: bool) -> list[tuple[str, str]]:
-    """Kind and text of the held-out questions, or of those for choosing thresholds."""
-    table = json.loads(PROMPTS.read_text("utf-8"))
-    found = [
-        (kind, text)
+def questions(part: str = HELD_OUT, each: int | None = None) -> list[Question]:
+    """The questions of a part of the file, at most `each` of every kind and language."""
+    table = json.loads(PROMPTS.read_text("utf-8"))[part]
+    return [
+        Question(kind, language, text)
         for kind, languages in table.items()
-        for texts in languages.values()
-        for text in texts
+        for language, texts in languages.items()
+        for text in texts[:each]
     ]
-    return [item for place, item in enumerate(found) if (place % _CHOOSING == 0) is choosing]
 
 
-def run(model: BenchModel, plan: Plan, *, choosing: bool = False) -> Outcome:
+def repeats(text: str) -> bool:
+    """Whether a tenth or more of the text's groups of six words came before in it."""
+    words = text.split()
+    groups = [tuple(words[place : place + _WORDS]) for place in range(len(words) - _WORDS + 1)]
+    return bool(groups) and 1 - len(set(groups)) / len(groups) >= _REPEATED
+
+
+def run(model: BenchModel, plan: Plan, *, part: str = HELD_OUT) -> Outcome:
     """Ask one by one and several at a time, plainly and adaptively in turns.
 
     Raises:
@@ -69,87 +91,113 @@ def run(model: BenchModel, plan: Plan, *, choosing: bool = False) -> Outcome:
     runner = Runner.load(model, chat=True)
     if not runner.engine.info.chat:
         raise ConfigError(f"{model.title} has no chat template: SPECOPS_MODEL=smollm2 has one")
-    asked = questions(choosing=choosing)
-    prompts = [
-        Prompt(kind, text)
-        for kind in dict.fromkeys(kind for kind, _ in asked)
-        for text in [text for other, text in asked if other == kind][: plan.each]
-    ]
+    asked = questions(part, plan.each)
+    prompts = [Prompt(question.kind, question.text) for question in asked]
     drawn = [
         replace(prompt, sampling=SamplingParams(TEMPERATURE, seed=seed))
         for seed, prompt in enumerate(prompts)
     ]
+    english = {question.text for question in asked if question.language == ENGLISH}
     found = {
-        name: {
-            clients: ways.measure(runner, [runner.own], some, replace(plan.sizes, at_once=clients))
-            for clients in (1, *AT_ONCE)
-        }
+        name: _measured(runner, some, plan.sizes, english)
         for name, some in ((GREEDY, prompts), (SAMPLED, drawn))
     }
-    return outcome(model, found, plan.sizes, "for choosing" if choosing else "held out")
+    return outcome(model, found, plan.sizes, f"{len(asked)} questions ({part})")
+
+
+def _measured(
+    runner: Runner, prompts: Sequence[Prompt], sizes: Sizes, english: Collection[str]
+) -> dict[str, Measured]:
+    """By one client, then what repeats and what does not by several."""
+    alone = ways.measure(runner, [runner.own], prompts, sizes)
+    found = parted(alone, english)
+    fresh = {batch[0].text for batch in found[FRESH].batches} if FRESH in found else set()
+    for clients in AT_ONCE:
+        for name, wanted in ((FRESH, True), (REST, False)):
+            some = [prompt for prompt in prompts if (prompt.text in fresh) is wanted]
+            if len(some) >= clients:
+                together = replace(sizes, at_once=clients)
+                row = f"{name}, {clients} clients"
+                found[row] = ways.measure(runner, [runner.own], some, together)
+    return found
+
+
+def parted(alone: Measured, english: Collection[str]) -> dict[str, Measured]:
+    """One client's results by language and repetition, then by kind of FRESH, then all.
+
+    Args:
+        alone: of batches of one prompt each.
+        english: texts of the English prompts.
+    """
+    places: dict[str, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
+    for place, (batch, plain) in enumerate(zip(alone.batches, alone.runs[PLAIN], strict=True)):
+        language = "English" if batch[0].text in english else "other languages"
+        again = "repeating" if repeats(plain.answers[0].text) else "without repetition"
+        name = f"{language}, {again}"
+        places.setdefault(name, []).append(place)
+        if name == FRESH:
+            kinds.setdefault(f"{FRESH}: {batch[0].category}", []).append(place)
+    order = {name: places[name] for name in sorted(places, key=lambda name: (name != FRESH, name))}
+    return {name: alone.at(kept) for name, kept in (order | kinds).items()} | {"all": alone}
 
 
 def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcome:
-    """For each way to draw tokens a row per kind, one over all, and one per number of clients."""
-    first = next(iter(found.values()))[1]
-    (own,) = [config for config in first.runs if config != PLAIN]
-    rows = {name: _rows(by_clients, own) for name, by_clients in found.items()}
+    """A table for each way to draw tokens, with a row for each part of its results."""
+    every = [measured for parts in found.values() for measured in parts.values()]
+    (own,) = [config for config in every[0].runs if config != PLAIN]
+    rows = {
+        name: {part: measured.row(own) for part, measured in parts.items()}
+        for name, parts in found.items()
+    }
     sound = all(row.equal == row.repeatable for part in rows.values() for row in part.values())
     notes = (
-        f"{len(first.batches)} questions ({which}) of {PROMPTS.name} in five languages, up to "
-        f"{sizes.new_tokens} tokens, one client but for the last rows",
+        f"{which} of {PROMPTS.name}, up to {sizes.new_tokens} tokens, {kernels.kernel()} kernels; "
+        "one client where no number is named",
+        f"repeating: a tenth or more of the answer's groups of {_WORDS} words came before in it",
         *ways.HOW,
         f"every output that of plain decoding: {yes(sound)}",
     )
     tables = [
         Table(
             f"Chat, {name}: {model.title}, {own.label}",
-            ("kind", *ways.COLUMNS),
-            [(kind, *row.cells) for kind, row in part.items()],
+            ("questions", *ways.COLUMNS),
+            [(part, *row.cells) for part, row in parts.items()],
             notes if name == GREEDY else (),
         )
-        for name, part in rows.items()
+        for name, parts in rows.items()
     ]
-    tables += [sources_table(name, part["all"]) for name, part in rows.items()]
-    every = [measured for by_clients in found.values() for measured in by_clients.values()]
-    promises = sum((measured.promises(own) for measured in every), Promises())
-    targets = [
-        line for name, by_clients in found.items() for line in _judged(name, by_clients, own)
+    tables += [sources_table(name, parts["all"]) for name, parts in rows.items()]
+    # The rows before "all" are parts of it.
+    once = [
+        measured
+        for parts in found.values()
+        for part, measured in parts.items()
+        if part == "all" or part.endswith("clients")
     ]
+    promises = sum((measured.promises(own) for measured in once), Promises())
+    targets = [line for name, parts in rows.items() for line in _judged(name, parts)]
     off = promises.most_off(_OFTEN)
     targets.append(Target("promised and kept acceptance, apart", _OFF, off, at_most=True))
     result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
     result |= {
         "drawn": {
-            name: {kind: asdict(row) for kind, row in part.items()} for name, part in rows.items()
+            name: {part: asdict(row) for part, row in parts.items()} for name, parts in rows.items()
         },
         "promises": promises.record(),
     }
     return Outcome(result, [*tables, promises_table(promises)], targets=targets, sound=sound)
 
 
-def _rows(by_clients: Mapping[int, Measured], own: ways.Config) -> dict[str, Row]:
-    alone = by_clients[1]
-    rows = {kind: alone.of(kind).row(own) for kind in alone.categories} | {"all": alone.row(own)}
-    several = {clients: found for clients, found in by_clients.items() if clients > 1}
-    return rows | {f"all, {count} clients": found.row(own) for count, found in several.items()}
-
-
-def _judged(name: str, by_clients: Mapping[int, Measured], own: ways.Config) -> list[Target]:
-    alone = by_clients[1]
-    whole, kinds = alone.row(own), {kind: alone.of(kind).row(own) for kind in alone.categories}
+def _judged(name: str, rows: Mapping[str, Row]) -> list[Target]:
+    """Whole time over plain decoding's: a line for every row, a higher one for FRESH."""
     return [
-        Target(f"{name}: median speed over plain", _MEDIAN[name], whole.speedup.median),
-        Target(f"{name}: sum over plain", _SUM[name], whole.total_speedup),
-        *(
-            Target(f"{name}, {kind}: sum over plain", _ANYWHERE, row.total_speedup)
-            for kind, row in kinds.items()
-        ),
-        *(
-            Target(f"{name}, {count} clients: sum over plain", line, found.row(own).total_speedup)
-            for count, line in _SUM_AT_ONCE[name].items()
-            if (found := by_clients.get(count)) is not None
-        ),
+        Target(
+            f"{name}, {part}: whole time over plain",
+            _WHOLE[name] if part == FRESH else _ANYWHERE,
+            row.whole_speedup,
+        )
+        for part, row in rows.items()
     ]
 
 

@@ -162,9 +162,14 @@ class Measured:
 
     def of(self, category: str) -> Measured:
         """The results on one category."""
-        kept = [n for n, batch in enumerate(self.batches) if batch[0].category == category]
-        runs = {config: [runs[n] for n in kept] for config, runs in self.runs.items()}
-        return Measured([self.batches[n] for n in kept], runs)
+        return self.at(
+            [place for place, batch in enumerate(self.batches) if batch[0].category == category]
+        )
+
+    def at(self, places: Sequence[int]) -> Measured:
+        """The results on some of the batches."""
+        runs = {config: [runs[place] for place in places] for config, runs in self.runs.items()}
+        return Measured([self.batches[place] for place in places], runs)
 
     def add(self, more: Measured) -> None:
         """Add further rounds of the same ways."""

@@ -25,7 +25,7 @@ class Machine:
     """The machine, the software and the command. Memory in bytes."""
 
     cpu: str
-    kernels: str  # the fastest kernels that this processor runs
+    kernels: str  # that computed
     threads: int
     memory_limit_bytes: int
     load_average: float  # of the last minute before the benchmark: 0 on a quiet machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.engine.together import Promises
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
 from bench.speculation import chat, compare, concurrency, simulated
-from bench.speculation.ways import Sizes
+from bench.speculation.ways import PLAIN, Sizes
 from bench.tools.report import Outcome
 from specops.request import Draft
 from specops.runtime.cost_model import CostModel
@@ -85,10 +84,33 @@ def test_targets_are_judged_by_medians_of_speed_and_tokens_per_pass() -> None:
     plan, code = concurrency.Plan(2, SIZES, loads=(4,)), measured({CODE: [1.6, 1.6]}, at_once=4)
     (line,) = concurrency.outcome(MODEL, {CODE: {4: code}}, plan, ADAPTIVE).targets
     assert (line.measured, line.line) == (pytest.approx(1.6), 1.5)
-    alone, four = measured({"story": [0.5], "code": [3.0]}), measured({"story": [1.25]}, at_once=4)
-    outcome = chat.outcome(MODEL, {chat.GREEDY: {1: alone, 4: four}}, SIZES, "held out")
-    assert [line.met for line in outcome.targets] == [False, False, False, True, False, True]
-    assert set(outcome.result["drawn"][chat.GREEDY]) == {"story", "code", "all", "all, 4 clients"}
+    fresh, every = measured({"story": [2.0]}), measured({"story": [2.0, 0.5]})
+    outcome = chat.outcome(MODEL, {chat.GREEDY: {chat.FRESH: fresh, "all": every}}, SIZES, "")
+    lines = [line for line in outcome.targets if line.what.startswith(chat.GREEDY)]
+    assert [line.measured for line in lines] == pytest.approx([2 / 1.5, 4 / 4.5])  # with prompts
+    assert [(line.line, line.met) for line in lines] == [(1.5, False), (1.0, False)]
+
+
+def test_answers_are_parted_by_language_and_by_whether_they_repeat() -> None:
+    said = "one two three four five six seven "
+    told = {"a": said, "b": said * 3, "c": said * 3, "d": said + "one two three four five six"}
+    data = measured({"story": [2.0] * 4})
+    data.batches[:] = [[Prompt("story", text)] for text in told]
+    for place, text in enumerate(told.values()):
+        (answer,) = data.runs[PLAIN][place].answers
+        pieces = (answer.pieces[0]._replace(text=text),)
+        data.runs[PLAIN][place] = replace(
+            data.runs[PLAIN][place], answers=(replace(answer, pieces=pieces),)
+        )
+    parts = chat.parted(data, {"a", "b"})
+    asked = {name: [batch[0].text for batch in part.batches] for name, part in parts.items()}
+    assert list(asked.items()) == [
+        (chat.FRESH, ["a"]),
+        ("English, repeating", ["b"]),
+        ("other languages, repeating", ["c", "d"]),
+        (f"{chat.FRESH}: story", ["a"]),
+        ("all", [*told]),
+    ]
 
 
 def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
@@ -96,7 +118,7 @@ def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
 
     def sound() -> set[bool]:
         alone = compare.outcome(MODEL, data, SIZES, ADAPTIVE)
-        return {alone.sound, chat.outcome(MODEL, {chat.SAMPLED: {1: data}}, SIZES, "").sound}
+        return {alone.sound, chat.outcome(MODEL, {chat.SAMPLED: {"all": data}}, SIZES, "").sound}
 
     assert sound() == {True}
     data.runs[ADAPTIVE] = [run("ab", 1.0)]
@@ -117,13 +139,14 @@ def test_promises_are_compared_with_what_came_true_where_there_were_many() -> No
     assert promised.most_off(5) == 0.0
     first, second = data.runs[ADAPTIVE]
     data.runs[ADAPTIVE] = [replace(one, promises=promised) for one in (first, second)]
-    outcome = chat.outcome(MODEL, {chat.GREEDY: {1: data}}, SIZES, "")
+    outcome = chat.outcome(MODEL, {chat.GREEDY: {"all": data}}, SIZES, "")
     assert [line["made"] for line in outcome.result["promises"]] == [8, 6]
     assert outcome.targets[-1].met  # too few to tell
 
 
-def test_two_hundred_questions_of_eight_kinds_a_third_for_choosing() -> None:
-    held, chosen = (chat.questions(choosing=choosing) for choosing in (False, True))
-    assert (len(held), len(chosen), len(dict(held + chosen))) == (133, 67, 8)
-    assert len({text for _, text in held + chosen}) == 200
-    assert set(Counter(kind for kind, _ in held).values()) <= {16, 17}
+def test_questions_are_of_eight_kinds_and_five_languages_none_of_them_twice() -> None:
+    parts = {part: chat.questions(part) for part in (chat.HELD_OUT, chat.CHOOSING)}
+    assert {part: len(found) for part, found in parts.items()} == {"held out": 203, "choosing": 67}
+    for found in parts.values():
+        assert {len({item[field] for item in found}) for field in (0, 1)} == {8, 5}
+    assert len({item.text for found in parts.values() for item in found}) == 270
