@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from empty import Empty
-from promql import FEW, NEWEST, Queries, or_unreachable
+from promql import FEW, GONE, NEWEST, Queries, or_unreachable
 
 Json = dict[str, Any]  # as Grafana has it; tests compare all of it with Grafana's types
 
@@ -66,7 +66,7 @@ SMALLEST_RANGE = {
     **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
 }
 HEAT_COLUMNS = 60
-_LAST = {"calcs": ["last"], "values": False}  # since `lastNotNull` leaves out NaN
+_LAST = {"calcs": ["last"], "values": False}  # where nothing was measured, nothing
 
 
 def thresholds(warn: float | None, alarm: float | None, *, low_is_bad: bool = False) -> Json:
@@ -250,13 +250,12 @@ def _figure(text: str, **more: str) -> Json:
 
 def _said(empty_when: Empty, unit: str) -> Json:
     """The words of a figure: no instance answers for it, nothing was measured, or too little."""
-    special = {"nan": (Empty.UNREACHABLE, "red"), "null": (empty_when, "text")}
-    mappings: list[Json] = [
-        {"type": "special", "options": {"match": match, "result": {"text": text, "color": colour}}}
-        for match, (text, colour) in special.items()
-    ]
-    few = {str(FEW): {"text": "few", "color": "text"}}
-    mappings.append({"type": "value", "options": few})
+    nothing = {"match": "null", "result": {"text": empty_when, "color": "text"}}
+    instead = {
+        str(FEW): {"text": "few", "color": "text"},
+        str(GONE): {"text": Empty.UNREACHABLE, "color": "red"},
+    }
+    mappings = [{"type": "special", "options": nothing}, {"type": "value", "options": instead}]
     return {"unit": unit, "noValue": empty_when, "mappings": mappings}
 
 

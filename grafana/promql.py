@@ -21,7 +21,8 @@ NOW = "1m"  # the window of a figure that says how it is now, whatever time rang
 QUANTILE_WINDOW = "2m"  # a CPU answers few requests a minute: shorter windows hold too few
 LATELY = "30s"  # without an event for as long, the load has ended
 FEWEST = 20  # events that a share or a quantile is made of
-FEW = -1  # stands for a figure of fewer; the panel maps it to a word
+FEW = -1  # stands for a figure of fewer; the panel maps it to a word, as the next
+GONE = -2  # no instance answers
 # In a curve, what stands for a word is the newest value alone: `few` would be drawn as a figure.
 NEWEST = " and on () vector(time()) > $__to / 1000 - 15"
 _FIRING = 'ALERTS{alertstate="firing"}'
@@ -222,12 +223,14 @@ def ordered(label: str, expr: str) -> str:
 
 
 def or_unreachable(expr: str, label: str = "") -> str:
-    """The expression; NaN, which the panel maps to a word, if none of the instances answers.
+    """The expression; `GONE` if none of the instances answers.
 
-    `label` is what the series of the expression are named by: NaN gets a blank for it.
+    `label` is what the series of the expression are named by: `GONE` gets a blank for it.
     """
-    nan = f'label_replace(vector(NaN), "{label}", " ", "", "")' if label else "vector(NaN)"
-    return f"{expr} or {nan} unless on () {UP}"
+    gone = f"vector({GONE})"
+    if label:
+        gone = f'label_replace({gone}, "{label}", " ", "", "")'
+    return f"{expr} or {gone} unless on () {UP}"
 
 
 def replicas_missing() -> str:

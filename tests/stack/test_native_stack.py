@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from grafana.empty import Empty
+from grafana.promql import GONE
 from specops.metrics.metrics import Metrics
 from tests.stack import queries
 from tests.stack.support import ROOT, Finished, NativeStack, native_stack, run, tool
@@ -138,7 +139,7 @@ def test_before_the_first_request_nothing_of_traffic_has_a_value_and_nothing_is_
     shown = {name: values for name, values in idle.items() if values}
     traffic = {panel["title"] for _, panel in PANELS if queries.empty_when(panel) in TRAFFIC}
     assert {title(name) for name in shown} & traffic == set()
-    assert not any(math.isnan(value) for values in shown.values() for value in values)
+    assert [GONE] not in shown.values()
     assert shown["healthy / State: idle"] == shown["healthy / Alerts: none"] == [1.0]
     assert shown["healthy / Requests per second: requests per second"] == [0.0]
     for name, panel in queries.panels():
@@ -199,7 +200,7 @@ def test_every_panel_has_data_after_the_load_that_may_not_be_empty_then(
     states = {*queries.LOADED, Empty.NO_DRAFTS}
     wanted = {f"{n} / {p['title']}" for n, p in PANELS if queries.empty_when(p) in states}
     assert wanted - {name.rpartition(": ")[0] for name in answers if answers[name]} == set()
-    assert not any(math.isnan(value) for values in answers.values() for value in values)
+    assert [GONE] not in answers.values()
     assert answers["healthy / Average jump length: tokens per pass"][0] >= 1
 
 
