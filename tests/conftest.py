@@ -183,7 +183,7 @@ def threads_of_the_process() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_calibration() -> Iterator[None]:
-    """Only three rounds: tests compare tokens, which do not depend on measured times."""
+    """Only two rounds: tests compare tokens, which do not depend on measured times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "_ENOUGH_SECONDS", 0.0)
         yield

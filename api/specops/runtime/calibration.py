@@ -31,11 +31,13 @@ _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
 _SPANS = 8  # at most, of the pass that measures states
-_MIN_ROUNDS = 3  # of the first start; the first round also binds tensors and touches pages
+_MIN_ROUNDS = 2  # of the first start; the first round also binds tensors and touches pages
 _MAX_ROUNDS = 60
-_ENOUGH_SECONDS = 1.0  # measuring ends then, but not before `_MIN_ROUNDS`
-_CHECK_SHARE = 0.1  # of these seconds, at a later start
-_DOUBTFUL = 1.1  # a pass is timed again if it took so many times what others say it can take
+_ENOUGH_SECONDS = 0.5  # measuring ends then, but not before `_MIN_ROUNDS`
+_CHECK_SHARE = 0.2  # of these seconds, at a later start
+# A pass is timed again if it took so many times what others say it can take, until it takes as long
+# again: costs of widths step.
+_DOUBTFUL = 1.1
 _TRIES = 4  # of each pass in a start
 # The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
@@ -68,7 +70,7 @@ class _Times:
 def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """Measure the costs of a model's passes, beginning with the times of earlier starts.
 
-    The first start takes a second, or three passes of each width where they take longer; a later
+    The first start takes half a second, or two passes of each width where they take longer; a later
     one a tenth of a second. It uses slot 0, or for a model with states the first `_SPANS` slots,
     which must be free, and frees them again.
 
@@ -147,10 +149,13 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
     """Time the passes in turn, then those again whose times cannot be right."""
     count = len(passes)
 
-    def measure(index: int) -> None:
+    def measure(index: int) -> float:
+        """Time a pass; return how many times as long it took as it is known to take."""
         start = time.perf_counter()
         passes[index]()
-        times.seconds[index] = min(times.seconds[index], time.perf_counter() - start)
+        taken, least = time.perf_counter() - start, times.seconds[index]
+        times.seconds[index] = min(least, taken)
+        return taken / least
 
     least, enough = 0, _CHECK_SHARE * _ENOUGH_SECONDS
     if not times.seconds:
@@ -168,8 +173,8 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
     tries = [_TRIES] * count
     while again := [index for index in _doubtful(times) if tries[index]]:
         for index in again:
-            measure(index)
-            tries[index] -= 1
+            as_before = 1 / _DOUBTFUL <= measure(index) <= _DOUBTFUL
+            tries[index] = 0 if as_before else tries[index] - 1
 
 
 def _doubtful(times: _Times) -> list[int]:
