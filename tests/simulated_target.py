@@ -188,7 +188,7 @@ class SimulatedTarget:
         """Compute a batch; see `ModelRunner.forward`."""
         if not 0 < batch.num_tokens <= self.max_tokens:
             raise ValueError(f"a pass takes 1 to {self.max_tokens} tokens, not {batch.num_tokens}")
-        states: list[int] = []
+        states, scored = list[int](), list[int]()
         last: list[int] = []
         for span in batch.spans:
             low, high = self.cache.writable(span.slot)
@@ -197,14 +197,16 @@ class SimulatedTarget:
             found = self._span(span.slot, span.start, span.tokens)
             first = len(found) - span.num_logits
             states += found[first:]
-            last += span.tokens[first:]
+            if span.scored:
+                scored += found[first:]
+                last += span.tokens[first:]
         self.passes.append(batch)
         self._states = states if batch.hidden else []
         seconds = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
         self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
-        if states:
-            self._logits[: len(states)] = self.text.logits(states, last)
-        return self._logits[: len(states)]
+        if scored:
+            self._logits[: len(scored)] = self.text.logits(scored, last)
+        return self._logits[: len(scored)]
 
     def hand_states(self, slot: int, length: int) -> None:
         """Nothing: no draft head reads its states."""

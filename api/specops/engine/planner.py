@@ -124,8 +124,8 @@ class Planner:
                 # draft head the last tokens before any snapshot may have to be computed again.
                 sure = chunk.start + len(chunk.tokens) - (MOST_RECOMPUTED if followed else 0)
                 sure = min(sure, len(state.tokens) - ROLLBACK)
-                batch.add(chunk.slot, chunk.start, chunk.tokens, chunk.num_logits, sure)
-                batch.hidden |= state.request.embed
+                count, scored = chunk.num_logits, chunk.scored
+                batch.add(chunk.slot, chunk.start, chunk.tokens, count, sure, scored=scored)
                 scheduled.append(chunk)
                 seconds -= chunk.num_logits * each + len(chunk.tokens) * followed
 
@@ -136,7 +136,7 @@ class Planner:
         if not count:  # another request has recomputed all that this one had lost
             return None
         reads = state.reader is not None and not state.generated
-        if reads:
+        if reads and not state.request.embed:
             count = min(
                 count, max(_LEAST_ROWS, _ROWS_PER_SLOT * self._cache.num_slots - batch.num_logits)
             )

@@ -1,7 +1,7 @@
 """Reads a prompt for requests that want its embedding or the probabilities of its tokens.
 
 Both need the target's result at every token of the prompt. So such a prompt takes nothing from the
-prefix cache, and its pieces need a row of logits for each token.
+prefix cache, and its pieces need a row of hidden states or of logits for each token.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class PromptReader:
 
         Args:
             start: position of the first token.
-            logits: [n, V], the logits behind each token.
+            logits: [n, V], the logits behind each token; none for an embedding.
             hidden: [n, H], their last hidden states; read only for an embedding.
         """
-        for position in range(max(start, self._position), start + len(logits)):
+        count = len(hidden if self._request.embed else logits)
+        for position in range(max(start, self._position), start + count):
             row = position - start
             if self._request.embed:
                 state = hidden[row].astype(np.float64)

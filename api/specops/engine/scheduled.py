@@ -15,7 +15,7 @@ class Scheduled(DraftRequest):
 
     Attributes:
         state: the request.
-        num_logits: number of its last tokens in the pass that need logits.
+        num_logits: number of its last tokens in the pass that need logits, or states (`scored`).
         forced: tokens that the grammar forces; they precede the draft.
         missed: name of the drafter that was asked and proposed nothing.
         declined: name of the drafter whose draft tokens did not seem to pay.
@@ -46,6 +46,11 @@ class Scheduled(DraftRequest):
             state=state,
             **fields,
         )
+
+    @property
+    def scored(self) -> bool:
+        """Whether it needs logits; an embedding is made of hidden states alone."""
+        return not self.state.request.embed
 
     @property
     def settled(self) -> int:

@@ -236,7 +236,8 @@ class Scheduler:
             scheduled: the requests of the pass that was computed.
             logits: [n, V], of the tokens that needed them, in the order of the spans.
         """
-        row, decoding = 0, scheduled[: step.decoding]
+        row = place = 0  # in the logits, and in the hidden states
+        decoding = scheduled[: step.decoding]
         likeliest: list[int] | None = None
         if not any(item.sampling.temperature > 0 for item in decoding):
             rows = sum([item.num_logits for item in decoding])
@@ -247,13 +248,15 @@ class Scheduler:
         for item in scheduled:
             try:
                 if item.is_prompt:
-                    self._process_prompt(step, item, logits, row)
+                    end = row + item.num_logits * item.scored
+                    self._process_prompt(step, item, logits[row:end], place)
                 else:
                     self._process_decoded(step, item, logits, row, likeliest)
             except Exception as error:
                 item.state.fail(error)
             step.emitted_tokens += item.emitted
-            row += item.num_logits
+            row += item.num_logits * item.scored
+            place += item.num_logits
 
     def _process_decoded(
         self,
@@ -317,15 +320,21 @@ class Scheduler:
         state.choosing_seconds = mean_with(state.choosing_seconds, end - begun, _LATEST)
         return verdict
 
-    def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, row: int) -> None:
-        """Note a computed piece of a prompt, whose last tokens have the logits from `row` on."""
+    def _process_prompt(self, step: Step, item: Scheduled, logits: Floats, place: int) -> None:
+        """Note a computed piece of a prompt.
+
+        Args:
+            step: gets the counts of tokens.
+            item: the piece.
+            logits: of its last tokens, where these need logits.
+            place: of these tokens' first hidden state.
+        """
         state, rows = item.state, item.num_logits
-        logits = logits[row : row + rows]
         self._computed(state, len(item.tokens))
         if item.ends_prompt:
             self.target.cache.take_snapshot(state.slot)
         if (reader := state.reader) is not None and rows:
-            hidden, begun = self.target.hidden_states(row, rows), self._clock()
+            hidden, begun = self.target.hidden_states(place, rows), self._clock()
             reader.read(item.start, logits, hidden)
             seconds = (self._clock() - begun) / rows
             reader.seconds = mean_with(reader.seconds, seconds, _LATEST)

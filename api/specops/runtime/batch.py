@@ -20,6 +20,7 @@ class Span(NamedTuple):
         num_logits: number of tokens that need logits; they are the last ones.
         settled: number of the slot's tokens behind which no later pass goes back, in models with
             states; None: all up to the span's end.
+        scored: False: those tokens need their last hidden states in the place of logits.
     """
 
     slot: int
@@ -27,6 +28,7 @@ class Span(NamedTuple):
     tokens: Sequence[int]
     num_logits: int
     settled: int | None = None
+    scored: bool = True
 
 
 class Batch:
@@ -35,17 +37,22 @@ class Batch:
     Attributes:
         spans: one per slot.
         tokens: token ids of all spans, one after the other.
-        logit_rows: indices into `tokens` of the tokens that need logits, in order.
+        logit_rows: indices into `tokens` of the tokens that need logits or their last hidden
+            states, in order.
+        scored_rows: indices into `logit_rows` of those that need logits.
         attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
-        hidden: whether the last hidden states of `logit_rows` are needed as well.
+        hidden: whether the last hidden states of `logit_rows` are needed.
     """
 
-    __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
+    __slots__ = (
+        *("_slots", "attention_work", "hidden", "logit_rows", "scored_rows", "spans", "tokens"),
+    )
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.tokens: list[int] = []
         self.logit_rows: list[int] = []
+        self.scored_rows: list[int] = []
         self.attention_work = 0.0
         self.hidden = False
         self._slots: set[int] = set()
@@ -58,7 +65,7 @@ class Batch:
     @property
     def num_logits(self) -> int:
         """Number of tokens that need logits."""
-        return len(self.logit_rows)
+        return len(self.scored_rows)
 
     def add(
         self,
@@ -67,6 +74,8 @@ class Batch:
         tokens: Sequence[int],
         num_logits: int = 0,
         settled: int | None = None,
+        *,
+        scored: bool = True,
     ) -> None:
         """Add a span; see `Span`.
 
@@ -79,8 +88,11 @@ class Batch:
         if slot in self._slots:
             raise ValueError(f"slot {slot} has a span in this pass already")
         self._slots.add(slot)
-        self.spans.append(Span(slot, start, tokens, num_logits, settled))
+        self.spans.append(Span(slot, start, tokens, num_logits, settled, scored))
         self.tokens.extend(tokens)
-        end = len(self.tokens)
+        end, row = len(self.tokens), len(self.logit_rows)
         self.logit_rows.extend(range(end - num_logits, end))
+        if scored:
+            self.scored_rows.extend(range(row, row + num_logits))
+        self.hidden |= not scored
         self.attention_work += count * (start + count / 2)

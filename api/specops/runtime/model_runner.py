@@ -31,6 +31,7 @@ _MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring ma
 _KEPT_INPUTS = "kept_inputs"  # only of models with layers without attention
 _PROGRESS = "progress"  # and of those with states
 _LOGIT_SPANS = "logit_spans"  # of models whose last layers keep nothing: of the rows of logits
+_SCORED_ROWS = "scored_rows"  # of models that output hidden states: rows whose logits are wanted
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
@@ -105,6 +106,7 @@ class ModelRunner:
         self._progress = np.zeros(2 * cache.num_slots, np.int64)
         self._logit_spans = np.zeros(3 * cache.num_slots, np.int64)
         self._logit_rows = np.zeros(max_tokens, np.int64)
+        self._scored_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
@@ -119,7 +121,7 @@ class ModelRunner:
             np.zeros((max_tokens, size), np.float32) if given else None
             for size in (given, sizes.get(_NEXT_STATES, 0))
         )
-        self._bindings: dict[tuple[int, int, int, bool], ort.IOBinding] = {}
+        self._bindings: dict[tuple[int, int, int, int, bool], ort.IOBinding] = {}
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch. It writes keys and values into the cache, and leaves the slots' lengths.
@@ -134,19 +136,22 @@ class ModelRunner:
         Raises:
             ValueError: there are no tokens or too many, or a slot may not write a position.
         """
-        count, num_logits = len(batch.tokens), len(batch.logit_rows)
+        count, num_rows = len(batch.tokens), len(batch.logit_rows)
         if not 0 < count <= self.max_tokens:
             raise ValueError(f"a pass takes 1 to {self.max_tokens} tokens, not {count}")
         self._fill(batch)
         self._ids[:count] = batch.tokens
-        self._logit_rows[:num_logits] = batch.logit_rows
+        self._logit_rows[:num_rows] = batch.logit_rows
+        # A graph without hidden states has no choice of rows.
+        num_logits = batch.num_logits if _SCORED_ROWS in self._given else num_rows
+        self._scored_rows[: batch.num_logits] = batch.scored_rows
         num_states = 0
         if self.states is not None:
             num_states = self._place_states(batch, self.states.followed)
             if self._rows_input == _FINAL_ROWS:
                 places = np.searchsorted(self._state_rows[:num_states], batch.logit_rows)
-                self._logit_rows[:num_logits] = places
-        key = count, num_logits, num_states, batch.hidden
+                self._logit_rows[:num_rows] = places
+        key = count, num_rows, num_logits, num_states, batch.hidden
         if (binding := self._bindings.get(key)) is None:
             binding = self._bind(*key)
         self._session.run_with_iobinding(binding)
@@ -166,7 +171,7 @@ class ModelRunner:
     def hidden_states(self, row: int, count: int) -> Floats:
         """Hidden states [count, hidden_size] of the last pass, if its batch asked for them.
 
-        `row` is a row of that pass's logits.
+        `row` is a place in that batch's `logit_rows`.
         """
         return self._hidden[row : row + count]
 
@@ -217,15 +222,19 @@ class ModelRunner:
             row, first = row + len(rows), end
         return row
 
-    def _bind(self, count: int, num_logits: int, num_states: int, hidden: bool) -> ort.IOBinding:
-        """Bind so many tokens, rows of logits and rows of states."""
+    def _bind(
+        self, count: int, num_rows: int, num_logits: int, num_states: int, hidden: bool
+    ) -> ort.IOBinding:
+        """Bind so many tokens, rows, rows of logits and rows of states."""
         inputs: dict[str, npt.NDArray[np.generic]] = {
             "spans": self._spans.reshape(-1, 3),
             "block_tables": self.cache.block_tables,
             "cache": self.cache.descriptor,
             "input_ids": self._ids[None, :count],
-            "logit_rows": self._logit_rows[:num_logits],
+            "logit_rows": self._logit_rows[:num_rows],
         }
+        if _SCORED_ROWS in self._given:
+            inputs[_SCORED_ROWS] = self._scored_rows[:num_logits]
         if _POSITIONS in self._given:
             inputs[_POSITIONS] = self._positions[None, :count]
         if self.cache.kept_inputs is not None:
@@ -236,17 +245,17 @@ class ModelRunner:
             inputs[_LOGIT_SPANS] = self._logit_spans.reshape(-1, 3)
         outputs = {_LOGITS: self._logits[None, :num_logits]}
         if hidden:
-            outputs[_HIDDEN] = self._hidden[None, :num_logits]
+            outputs[_HIDDEN] = self._hidden[None, :num_rows]
         if self.states is not None:
             inputs[self._rows_input] = self._state_rows[:num_states]
             outputs[_STATES] = self._states[None, :num_states]
         if self.given_states is not None and self.next_states is not None:
             inputs[_STATES] = self.given_states[None, :count]
-            outputs[_NEXT_STATES] = self.next_states[None, :num_logits]
+            outputs[_NEXT_STATES] = self.next_states[None, :num_rows]
         binding = bind(self._session, inputs, outputs)
         if len(self._bindings) >= _MAX_BINDINGS:
             self._bindings.clear()
-        self._bindings[count, num_logits, num_states, hidden] = binding
+        self._bindings[count, num_rows, num_logits, num_states, hidden] = binding
         return binding
 
 
@@ -303,6 +312,7 @@ def _known_inputs(session: Session) -> set[str]:
         _KEPT_INPUTS,
         _PROGRESS,
         _LOGIT_SPANS,
+        _SCORED_ROWS,
     }
     if names - optional != _INPUTS:
         raise ModelLoadError(

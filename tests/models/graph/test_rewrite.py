@@ -83,9 +83,10 @@ def test_a_rewritten_graph_has_the_engines_inputs(tmp_path: Path, family: str) -
         "block_tables": ["slots", "blocks"],
         "cache": [4],
         "logit_rows": ["logit_rows"],
+        "scored_rows": ["scored_rows"],
     }
     assert shapes(list(model.graph.output)) == {
-        "logits": [1, "logit_rows", 320],
+        "logits": [1, "scored_rows", 320],
         "hidden": [1, "logit_rows", 64],
     }
     assert {node.op_type for node in model.graph.node}.isdisjoint(

@@ -17,6 +17,7 @@ from specops.models.graph.nodes import RefusedGraphError, Wiring, attributes_of,
 LOGIT_SPANS = "logit_spans"  # of graphs in which the last layers keep nothing
 LOGITS, LOGIT_ROWS, STATE_ROWS = "logits", "logit_rows", "state_rows"
 FINAL_ROWS = "final_rows"  # of a target with an MTP block
+SCORED_ROWS = "scored_rows"  # of graphs that give hidden states: places in `logit_rows`
 CONTROL: dict[str, list[str | int]] = {
     "spans": ["spans", 3],
     "block_tables": ["slots", "blocks"],
@@ -215,6 +216,15 @@ def _output_hidden_states(graph: onnx.GraphProto) -> None:
         return
     _rename(graph, product.input[0], _HIDDEN)
     _add_output(graph, _HIDDEN, size)
+    # Whoever wants the state alone, for an embedding, needs no product with the vocabulary.
+    scored = f"{_HIDDEN}.at_{SCORED_ROWS}"
+    gather = helper.make_node("Gather", [_HIDDEN, SCORED_ROWS], [scored], name=scored, axis=1)
+    graph.node.insert(list(graph.node).index(product), gather)
+    product.input[0] = scored
+    rows = helper.make_tensor_value_info(SCORED_ROWS, TensorProto.INT64, [SCORED_ROWS])
+    graph.input.append(rows)
+    logits = next(item for item in graph.output if item.name == LOGITS)
+    logits.type.tensor_type.shape.dim[1].dim_param = SCORED_ROWS
 
 
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:

@@ -12,11 +12,12 @@ learned or rotated outside of attention; `spans` int64 [S, 3]; `block_tables` in
 and if these have states `progress` int64 [S, 2]; where the last layers read the keys and values of
 others `logit_spans` int64 [S, 3], the spans of the rows `logit_rows`: no other token goes through
 these layers. Outputs: `logits` float32 [1, L, vocabulary], and `hidden` float32 [1, L, size], the
-last hidden state, which is the input of the product that gives the logits. An output that the
-caller does not ask for costs nothing. For a draft head there are also `state_rows` int64 [R] and
-`states` float32 [1, R, size of all]: what enters some layers. For the model's own MTP block there
-are instead `final_rows` int64 [R] and `states` [1, R, size], the last hidden states of these
-tokens; `logit_rows` then are places in `final_rows`.
+last hidden state, which is the input of the product that gives the logits. Where there is `hidden`,
+`scored_rows` int64 [N] are places in `logit_rows`: the logits are theirs alone, [1, N, vocabulary].
+An output that the caller does not ask for costs nothing. For a draft head there are also
+`state_rows` int64 [R] and `states` float32 [1, R, size of all]: what enters some layers. For the
+model's own MTP block there are instead `final_rows` int64 [R] and `states` [1, R, size], the last
+hidden states of these tokens; `logit_rows` then are places in `final_rows`.
 
 A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.

@@ -33,7 +33,7 @@ from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 18  # counts up when what is written here or by `prepack` changes
+_FORMAT = 19  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights a pass reads
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
