@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -147,7 +147,7 @@ class FakeTokenizer(Tokenizer):
 
     def __init__(self, *special: str, shown: Sequence[str] = ()) -> None:
         fast = FastTokenizer(BPE(_BYTES, merges=[]))
-        fast.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        fast.pre_tokenizer = ByteLevel(add_prefix_space=False)  # words, as in real ones
         fast.decoder = ByteLevelDecoder()
         fast.add_special_tokens([BEGIN, END, *special])
         fast.add_tokens(list(shown))
@@ -188,9 +188,9 @@ class Waiting(FakeTokenizer):
         self.begun.set()
         assert self.may.wait(60)
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+    def parts(self, text: str, *, special_tokens: bool = True) -> Iterator[list[int]]:
         self._wait()
-        return super().encode(text, special_tokens=special_tokens)
+        return super().parts(text, special_tokens=special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         self._wait()

@@ -125,8 +125,9 @@ def test_outside_libraries_stay_behind_one_door() -> None:
         "metrics/collectors",
     }
     assert importers("tokenizers") == {
-        *("text/tokenizer", "text/added_tokens", "text/least_tokens", "models/sentencepiece"),
-        *("models/convert/gguf/tokenizer", "models/convert/gguf/pretokenizers"),
+        *("text/tokenizer", "text/added_tokens", "text/least_tokens", "text/cuts"),
+        *("models/sentencepiece", "models/convert/gguf/tokenizer"),
+        "models/convert/gguf/pretokenizers",
     }
     assert importers("jinja2") == {"text/template_worker"}  # a process of its own
     assert importers("huggingface_hub") == {"models/download"}

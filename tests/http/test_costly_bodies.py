@@ -213,12 +213,12 @@ async def test_a_grammar_waits_for_the_vocabulary_that_is_being_made(
 
 
 async def test_pieces_of_a_long_text_are_sent_in_parts_that_hold_nobody_up() -> None:
-    body = {"content": "ab" * 100_000, "with_pieces": True}
+    body = {"content": "a1" * 100_000, "with_pieces": True}
     async with api() as here:
         _, *parts = await AsgiClient(here.app, "/tokenize").send_json(body).rest()
     sent = [part["body"] for part in parts]
     tokens = json.loads(b"".join(sent))["tokens"]
-    assert tokens == [{"id": 97, "piece": "a"}, {"id": 98, "piece": "b"}] * 100_000
+    assert tokens == [{"id": 97, "piece": "a"}, {"id": 49, "piece": "1"}] * 100_000
     assert max(map(len, sent)) < 1 << 18
 
 

@@ -199,11 +199,22 @@ async def test_messages_go_through_the_models_template() -> None:
 
 @every
 async def test_long_prompts_are_encoded_whole(path: str) -> None:
-    text = "x" * 100_000
+    text = "x " * 100_000
     messages = {"messages": [{"role": "user", "content": text}]}
     async with api() as here:
         await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
     assert here.request.prompt_tokens.count(ord("x")) == 100_000
+
+
+@every
+async def test_a_long_text_without_a_place_to_cut_it_is_refused(path: str) -> None:
+    text = "x" * 100_000
+    messages = {"messages": [{"role": "user", "content": text}]}
+    async with api() as here:
+        refused = await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
+        counted = await here.client.post("/tokenize", json={"content": text})
+    for answer in (refused, counted):
+        assert "put spaces or line ends between them" in problem(answer, 400)["message"]
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -333,7 +344,7 @@ FORM = "application/x-www-form-urlencoded"
         (b"[" * 100_000, JSON["content-type"], 413),
         *((content, JSON["content-type"], 422) for content in (b"[]", b"3", b'"text"', b"")),
         (b'{"prompt": "abc"}', FORM, 415),
-        (b'{"prompt": "' + b"a" * (MAX_BODY_BYTES - 14) + b'"}', JSON["content-type"], 200),
+        (b'{"prompt": "' + b"a " * (MAX_BODY_BYTES // 2 - 7) + b'"}', JSON["content-type"], 200),
     ],
     ids=lambda value: str(value)[:20],
 )

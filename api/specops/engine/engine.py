@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from specops.speculation.controller import Controller
 from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
+from specops.text.cuts import UncutText
 from specops.text.grammar import Grammars
 from specops.text.grammar_vocabulary import grammar_bytes
 from specops.text.tokenizer import Tokenizer
@@ -40,8 +42,8 @@ class UnknownToken(ValueError):  # noqa: N818 - named as what it says
 
 
 _MOST_BYTES = 4  # of a letter, which has no more tokens
-PROMPT_ERRORS = (PromptTooLong, UnknownToken)
-"""What `Engine.admit` raises."""
+PROMPT_ERRORS = (PromptTooLong, UnknownToken, UncutText)
+"""What `Engine.admit` and `Engine.encode` raise."""
 
 
 @dataclass(eq=False)
@@ -123,10 +125,11 @@ class Engine:
             any_length: encode what no context holds, too.
 
         Raises:
-            PromptTooLong: no context holds it, which shows before it is encoded.
+            PromptTooLong: no context holds it; most often this shows before it is encoded.
+            UncutText: see `Tokenizer.parts`.
         """
         self._check_length(text, any_length)
-        return self.tokenizer.encode(text) or self.empty_prompt
+        return self._encoded(self.tokenizer.parts(text), any_length)
 
     def _check_length(self, text: str, any_length: bool) -> None:
         context = self.info.context
@@ -157,10 +160,19 @@ class Engine:
         """Tokens of a rendered conversation, at least one: the special tokens are written in it.
 
         Raises:
-            PromptTooLong: see `encode`.
+            PromptTooLong, UncutText: see `encode`.
         """
         self._check_length(prompt, any_length)
-        return self.tokenizer.encode(prompt, special_tokens=False) or self.empty_prompt
+        return self._encoded(self.tokenizer.parts(prompt, special_tokens=False), any_length)
+
+    def _encoded(self, parts: Iterable[Sequence[int]], any_length: bool) -> tuple[int, ...]:
+        """Collect a text's tokens, and no more than shows that no context holds it."""
+        tokens, context = array("I"), self.info.context
+        for part in parts:
+            if len(tokens) > context and not any_length:
+                raise PromptTooLong(len(tokens), context, at_least=True)
+            tokens.extend(part)
+        return tuple(tokens) or self.empty_prompt
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
 from specops.config import Settings
-from specops.engine.engine import UnknownToken
+from specops.engine.engine import PROMPT_ERRORS
 from specops.engine.model_info import ModelState
 from specops.http import console, documentation, health
 from specops.http.errors import (
@@ -175,7 +175,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
     for kind in (
         *(RequestValidationError, InvalidField, HTTPException, NotReady, ProgramProcessError),
-        *(QueueFull, PromptTooLong, UnknownToken),
+        *(QueueFull, *PROMPT_ERRORS),
     ):
         app.add_exception_handler(kind, answer)
 

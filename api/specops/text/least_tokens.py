@@ -33,7 +33,7 @@ class LeastTokens:
     """
 
     def __init__(self, tokenizer: FastTokenizer, letters: Mapping[str, int]) -> None:
-        parts = [*_parts(tokenizer.normalizer), *_parts(tokenizer.pre_tokenizer)]
+        parts = [*parts_of(tokenizer.normalizer), *parts_of(tokenizer.pre_tokenizer)]
         kinds = {part["type"] for part in parts}
         self._changes = bool(kinds & _FORMS)  # letters that are not ASCII
         added = tokenizer.get_added_tokens_decoder().values()
@@ -41,7 +41,7 @@ class LeastTokens:
         self._shares = np.zeros(256)  # of a token, by byte
         self._least = 0.0  # of a token, for each byte that a Unicode form changes
         self._space = ""
-        if not all(map(_keeps, parts)) or not _splits_into_letters(tokenizer.model):
+        if not all(map(keeps, parts)) or not splits_into_letters(tokenizer.model, "BPE", "Unigram"):
             return
         byte_level = "ByteLevel" in kinds
         self._space = "" if byte_level else _SPACE  # what stands for a space in the vocabulary
@@ -50,7 +50,7 @@ class LeastTokens:
         for token in added:
             content = self._as_spaces(token.content).encode()
             by_length[len(content)] += content
-        for entry in _entries(tokenizer):
+        for entry in entries(tokenizer):
             if byte_level and letters.keys() >= set(entry):
                 content = entry.translate(table).encode("latin-1")
             else:
@@ -58,7 +58,7 @@ class LeastTokens:
             by_length[len(content)] += content
         for length, found in sorted(by_length.items()):
             self._shares[np.frombuffer(found, np.uint8)] = 1 / max(1, length)
-        unknown = list(_unknown(tokenizer, letters if byte_level else None))
+        unknown = list(unknown_bytes(tokenizer, letters if byte_level else None))
         self._shares[unknown] = 0
         if not unknown:
             self._least = 1 / max(by_length) / _MOST_SHRUNK
@@ -86,7 +86,7 @@ def _rounded_up(tokens: float) -> int:
     return math.ceil(tokens * (1 - 1e-9))  # the sum's own rounding is much smaller
 
 
-def _entries(tokenizer: FastTokenizer) -> Iterable[str]:
+def entries(tokenizer: FastTokenizer) -> Iterable[str]:
     """Return the vocabulary without added tokens; one entry at a time where its ids have no gap."""
     model, size = tokenizer.model, tokenizer.get_vocab_size(with_added_tokens=False)
     if any(model.id_to_token(index) is None for index in range(size)):
@@ -94,7 +94,7 @@ def _entries(tokenizer: FastTokenizer) -> Iterable[str]:
     return map(model.id_to_token, range(size))
 
 
-def _parts(part: Any) -> Iterator[dict[str, Any]]:
+def parts_of(part: Any) -> Iterator[dict[str, Any]]:
     """Yield the parts of a normalizer or a pre-tokenizer, as tokenizer.json describes them."""
     waiting = [json.loads(part.__getstate__())] if part is not None else []
     while waiting:
@@ -106,7 +106,7 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
             yield described
 
 
-def _keeps(part: Mapping[str, Any]) -> bool:
+def keeps(part: Mapping[str, Any]) -> bool:
     """Return whether every letter still has its own bytes behind a part, but for Unicode forms."""
     match part:
         case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
@@ -120,13 +120,15 @@ def _keeps(part: Mapping[str, Any]) -> bool:
     return False
 
 
-def _splits_into_letters(model: Any) -> bool:
+def splits_into_letters(model: Any, *kinds: str) -> bool:
+    """Return whether a model is of such a kind, and writes no signs beside a word's letters."""
     affixes = ("continuing_subword_prefix", "end_of_word_suffix")
-    known = type(model).__name__ in {"BPE", "Unigram"}
-    return known and not any(getattr(model, name, None) for name in affixes)
+    return type(model).__name__ in kinds and not any(getattr(model, it, None) for it in affixes)
 
 
-def _unknown(tokenizer: FastTokenizer, letters: Mapping[str, int] | None) -> Iterator[int]:
+def unknown_bytes(
+    tokenizer: FastTokenizer, letters: Mapping[str, int] | None = None
+) -> Iterator[int]:
     """Yield the bytes that may have no token: the library drops them, or makes one of many."""
     if letters is not None:
         yield from (byte for it, byte in letters.items() if tokenizer.token_to_id(it) is None)

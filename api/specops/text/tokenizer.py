@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from specops.text.added_tokens import add_missing
+from specops.text.cuts import PART, Cuts
 from specops.text.files import TOKENIZER
 from specops.text.least_tokens import LeastTokens
 
@@ -22,6 +24,9 @@ _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
+# Whose tokens the library keeps, for each thread. It would keep 10,000: 80 MB where they are long;
+# texts are encoded as fast with these.
+_CACHED_WORDS = 512
 
 
 class TokenizerError(RuntimeError):
@@ -54,6 +59,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
+        if hasattr(tokenizer.model, "_resize_cache"):
+            tokenizer.model._resize_cache(_CACHED_WORDS)
         added = tokenizer.get_added_tokens_decoder()
         self._special = {index: token.content for index, token in added.items() if token.special}
         # llguidance takes all added tokens of this form for special ones, too.
@@ -109,13 +116,48 @@ class Tokenizer:
             text: a special token that is spelled out in the text becomes this token.
             special_tokens: False if the text has them already, as a chat template writes them.
         """
-        return _encoded(self._tokenizer, text, special_tokens=special_tokens)
+        return tuple(chain.from_iterable(self.parts(text, special_tokens=special_tokens)))
+
+    def parts(self, text: str, *, special_tokens: bool = True) -> Iterator[list[int]]:
+        """Yield the tokens that `encode` returns, of a long text a few thousand at a time.
+
+        Raises:
+            UncutText: a long text has nowhere to be cut.
+        """
+        return self._parts(self._tokenizer, text, special_tokens=special_tokens)
+
+    def _parts(
+        self, tokenizer: FastTokenizer, text: str, *, special_tokens: bool = False
+    ) -> Iterator[list[int]]:
+        parts = self._cuts.parts(text) if len(text) > PART else ()
+        if len(parts) < 2:
+            yield _encoded(tokenizer, text, special_tokens=special_tokens)
+            return
+        begin, end = self._around if special_tokens else ([], [])
+        yield begin
+        for last, part in parts:
+            tokens = _encoded(tokenizer, last + part)
+            yield tokens[len(_encoded(tokenizer, last)) :] if last else tokens
+        yield end
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return Cuts(self._tokenizer)
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before a text and behind it."""
+        plain, marked = (
+            _encoded(self._tokenizer, "a", special_tokens=special) for special in (False, True)
+        )
+        begin = next(n for n in range(len(marked)) if marked[n : n + len(plain)] == plain)
+        return marked[:begin], marked[begin + len(plain) :]
 
     def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
         """Return the tokens of a text in which special tokens and these marks are only letters."""
         if (plain := self._plain.get(marks)) is None:
             plain = self._plain[marks] = self._without(marks)
-        return _encoded(plain, text, special_tokens=False)
+        return tuple(chain.from_iterable(self._parts(plain, text)))
 
     def _without(self, marks: frozenset[str]) -> FastTokenizer:
         """The tokenizer, whose model it shares, without its special tokens and these marks."""
@@ -139,7 +181,7 @@ class Tokenizer:
 
     def encode_further(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text that goes on from others: no space is put before it."""
-        return _encoded(self._further, text, special_tokens=False)
+        return tuple(_encoded(self._further, text))
 
     @cached_property
     def _further(self) -> FastTokenizer:
@@ -205,11 +247,12 @@ class Tokenizer:
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
 
-def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool) -> tuple[int, ...]:
+def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool = False) -> list[int]:
     # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
     with _panics_are_errors():
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-    return tuple(encoding.ids)
+    tokens: list[int] = encoding.ids
+    return tokens
 
 
 def _added(tokenizer: FastTokenizer) -> list[AddedToken]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -105,7 +106,9 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
     engine = _engine(ctx, body)
 
     def spelled() -> tuple[Sequence[int], dict[int, bytes]]:
-        tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
+        tokens = array("I")  # a tenth of the numbers' own memory, while a client reads slowly
+        for part in engine.tokenizer.parts(body.content, special_tokens=body.add_special):
+            tokens.extend(part)
         texts: dict[int, bytes] = {}
         for token in tokens:
             if token not in texts:

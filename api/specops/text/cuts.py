@@ -1,0 +1,131 @@
+"""Where a long text may be cut so that its parts, one after the other, have the whole's tokens.
+
+The library takes up to 300 bytes for a byte of text, so a long text goes through it in parts. A cut
+stands between two characters that the pre-tokenizer separates whatever is around them; that is
+tried with a few thousand short texts when a tokenizer gets its first long one. Where nothing
+separates words, as in SentencePiece's BPE, it stands between two that no token has inside: no merge
+crosses it. A part begins with the last character of the one before it, whose tokens are left out,
+because some tokenizers put a space before a text.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from specops.text.least_tokens import (
+    entries,
+    keeps,
+    parts_of,
+    splits_into_letters,
+    unknown_bytes,
+)
+
+PART = 1 << 14  # characters
+LONGEST = 1 << 16  # bytes of a part, where there is no cut for so long
+# The character before a cut and the one behind it, each as a class and with some of the class.
+_PLACES = (
+    (r"[\w!-~]", " ", "aBé1漢.'_)", " "),
+    ("[A-Za-z]", "[0-9]", "aB", "1"),
+    ("[0-9]", "[A-Za-z]", "1", "aB"),
+    ("[A-Za-z0-9]", r"[\n!-&(-/:-@[-`{-~]", "aB1", "\n!(-/:@[_{~"),  # no apostrophe
+    ("[ぁ-んァ-ヶ一-龥가-힣]", r"[、。\uff0c\n]", "漢かカ한", "、。\uff0c\n"),
+)
+_LETTERS = "aB1 .'\n漢é、-\t_"  # what stands around them
+_TRIES, _MOST_AROUND = 1500, 7  # texts for each kind of place, and characters on each side
+_SPELLED = {ord(letter): " " for letter in "▁Ġ"} | {ord("Ċ"): "\n"}  # in vocabularies
+
+
+class UncutText(ValueError):  # noqa: N818 - named as what it says
+    """A long text has nowhere to be cut."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the text has more than {LONGEST:,} bytes in a row that can only be encoded together: "
+            "put spaces or line ends between them, or shorten the text"
+        )
+
+
+class Cuts:
+    """Cuts texts for one tokenizer."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        kinds = [*parts_of(tokenizer.normalizer), *parts_of(tokenizer.pre_tokenizer)]
+        places: list[str] = []
+        if all(map(keeps, kinds)) and splits_into_letters(tokenizer.model, "BPE"):
+            words = partial(_words, tokenizer)
+            by_bytes = any(kind["type"] == "ByteLevel" for kind in kinds)
+            # Letters that the library drops could have merges across what it dropped.
+            apart = not (by_bytes or [*unknown_bytes(tokenizer)]) and _never_splits(words)
+            for before, behind, *some in _PLACES:
+                if apart or _separates(words, *some):
+                    places.append(f"(?<={before})(?={behind})")
+        self._place = re.compile("|".join(places) or "(?!)")
+        added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        self._ends = {content[-1:] for content in added}
+        self._inside: set[str] = set()  # pairs that a token has inside
+        for entry in [*added, *entries(tokenizer)] if places else ():
+            spelled = entry.translate(_SPELLED)
+            for found in self._place.finditer(spelled):
+                self._inside.add(spelled[found.start() - 1 : found.start() + 1])
+
+    def parts(self, text: str) -> list[tuple[str, str]]:
+        """Return each part, with the character before it.
+
+        Raises:
+            UncutText: a part would be too long.
+        """
+        places = [0]
+        while places[-1] < len(text):
+            places.append(self._next(text, places[-1] + PART))
+        parts = [
+            (text[max(0, start - 1) : start], text[start:end]) for start, end in pairwise(places)
+        ]
+        if any(len(part.encode(errors="replace")) > LONGEST for _, part in parts):
+            raise UncutText
+        return parts
+
+    def _next(self, text: str, least: int) -> int:
+        """Return the first place to cut behind so many characters; the end if there is none."""
+        for found in self._place.finditer(text, least, least + LONGEST):
+            pair = text[found.start() - 1 : found.start() + 1]
+            if pair[0] not in self._ends and pair not in self._inside:
+                return found.start()
+        return len(text)
+
+
+Words = Callable[[str], list[str]]
+
+
+def _words(tokenizer: FastTokenizer, text: str) -> list[str]:
+    """Split a text as the tokenizer does before it looks for tokens."""
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    if tokenizer.pre_tokenizer is None:
+        return [text]
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def _around(chosen: random.Random) -> str:
+    return "".join(chosen.choices(_LETTERS, k=chosen.randrange(_MOST_AROUND)))
+
+
+def _separates(words: Words, before: str, behind: str) -> bool:
+    """Return whether texts are split the same way in two parts as whole."""
+    chosen = random.Random(1)
+    for _ in range(_TRIES):
+        last = chosen.choice(before)
+        left, right = _around(chosen) + last, chosen.choice(behind) + _around(chosen)
+        if words(left) + words(last + right)[len(words(last)) :] != words(left + right):
+            return False
+    return True
+
+
+def _never_splits(words: Words) -> bool:
+    chosen = random.Random(2)
+    return all(len(words("a" + _around(chosen))) == 1 for _ in range(_TRIES))
