@@ -122,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 _PROGRAMS: dict[str, Any] = {
     "specops.heads.convert": head_converter,
-    "specops.models.convert": converter,
+    "specops.models.convert.__main__": converter,
     "specops.models.convert.check": check,
     "specops.models.graph.prepack": prepack,
     "specops.models.layout": layout,

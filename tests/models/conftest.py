@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +23,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kill_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_child: None
-) -> Callable[[str], None]:
-    """A function: processes that run this module are killed at their start."""
-
-    def kill(module: str) -> None:
-        (tmp_path / "sitecustomize.py").write_text(
-            "import os, signal, sys\n"
-            f"if {module!r} in sys.orig_argv:\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        )
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    return kill
+def killed_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_child: None) -> None:
+    """Processes that run our modules are killed at their start."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'specops.models.child' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
 @pytest.fixture

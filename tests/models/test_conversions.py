@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -303,10 +302,8 @@ def test_files_that_only_their_owner_may_read_are_named_with_what_helps(
         convert(source, tmp_path)
 
 
-def test_a_killed_converter_means_too_little_memory(
-    source: Path, tmp_path: Path, kill_module: Callable[[str], None]
-) -> None:
-    kill_module("specops.models.convert")
+@pytest.mark.usefixtures("killed_children")
+def test_a_killed_converter_means_too_little_memory(source: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="SIGKILL ended the process, most likely because memory ran out"
     ):

@@ -22,11 +22,7 @@ from tests.waiting import PATIENCE, answers, wait
 START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.1  # to read /proc takes milliseconds of the two cores; memory grows over seconds
-_WORKERS = {  # modules that run in processes of their own
-    "specops.models.convert": "converter",
-    "specops.models.layout": "layout",
-    "specops.models.graph.prepack": "prepack",
-}
+_CONVERTER = "specops.models.child"  # a module that runs in a process of its own
 
 
 @dataclass
@@ -49,8 +45,7 @@ class Memory:
                 status = Path(f"/proc/{process}/status").read_text()
             except OSError:  # it ended just now
                 continue
-            names = [_WORKERS[word] for word in map(os.fsdecode, words) if word in _WORKERS]
-            kind = names[0] if names else "server"
+            kind = "converter" if _CONVERTER.encode() in words else "server"
             kib = {
                 line.split(":")[0]: int(line.split()[1])
                 for line in status.splitlines()

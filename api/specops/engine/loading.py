@@ -17,6 +17,7 @@ from zlib import crc32
 
 from specops.config import ConfigError, Settings
 from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Report
+from specops.models.child import one_child
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.models.head_folder import (
@@ -123,34 +124,35 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     Raises:
         ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
     """
-    target, draft, ngrams = _prepared(settings, report)
-    step = partial(report, ModelState.LOADING)
-    step(f"opening {target.graph}")
-    threads = compute_threads(settings.threads)
-    share_threads(threads)
-    log.info("%d threads compute with the kernels %s", threads, kernels.described())
-    # While another process lays weights out, this one loads the tokenizer.
-    pool = ThreadPoolExecutor(1)
-    tokenizing = pool.submit(Tokenizer.load, target.path)
-    pool.shutdown(wait=False)
-    folders, parts = [target], list[tuple[Session, int]]()
-    layers = draft.layers if isinstance(draft, EagleFolder) else ()
-    mtp = draft.graph if isinstance(draft, MtpBlock) else None
-    if isinstance(draft, EagleFolder):
-        for file in draft.graphs:
-            parts.append(_open(file, f"{target.name}-{file.stem}", settings, step))
-    elif isinstance(draft, ModelFolder):
-        folders.append(draft)
+    with one_child():  # it ends before memory is planned
+        target, draft, ngrams = _prepared(settings, report)
+        step = partial(report, ModelState.LOADING)
+        step(f"opening {target.graph}")
+        threads = compute_threads(settings.threads)
+        share_threads(threads)
+        log.info("%d threads compute with the kernels %s", threads, kernels.described())
+        # While another process lays weights out, this one loads the tokenizer.
+        pool = ThreadPoolExecutor(1)
+        tokenizing = pool.submit(Tokenizer.load, target.path)
+        pool.shutdown(wait=False)
+        folders, parts = [target], list[tuple[Session, int]]()
+        layers = draft.layers if isinstance(draft, EagleFolder) else ()
+        mtp = draft.graph if isinstance(draft, MtpBlock) else None
+        if isinstance(draft, EagleFolder):
+            for file in draft.graphs:
+                parts.append(_open(file, f"{target.name}-{file.stem}", settings, step))
+        elif isinstance(draft, ModelFolder):
+            folders.append(draft)
 
-    name = f"{target.name}-{target.quant}"
-    path = prepacked_graph(target.graph, name, settings.cache_dir, step, states=layers, mtp=mtp)
-    tokenizer = tokenizing.result()
-    graphs = [_open_prepacked(path, step)]
-    if mtp is not None:  # its weights are in the target's file
-        parts.append((_open_prepacked(path.with_name(mtp.name), step)[0], 0))
-    graphs += [
-        _open(item.graph, f"{item.name}-{item.quant}", settings, step) for item in folders[1:]
-    ]
+        name = f"{target.name}-{target.quant}"
+        path = prepacked_graph(target.graph, name, settings.cache_dir, step, states=layers, mtp=mtp)
+        tokenizer = tokenizing.result()
+        graphs = [_open_prepacked(path, step)]
+        if mtp is not None:  # its weights are in the target's file
+            parts.append((_open_prepacked(path.with_name(mtp.name), step)[0], 0))
+        graphs += [
+            _open(item.graph, f"{item.name}-{item.quant}", settings, step) for item in folders[1:]
+        ]
     sizes = [
         ModelSizes(
             (shape := cache_shape(session, settings.kv_dtype)).bytes_per_token,

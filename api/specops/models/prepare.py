@@ -360,7 +360,7 @@ def _convert(
             run_module("specops.models.layout", str(path), str(copy), lock=lock)
             weights = parts.state_dicts or (path,)
             checkpoint = [*(f"--weights={file}" for file in weights), str(copy)]
-        module = "specops.models.convert"
+        module = "specops.models.convert.__main__"
         run_module(module, *checkpoint, str(folder), *options, lock=lock, tell=tell)
     except ChildError as error:
         said = str(error)

@@ -284,10 +284,10 @@ def test_a_child_that_outlives_its_parent_keeps_the_lock(graph: Path, tmp_path: 
         os.kill(int(child.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("killed_children")
 def test_a_process_that_is_killed_is_taken_for_too_little_memory(
-    graph: Path, tmp_path: Path, kill_module: Callable[[str], None]
+    graph: Path, tmp_path: Path
 ) -> None:
-    kill_module("specops.models.graph.prepack")
     with pytest.raises(
         ModelError, match="SIGKILL ended the process, most likely because memory ran out"
     ):

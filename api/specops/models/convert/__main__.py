@@ -6,11 +6,9 @@ A GGUF keeps its own weights: for it, `--quant` is `gguf` or absent.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
-from specops.models.contract import WARNING
 from specops.models.convert import ExportError, export_checkpoint, quantization_for
 
 
@@ -71,6 +69,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Among the lines for programs: standard error is for what ends a conversion.
-    logging.basicConfig(format=f"{WARNING}%(message)s", stream=sys.stdout)
     sys.exit(main())
