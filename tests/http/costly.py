@@ -120,15 +120,15 @@ def value(kind: str) -> str:
     return VALUES[kind]()
 
 
-def fields_of(app: FastAPI) -> dict[str, list[str]]:
-    """By endpoint the names of its body's fields."""
+def fields_of(app: FastAPI) -> dict[str, dict[str, Any]]:
+    """By endpoint its body's fields: their schemas, by their names."""
     schema = app.openapi()
     found = {}
     for path, operations in schema["paths"].items():
         body = operations.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            found[path] = list(schema["components"]["schemas"][name]["properties"])
+            found[path] = schema["components"]["schemas"][name]["properties"]
     return found
 
 

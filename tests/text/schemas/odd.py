@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
 from specops.text.schemas import shapes
+from specops.text.schemas.errors import SchemaError
 
 NUMBERS = (0, 1, -1, 2, 0.5, -2.5, 1e300, 1 << 31, 1 << 64, -(1 << 70), 10**400, 1e-320)
 TEXTS = (
@@ -32,26 +34,35 @@ values = st.recursive(
 KEYWORDS = sorted(shapes.KEYWORDS)
 
 
+def some_of(fields: dict[str, st.SearchStrategy[Any]], most: int) -> st.SearchStrategy[Any]:
+    """Objects with some of these fields, at most so many."""
+    return st.lists(st.sampled_from(sorted(fields)), max_size=most, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: fields[name] for name in names})
+    )
+
+
 def _schema_with(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas whose keywords have values that fit, most of them, or any."""
-    named = st.dictionaries(st.sampled_from("abc"), inner, max_size=2)
+    """Schemas whose keywords have values that may fit, and others."""
+    within = inner | st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner)
     own: dict[str, st.SearchStrategy[Any]] = {
-        **dict.fromkeys(("properties", "patternProperties", "dependentSchemas", "$defs"), named),
-        **dict.fromkeys(("anyOf", "allOf", "oneOf", "prefixItems"), st.lists(inner, max_size=2)),
-        **dict.fromkeys(("not", "if", "then", "else", "items", "contains"), inner),
-        **dict.fromkeys(("additionalProperties", "propertyNames"), inner),
         "type": st.sampled_from([*shapes.TYPES, "integer"]),
         "required": st.lists(st.sampled_from("abcd"), max_size=2),
         "enum": st.lists(plain, max_size=3),
-        "const": plain,
-        "pattern": texts,
         "$ref": st.sampled_from(("#", "#/$defs/a", "#/properties/b")),
     }
-    fields = {
-        keyword: st.one_of(*[own[keyword]] * 4, values) if keyword in own else values
-        for keyword in (*KEYWORDS, "const", "$defs")
-    }
-    return st.fixed_dictionaries({}, optional=fields)
+    fields = {}
+    for keyword in (*KEYWORDS, "const", "$defs"):
+        fits = own.get(keyword, (within | values).filter(partial(_fits, keyword)))
+        fields[keyword] = st.one_of(fits, fits, fits, values)
+    return some_of(fields, 4)
+
+
+def _fits(keyword: str, value: Any) -> bool:
+    try:
+        shapes.check({keyword: value}, "")
+    except SchemaError:
+        return False
+    return True
 
 
 schemas = st.recursive(st.booleans(), _schema_with, max_leaves=4)
