@@ -181,7 +181,6 @@ class Waiting(FakeTokenizer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.vocabulary = grammars().vocabulary
         self.begun, self.may = threading.Event(), threading.Event()
 
     def _wait(self) -> None:

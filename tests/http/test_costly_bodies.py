@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
 
 from specops.config import Settings
 from specops.http.answering import offload
@@ -21,10 +20,9 @@ from specops.http.answering.answers import json_of
 from specops.http.answering.body import Body
 from specops.http.app import create_app
 from specops.request import FinishReason, Logprob, Piece
-from specops.text.grammar import Grammars
 from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
-from tests.fakes import INFO, FakeService, FakeTokenizer, Waiting, fills_in, output
+from tests.fakes import FakeService, Waiting, fills_in, output
 from tests.http.costly import USUAL, LongestCallback, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
@@ -177,39 +175,6 @@ async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
             assert answer.headers["retry-after"]
         compiler.may.set()
         assert (await here.ask(COMPLETIONS, guided_regex="a")).status_code == 200
-
-
-async def test_a_grammar_waits_for_the_vocabulary_that_is_being_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Compiling has a bound of time; making the vocabulary does not count."""
-    grammars = Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({0}))
-    begun, may, made = threading.Event(), threading.Event(), list[bool]()
-    bound, compile_seconds = asyncio.timeout, 61.25  # as no other bound
-
-    def slow(*arguments: Any, **options: Any) -> LLTokenizer:
-        begun.set()
-        assert may.wait(PATIENCE)
-        return LLTokenizer(*arguments, **options)
-
-    def bounded(seconds: float) -> asyncio.Timeout:
-        if seconds == compile_seconds:
-            made.append(grammars.vocabulary.begin().done())
-        return bound(seconds)
-
-    monkeypatch.setattr("specops.text.grammar_vocabulary.LLTokenizer", slow)
-    monkeypatch.setattr(asyncio, "timeout", bounded)
-    monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", compile_seconds)
-    async with api() as here:
-        here.service.loaded.grammars = grammars
-        asked = [asyncio.create_task(here.ask(COMPLETIONS, guided_regex="a")) for _ in range(3)]
-        await asyncio.to_thread(begun.wait, PATIENCE)
-        assert (await here.ask(COMPLETIONS)).status_code == 200
-        assert not any(task.done() for task in asked)
-        may.set()
-        assert {(await task).status_code for task in asked} == {200}
-    assert made
-    assert all(made)
 
 
 async def test_pieces_of_a_long_text_are_sent_in_parts_that_hold_nobody_up() -> None:

@@ -66,7 +66,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
 async def test_a_model_whose_grammars_do_not_fit_says_so_and_refuses_them() -> None:
     service = FakeService(ANSWER)
     service.loaded.grammars = Grammars(FakeTokenizer(), INFO.vocab_size, frozenset({0}))
-    service.loaded.grammars.vocabulary.refuse("they need 90 MB: raise the limit")
+    service.loaded.grammars.vocabulary.refused = "they need 90 MB: raise the limit"
     async with api(service) as here:
         model = (await here.client.get("/v1/models/fake")).json()
         refused = await here.ask(COMPLETIONS, guided_regex="a")

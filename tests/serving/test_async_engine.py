@@ -23,7 +23,6 @@ from specops.serving import async_engine
 from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
-from specops.text import grammar_vocabulary
 from tests.eagle_heads import write_head
 from tests.serving.service import collect, sample, serving
 from tests.waiting import until
@@ -332,13 +331,13 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
         await asyncio.wait_for(given_back.wait(), 30)
 
 
-async def test_the_vocabulary_of_grammars_is_made_before_a_request_comes(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def test_what_holds_the_interpreter_for_long_is_made_before_a_request_comes(
+    tiny_settings: Settings,
 ) -> None:
-    made = threading.Event()
-    monkeypatch.setattr(grammar_vocabulary, "LLTokenizer", lambda *_, **__: made.set())
-    async with serving(tiny_settings):
-        assert await asyncio.to_thread(made.wait, 60)
+    async with serving(tiny_settings) as (service, _):
+        engine = service.engine
+        assert engine.grammars.vocabulary._made is not None
+        assert "_least" in vars(engine.tokenizer)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_the_library_gets_the_tokens_that_it_would_read(
 
 # Prints the bytes held by a vocabulary of the folder's tokenizer, and those at the peak.
 MEASURE = """
-import sys, threading
+import sys
 from pathlib import Path
 from specops.system.allocator import give_back, keep_memory_level
 from specops.system.memory import process_memory
@@ -71,7 +72,6 @@ Path("/proc/self/clear_refs").write_text("5")
 resident, held = status("VmRSS"), process_memory().anon
 vocabulary = GrammarVocabulary(tokenizer, int(sys.argv[2]), frozenset({0}))
 vocabulary.get()
-[thread.join() for thread in threading.enumerate() if thread.name == "vocabulary"]
 print(process_memory().anon - held, status("VmHWM") - resident)
 """
 SIZES = {
@@ -102,12 +102,10 @@ def test_it_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("specops.text.grammar_vocabulary.LLTokenizer", slow)
     vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset({0}))
-    waiting = [vocabulary.begin() for _ in range(3)]
-    assert not any(one.done() for one in waiting)
-    assert vocabulary.refused is None
-    may.set()
-    assert {id(one.result(60)) for one in waiting} == {id(vocabulary.get())}
-    assert made == [1]
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(vocabulary.get) for _ in range(3)]
+        may.set()
+    assert len({id(one.result()) for one in waiting}) == len(made) == 1
 
 
 def test_what_the_library_does_not_take_is_said_to_everyone(
@@ -135,6 +133,6 @@ def test_a_model_without_an_end_has_no_grammars() -> None:
 
 def test_a_refused_vocabulary_is_never_made() -> None:
     vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset({0}))
-    vocabulary.refuse("no room")
+    vocabulary.refused = "no room"
     with pytest.raises(UnsupportedTokenizer, match="no room"):
         vocabulary.get()

@@ -9,6 +9,7 @@ import logging
 import time
 from array import array
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.cuts import UncutText
 from specops.text.grammar import Grammars
-from specops.text.grammar_vocabulary import grammar_bytes
+from specops.text.grammar_vocabulary import UnsupportedTokenizer, grammar_bytes
 from specops.text.tokenizer import Tokenizer
 from specops.text.tools.formats import Tool
 
@@ -93,7 +94,7 @@ class Engine:
         )
         scheduler.grammars.most_bytes = plan.compiled_bytes
         if not plan.demand.grammar_bytes:
-            scheduler.grammars.vocabulary.refuse(_no_grammars(plan, target.runner.vocab_size))
+            scheduler.grammars.vocabulary.refused = _no_grammars(plan, target.runner.vocab_size)
         chat_template = _chat_template(target.folder.path)
         begin = target.folder.bos_token
         if begin is None:
@@ -116,6 +117,12 @@ class Engine:
     def grammars(self) -> Grammars:
         """Compiles grammars for the model's vocabulary, on any thread."""
         return self.scheduler.grammars
+
+    def prepare(self) -> None:
+        """Make what requests would wait for, all of them: it holds the interpreter for long."""
+        with suppress(UnsupportedTokenizer):
+            self.grammars.vocabulary.get()
+        self.tokenizer.least_tokens("")
 
     def encode(self, text: str, *, any_length: bool = False) -> tuple[int, ...]:
         """Tokens of a prompt, at least one.

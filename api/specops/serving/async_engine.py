@@ -227,6 +227,7 @@ class AsyncEngine:
         lower_priority()  # before the first pass, which starts the compute threads
         try:
             engine = self._load(self._settings, self._report)
+            engine.prepare()
             self._on_loop(lambda: self._loaded(engine))
             self._serve(engine.scheduler)
         except Exception as error:
@@ -316,7 +317,6 @@ class AsyncEngine:
             lambda: controller.estimated_speedup, lambda: _pass_costs(scheduler)
         )
         self._progress(ModelState.READY, "")
-        scheduler.grammars.vocabulary.begin()  # so that nobody's first grammar waits for it
 
     def _failed(self, message: str) -> None:
         self.error = message

@@ -14,7 +14,6 @@ from specops.request import Grammar
 from specops.text.confined_process import ProgramProcessError
 from specops.text.grammar import Matcher
 from specops.text.grammar_source import GrammarError
-from specops.text.grammar_vocabulary import UnsupportedTokenizer
 
 COMPILE_SECONDS = 15.0  # the largest grammar takes a twentieth of it on an idle machine
 _CHARACTER_SECONDS = 1e-5  # as long as the worst known schemas take
@@ -80,15 +79,11 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
         return matcher
     work, size = partial(grammars.matcher, grammar, ctx.client), _CHARACTER_SECONDS * grammar.size
     try:
-        # At the start it is being made, which does not count as compiling.
-        await asyncio.shield(asyncio.wrap_future(grammars.vocabulary.begin()))
         async with asyncio.timeout(COMPILE_SECONDS):
             turns = ctx.app.compiling
             return await in_turn(ctx, turns, work, seconds=size, stop=grammars.stop)
     except GrammarError as error:
         field = "tools" if error.in_tools else field
-        raise InvalidField(field, str(error), code="invalid_grammar") from None
-    except UnsupportedTokenizer as error:
         raise InvalidField(field, str(error), code="invalid_grammar") from None
     except ProgramProcessError as error:
         raise unavailable(str(error), "grammar_pending") from None
