@@ -331,10 +331,11 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
         await asyncio.wait_for(given_back.wait(), 30)
 
 
-async def test_what_holds_the_interpreter_for_long_is_made_before_a_request_comes(
+async def test_what_holds_the_interpreter_for_long_is_made_before_the_first_answer(
     tiny_settings: Settings,
 ) -> None:
     async with serving(tiny_settings) as (service, _):
+        await collect(service.submit(request()))
         engine = service.engine
         assert engine.grammars.vocabulary._made is not None
         assert "_least" in vars(engine.tokenizer)

@@ -119,7 +119,7 @@ class Engine:
         return self.scheduler.grammars
 
     def prepare(self) -> None:
-        """Make what requests would wait for, all of them: it holds the interpreter for long."""
+        """Make now what requests will need, and what holds the interpreter while it is made."""
         with suppress(UnsupportedTokenizer):
             self.grammars.vocabulary.get()
         self.tokenizer.least_tokens("")

@@ -227,8 +227,8 @@ class AsyncEngine:
         lower_priority()  # before the first pass, which starts the compute threads
         try:
             engine = self._load(self._settings, self._report)
-            engine.prepare()
             self._on_loop(lambda: self._loaded(engine))
+            engine.prepare()  # before the first step: later, streams would stand still for it
             self._serve(engine.scheduler)
         except Exception as error:
             message = str(error) or repr(error)
