@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,9 @@ class GgufCheckpoint(Checkpoint):
         files = {TOKENIZER: self._texts.make(), **self._texts.others}
         if advice := self._advice():
             files[GENERATION_CONFIG] = advice
+        write = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
         for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            text = content if isinstance(content, str) else write(content)
             (folder / name).write_text(text, encoding="utf-8")
 
     # -----------------------------------------------------------------------------------------

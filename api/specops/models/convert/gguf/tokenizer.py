@@ -9,7 +9,6 @@ Absent and impossible values get llama.cpp's defaults, which docs/gguf.md lists.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from specops.models.sentencepiece import (
     UNUSED,
     USER_DEFINED,
     bpe_tokenizer,
+    described,
     match_first,
     pieces_decoder,
 )
@@ -78,7 +78,7 @@ class TokenizerFiles(NamedTuple):
     Merging pieces takes seconds in large vocabularies, so nothing does it before it is needed.
     """
 
-    make: Callable[[], str]
+    make: Callable[[], dict[str, Any]]
     others: dict[str, Any]
     size: int
     bos: int | None
@@ -87,7 +87,7 @@ class TokenizerFiles(NamedTuple):
     @property
     def files(self) -> dict[str, Any]:
         """All files by name, JSON or text."""
-        return {TOKENIZER: json.loads(self.make()), **self.others}
+        return {TOKENIZER: self.make(), **self.others}
 
 
 class _Vocabulary(NamedTuple):
@@ -144,15 +144,12 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         listed = metadata.listed(_MERGES, str)
         build = partial(_with_merges, metadata, vocabulary, words, listed)
 
-    def make() -> str:
-        tokenizer = build()
-        tokenizer.post_processor = around
-        if words is not None or metadata.architecture != "phi3":
-            return str(tokenizer.to_str())
-        made = json.loads(tokenizer.to_str())
-        for token in made["added_tokens"]:
-            token["rstrip"] = token["content"] not in _PHI3_PLAIN
-        return json.dumps(made, ensure_ascii=False)
+    def make() -> dict[str, Any]:
+        made = build() | {"post_processor": around}
+        if words is None and metadata.architecture == "phi3":
+            for token in made["added_tokens"]:
+                token["rstrip"] = token["content"] not in _PHI3_PLAIN
+        return made
 
     return TokenizerFiles(make, others, len(tokens), bos, list(known))
 
@@ -231,7 +228,7 @@ def _ends_by_text(vocabulary: _Vocabulary) -> list[int]:
     ]
 
 
-def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> Any:
+def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[str, Any] | None:
     """The post-processor that puts tokens in front of a text and behind it."""
     around = [index for index in (bos, eos) if index is not None]
     if not around:
@@ -244,7 +241,7 @@ def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> Any:
         text = {"Sequence": {"id": name, "type_id": number}}
         return [*special(bos, number), text, *special(eos, number)]
 
-    made = {
+    return {
         "type": "TemplateProcessing",
         "single": sequence("A", 0),
         "pair": sequence("A", 0) + sequence("B", 1),
@@ -253,8 +250,6 @@ def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> Any:
             for index in around
         },
     }
-    empty: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
-    return Tokenizer.from_str(json.dumps({**empty, "post_processor": made})).post_processor
 
 
 def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
@@ -268,7 +263,7 @@ def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
 
 def _with_merges(
     metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer, listed: list[str]
-) -> Tokenizer:
+) -> dict[str, Any]:
     vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
     merges = []
     for text in listed:
@@ -278,10 +273,7 @@ def _with_merges(
             merges.append((one, other))
     if skipped := len(listed) - len(merges):
         metadata.warn(_MERGES, f"has {skipped} merges whose parts or results are no tokens")
-    model = models.BPE(
-        vocab, merges, ignore_merges=words.whole_words, byte_fallback=not words.letters
-    )
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(models.BPE())
     if words.composed:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = words.part
@@ -290,10 +282,11 @@ def _with_merges(
         tokenizer.normalizer = normalizers.Replace(" ", MARK)
         tokenizer.decoder = pieces_decoder()
     match_first(tokenizer, zip(*vocabulary, strict=True))
-    return tokenizer
+    options = {"ignore_merges": words.whole_words, "byte_fallback": not words.letters}
+    return described(tokenizer, vocab, merges, **options)
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Callable[[], Tokenizer]:
+def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Callable[[], dict[str, Any]]:
     tokens, types = vocabulary
     scores = metadata.listed(_SCORES, float) if _SCORES in metadata else [0.0] * len(tokens)
     if len(scores) < len(tokens):
