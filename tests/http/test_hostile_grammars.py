@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from tests.asgi import PATIENCE, AsgiClient
 from tests.fakes import Waiting
 from tests.http.openai_api import COMPLETIONS, api
 from tests.http.real_engine import served
-from tests.text.test_grammar import doubling
 
 pytestmark = pytest.mark.anyio
 MEGABYTE = 1 << 20
@@ -97,29 +95,6 @@ async def test_a_hostile_grammar_ends_in_400_while_others_stream(
     assert refused.value.param in {None, *fields}  # none where it is refused as it is followed
     assert refused.value.code == "invalid_grammar"
     assert again.choices[0].text in ("ab", "ac")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"guided_json": doubling("allOf", 30)},
-        {"guided_regex": "(x+x+)+y"},
-        {"guided_json": {"type": "array", "items": {"$ref": "#"}}},
-        {"guided_grammar": 'start: start start | "a"'},
-    ],
-    ids=lambda fields: json.dumps(fields)[:40],
-)
-async def test_a_recursive_grammar_is_followed_or_ends_its_own_request(
-    client: openai.AsyncOpenAI, fields: dict[str, Any]
-) -> None:
-    name = (await client.models.list()).data[0].id
-    asked = client.completions.create(
-        model=name, prompt="a", max_tokens=40, extra_body=fields, temperature=0
-    )
-    beside = client.completions.create(model=name, prompt="def", max_tokens=40, temperature=0)
-    found, other = await asyncio.gather(asked, beside, return_exceptions=True)
-    assert isinstance(found, openai.BadRequestError) or found.choices[0].text
-    assert other.choices[0].text
 
 
 CHAIN = nested(1200)

@@ -170,6 +170,7 @@ def doubling(keyword: str, depth: int) -> dict[str, Any]:
     [
         (schema(doubling("anyOf", 30)), '"ab"', True),
         (schema(doubling("allOf", 30)), '"ab', False),
+        (schema({"type": "array", "items": {"$ref": "#"}}), "[[], [[]]]", True),
         (schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**9}), "[1", False),
         (schema({"type": "string", "pattern": "^(a?){50}a{50}$"}), f'"{"a" * 100}"', True),
         (schema({"enum": [f"value {number}" for number in range(5000)]}), '"value 4999"', True),

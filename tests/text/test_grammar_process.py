@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.request import Grammar, GrammarKind
 from specops.text.confined_process import ProgramProcessError
 from specops.text.grammar_process import GrammarProcess
 from specops.text.grammar_source import GrammarError
@@ -22,7 +22,6 @@ from tests.waiting import wait
 LIMIT = "too large, or nested too deeply, to be compiled: it exceeds a limit"
 MARKS = {"<|end|>": 0, "<tool>": 300}
 SMALL = Grammar(GrammarKind.CHOICE, '["a", "b"]')
-ENDLESS = Grammar(GrammarKind.REGEX, "a?" * 40_000)
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +35,15 @@ def works(process: GrammarProcess) -> bool:
     return bool(process.tried(SMALL, 0, MARKS, 400).text)
 
 
-def schema(content: object) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(content))
-
-
-HOSTILE = {
-    "rules": Grammar(GrammarKind.LARK, rules(2675)),
-    "references": schema(nested(1200)),
-    "optional letters": ENDLESS,
-    "a tool": Grammar(
-        GrammarKind.LARK,
-        "start: args\n",
-        arguments=(ToolArguments("args", "f", json.dumps(nested(1200)), strict=True),),
-    ),
-    "text beside tools": Grammar(GrammarKind.LARK, "start: @said", said=schema(nested(1200))),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_grammar_that_takes_too_much_is_refused_and_the_next_is_not(
-    name: str, process: GrammarProcess
+@pytest.mark.parametrize("kind", [GrammarKind.LARK, GrammarKind.JSON_SCHEMA])
+def test_what_takes_too_much_beside_tools_is_refused_and_the_next_is_not(
+    kind: GrammarKind, process: GrammarProcess
 ) -> None:
+    """By itself it comes over HTTP, in `tests.http.test_hostile_grammars`."""
+    text = rules(2675) if kind is GrammarKind.LARK else json.dumps(nested(1200))
+    said = Grammar(kind, text)
     with pytest.raises(GrammarError, match=LIMIT):
-        process.tried(HOSTILE[name], 0, MARKS, 400)
+        process.tried(Grammar(GrammarKind.LARK, "start: @said", said=said), 0, MARKS, 400)
     assert works(process)
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 import subprocess  # nosec B404: runs only our own module
 import sys
 import time
@@ -23,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from specops.text.confined_worker import EXCEEDED, HEADER, LENGTH, READY, REFUSED, TEXT
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,6 @@ from importlib import import_module
 import_module(worker).main(int(parent))
 """
 _KEPT = ("TZ", "LD_LIBRARY_PATH")  # of the environment
-_HEADER = struct.Struct(">cQ")  # as in `confined_worker`
-_LENGTH = struct.Struct(">Q")
-_READY, _TEXT, _REFUSED, _EXCEEDED = b"R", b"T", b"E", b"L"
 
 
 class ProgramRefusal(Exception):  # noqa: N818 - the program's doing
@@ -127,7 +125,7 @@ class ConfinedProcess:
                     self._busy = None
             if child.seconds > _USED_UP_SECONDS:
                 self._replace(child)
-        if kind == _REFUSED:
+        if kind == REFUSED:
             raise ProgramRefusal(text)
         return text
 
@@ -219,7 +217,7 @@ class _Child:
             kind, reason = self._receive()
         except (ProgramLimitExceeded, _Ended):
             kind, reason = b"", ""
-        if kind != _READY:
+        if kind != READY:
             self.close()
             raise OSError("it does not start: see its messages on standard error")
         if reason:
@@ -238,12 +236,12 @@ class _Child:
             _Ended: see there.
         """
         self._clock = _Clock(clock, seconds, self._process.pid)
-        self._send(_LENGTH.pack(len(message)) + message)
+        self._send(LENGTH.pack(len(message)) + message)
         kind, text = self._receive()
         self.seconds += self._clock.passed()
-        if kind == _EXCEEDED:
+        if kind == EXCEEDED:
             raise ProgramLimitExceeded("it takes too much memory")
-        if kind not in (_TEXT, _REFUSED):
+        if kind not in (TEXT, REFUSED):
             raise _Ended
         return kind, text
 
@@ -259,7 +257,7 @@ class _Child:
                 raise _Ended from error
 
     def _receive(self) -> tuple[bytes, str]:
-        kind, size = _HEADER.unpack(self._read(_HEADER.size))
+        kind, size = HEADER.unpack(self._read(HEADER.size))
         if size > _MOST_BYTES:
             raise ProgramLimitExceeded(f"it writes more than {_MOST_BYTES >> 20} MiB")
         text = self._read(size)

@@ -41,10 +41,10 @@ LAYOUT: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# With the library's own limits, a mask of the worst known grammar takes 26 ms, while all requests
-# wait.
+# All requests wait for a mask. With twice this fuel the worst that was found takes 0.27 s, and of
+# 2,519 published schemas no more compile.
 LIMITS = LLParserLimits(
-    step_max_items=5_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
+    step_max_items=5_000, step_lexer_fuel=25_000, max_lexer_states=20_000, verbose_errors=False
 )
 
 
