@@ -191,11 +191,11 @@ class Waiting(FakeTokenizer):
         self._wait()
         return super().parts(text, special_tokens=special_tokens)
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         self._wait()
-        return super().decode(tokens)
+        return super().decode(tokens, special=special)
 
-    def render(self, *_: object) -> str:
+    def render(self, *_: object, **__: object) -> str:
         self._wait()
         return "a"
 
@@ -227,14 +227,26 @@ class FakeEngine:
         return self.tokenizer.encode(text)
 
     def render_chat(
-        self, messages: list[Any], tools: Sequence[Tool] = (), options: Any = None
+        self,
+        messages: list[Any],
+        tools: Sequence[Tool] = (),
+        options: Any = None,
+        *,
+        asks: bool = True,
     ) -> str:
         if self.chat_template is None:
             raise ChatTemplateError("there is no template")
-        return self.chat_template.render(messages, tools, options)
+        return self.chat_template.render(messages, tools, options, asks=asks)
 
-    def encode_chat(self, prompt: str, *, any_length: bool = False) -> tuple[int, ...]:
-        return self.tokenizer.encode(prompt, special_tokens=False) or (BEGIN_TOKEN,)
+    def check_length(self, text: str, any_length: bool = False) -> None:
+        pass
+
+    def encode_chat(
+        self, prompt: str, *, begins: bool = True, any_length: bool = False
+    ) -> tuple[int, ...]:
+        tokens = self.tokenizer.encode(prompt, special_tokens=False)
+        begin = self.tokenizer.begin if begins and tokens[:1] != self.tokenizer.begin else ()
+        return (*begin, *tokens) or (BEGIN_TOKEN,)
 
 
 class FakeAdmission:

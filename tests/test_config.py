@@ -47,6 +47,7 @@ CHANGED = {
     "allowed_hosts": ("a.org, *.b.org", "a.org,*.b.org"),
     "allowed_origins": ("https://a.org", "https://a.org"),
     "unknown_fields": ("refuse", "refuse"),
+    "unknown_model": ("refuse", "refuse"),
     "log_level": ("debug+prompts", "debug+prompts"),
 }
 

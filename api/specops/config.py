@@ -321,6 +321,12 @@ class Settings:
         "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse` "
         "the request",
     )
+    unknown_model: str = _knob(
+        "serve",
+        _choice("serve", "refuse"),
+        "requests for a model of another name, as clients of other servers send them: `serve` and "
+        "name the model in the answer's X-Served-Model, or `refuse` the request",
+    )
     log_level: str = _knob(
         "info",
         _log_level,

@@ -68,7 +68,7 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # a JSON list of strings
-    LARK = "lark"  # in llguidance's dialect
+    LARK = "lark"  # in llguidance's dialect, or GBNF
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,7 @@ class GenerationRequest:
     k_draft: int = 0  # most draft tokens per step
     adaptive: bool = False  # the controller may choose fewer draft tokens where that is faster
     logprobs: int | None = None  # number of likeliest tokens to tell; None: no probabilities
+    drawn_logprobs: bool = False  # the probabilities behind penalties and filters are wanted
     prompt_logprobs: bool = False  # probabilities of the prompt's tokens are wanted, too
     embed: bool = False  # the prompts' embeddings are wanted, and no answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
@@ -154,6 +155,8 @@ class GenerationRequest:
     ignore_eos: bool = False
     client: str = ""  # name of the client's key: the queue's shares and the prefix cache go by it
     stream: bool = True  # the client reads each step's output, not only the last one's
+    step_stats: bool = False  # each output has the statistics so far
+    prompt_progress: bool = False  # there is an output for each computed part of the prompt
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
     priority: int = 0  # lower numbers go first: each step is worth `PRIORITY_SECONDS` of waiting
@@ -315,7 +318,7 @@ class GenerationStats:
 
 @dataclass(slots=True)
 class Output:
-    """What one step brought one request. The last output has `finish` and `stats`.
+    """What one step brought one request. The last output has `finish` and, as some before, `stats`.
 
     Nobody changes one; a frozen one would take four times as long to make.
     """
@@ -329,6 +332,7 @@ class Output:
     urgent: bool = True  # a client waits for it; other outputs may be handed over together
     prompt: tuple[Logprob | None, ...] = ()  # of the prompt's tokens, with the first output
     embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
+    prompt_computed: int = 0  # tokens of the prompt, where the client wants to see its progress
 
     @property
     def text(self) -> str:

@@ -6,6 +6,12 @@ gets an entry here, so that what they wrote goes on working, or says what to wri
 
 from __future__ import annotations
 
+# Paths of llama-server, with ours: it takes OpenAI's without their first part, too.
+_V1 = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
+PATHS = {path: f"/v1{path}" for path in (*_V1, "/responses/input_tokens", "/embeddings")}
+PATHS |= {"/v1/health": "/health", "/completions": "/completion"}
+PATHS |= dict.fromkeys(("/reranking", "/v1/rerank", "/v1/reranking"), "/rerank")
+
 DRAFTERS = {"ngram": "suffix", "ngram_cache": "suffix"}
 
 # Fields of requests that constrain an answer, with the field of `structured_outputs` that each is.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,16 +125,16 @@ FORM = Grammar(
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), replace(SEEDED, top_k=0)])
-@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("told", [{}, {"logprobs": 2}, {"logprobs": 2, "drawn_logprobs": True}])
 def test_what_the_grammar_forces_needs_no_step_of_its_own(
-    sampling: SamplingParams, logprobs: int | None
+    sampling: SamplingParams, told: dict[str, Any]
 ) -> None:
     sampling = replace(sampling, grammar=FORM)
-    plain = request(sampling, logprobs=logprobs)
+    plain = request(sampling, **told)
     expected = serve(made(), plain)
     pieces = [piece for output in expected.outputs[plain.request_id] for piece in output.pieces]
     for known, right in (((), 1.0), ([piece.token for piece in pieces], 0.7)):
-        asked = request(sampling, logprobs=logprobs, drafter="known", k_draft=3, adaptive=False)
+        asked = request(sampling, **told, drafter="known", k_draft=3, adaptive=False)
         served = serve(made(Known(known, right)), asked)
         found = [piece for output in served.outputs[asked.request_id] for piece in output.pieces]
         assert [piece._replace(origin="") for piece in found] == [

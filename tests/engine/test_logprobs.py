@@ -9,7 +9,7 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.request import GenerationRequest, Piece, SamplingParams
+from specops.request import GenerationRequest, Logprob, Piece, SamplingParams
 from specops.runtime.batch import Batch
 from specops.runtime.sampling import logprob
 
@@ -57,14 +57,36 @@ def test_greedy_takes_the_likeliest_and_says_so(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_drafting_changes_no_probability(engine: Engine, temperature: float) -> None:
-    sampling = SamplingParams(temperature, top_k=50, seed=3)
-    plain = replace(REQUEST, sampling=sampling)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_drafting_changes_no_probability(engine: Engine, temperature: float, drawn: bool) -> None:
+    sampling = SamplingParams(temperature, top_k=50, seed=3, repetition_penalty=1.2)
+    plain = replace(REQUEST, sampling=sampling, drawn_logprobs=drawn)
     pieces = generated(engine, replace(plain, drafter="draft", k_draft=4))
     assert any(piece.origin == "draft" for piece in pieces)
     assert [(item.token, item.logprob) for item in pieces] == [
         (item.token, item.logprob) for item in generated(engine, plain)
     ]
+
+
+def test_those_that_a_token_is_drawn_with_are_behind_penalties_and_filters(engine: Engine) -> None:
+    banned = generated(engine, replace(REQUEST, max_new_tokens=1))[0].token
+    sampling = SamplingParams(2.0, top_k=3, seed=3, logit_bias=((banned, -1e9),))
+    asked = replace(REQUEST, max_new_tokens=1, sampling=sampling, logprobs=5)
+    (before,), (behind,) = (
+        generated(engine, replace(asked, drawn_logprobs=drawn)) for drawn in (False, True)
+    )
+    assert before.token == behind.token
+    candidates = [item for item in before.logprob.top if item[0] != banned][:3]
+    weights = np.exp([value / 2.0 for _, value in candidates])
+    assert [token for token, _ in behind.logprob.top] == [token for token, _ in candidates]
+    assert np.exp([value for _, value in behind.logprob.top]) == pytest.approx(
+        weights / weights.sum(), abs=1e-5
+    )
+
+
+def test_a_greedy_token_is_drawn_with_certainty(engine: Engine) -> None:
+    for piece in generated(engine, replace(REQUEST, drawn_logprobs=True)):
+        assert piece.logprob == Logprob(0.0, ((piece.token, 0.0),))
 
 
 def test_those_of_a_prompt_are_those_of_its_own_tokens(engine: Engine) -> None:

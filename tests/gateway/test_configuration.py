@@ -12,8 +12,8 @@ import yaml
 from gateway import run as gateway
 from specops.config import Settings
 from specops.http.connection import Limits
-from specops.http.protocols import PROTOCOLS
 from specops.http.request_body import MAX_BODY_BYTES
+from tests.http.openai_api import PROMPTS
 from tests.stack.support import ROOT, read_yaml, succeed, tool
 
 CONFIG: dict[str, Any] = read_yaml("gateway/envoy.yaml")
@@ -64,7 +64,7 @@ def test_requests_that_generate_are_routed_by_key() -> None:
     keyed, rest = HTTP["route_config"]["virtual_hosts"][0]["routes"]
     pattern = re.compile(keyed["match"]["safe_regex"]["regex"])
     # Embedding a text leaves nothing in the prefix cache that a later request could use.
-    for path, prompt in PROTOCOLS.prompts.items():
+    for path, prompt in PROMPTS.items():
         assert bool(pattern.fullmatch(path)) == (prompt.operation != "embeddings"), path
     assert not pattern.fullmatch("/v1/messages/count_tokens")
     assert keyed["route"]["cluster"] == "replicas"

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from specops.http.protocols import PROTOCOLS
 from tests.gateway.running import Row, row
+from tests.http.openai_api import PROMPTS
 from tests.waiting import PATIENCE, wait
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -140,7 +140,7 @@ def test_requests_have_one_key_if_they_belong_together(
 
 def test_every_request_that_generates_has_a_key(one: Row) -> None:
     fields = {**said("a"), "input": "a", "prompt": "a"}
-    for path, prompt in PROTOCOLS.prompts.items():
+    for path, prompt in PROMPTS.items():
         assert prompt.operation == "embeddings" or one.key(fields, path)
 
 

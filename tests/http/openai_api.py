@@ -12,8 +12,10 @@ import pytest
 
 from specops.config import Settings
 from specops.http.app import create_app
+from specops.http.protocols import PROTOCOLS
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest
+from specops.synonyms import PATHS
 from tests.fakes import FakeService, output
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
@@ -29,6 +31,10 @@ ENDPOINTS = BODIES | {
     RESPONSES: {"model": "fake", "input": "abc"},
     EMBEDDINGS: {"model": "fake", "input": "abc"},
     COMPLETION: {"model": "fake", "prompt": "abc"},
+}
+# The endpoints that the engine works for, by all their names.
+PROMPTS = PROTOCOLS.prompts | {
+    other: PROTOCOLS.prompts[path] for other, path in PATHS.items() if path in PROTOCOLS.prompts
 }
 ANSWER = (
     output("Hel", "lo"),
@@ -93,7 +99,9 @@ def problem(response: httpx.Response, status: int) -> dict[str, Any]:
     if response.url.path == MESSAGES:  # Anthropic's is another
         assert (set(error), response.json()["type"]) == ({"message", "type"}, "error")
     else:
-        assert set(error) == {"message", "type", "param", "code"}
+        numbers = {"n_prompt_tokens", "n_ctx"} & set(error)
+        assert set(error) == {"message", "type", "param", "code", *numbers}
+        assert bool(numbers) == (error["code"] == "context_length_exceeded")
     return error
 
 

@@ -108,7 +108,7 @@ async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None
 
 @pytest.mark.parametrize("path", [path for path in ENDPOINTS if path != GENERATE])
 async def test_another_model_does_not_exist(path: str) -> None:
-    async with api() as here:
+    async with api(unknown_model="refuse") as here:
         error = problem(await here.ask(path, model="gpt-5"), 404)
     assert (error.get("code"), error.get("param")) in [("model_not_found", "model"), (None, None)]
     assert "gpt-5" in error["message"]

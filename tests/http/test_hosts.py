@@ -299,7 +299,7 @@ async def test_local_pages_may_call(origin: str, key: str) -> None:
 async def test_pages_of_strangers_may_not_read(origin: str) -> None:
     async with api() as here:
         before = await here.client.send(preflight(here, origin))
-        assert before.status_code == 400
+        assert before.status_code == 200  # for clients that take another for a dead server
         assert "access-control-allow-origin" not in before.headers
         answer = await here.client.get("/v1/models", headers={"origin": origin})
         assert "access-control-allow-origin" not in answer.headers
@@ -327,8 +327,8 @@ async def test_a_setting_adds_origins(allowed: str, origin: str, taken: bool) ->
     settings = Settings.from_env({"SPECOPS_ALLOWED_ORIGINS": allowed})
     async with api(allowed_origins=settings.allowed_origins) as here:
         before = await here.client.send(preflight(here, origin))
-        assert before.status_code == (200 if taken else 400)
-        assert ("access-control-allow-origin" in before.headers) == taken
+        assert before.status_code == 200
+        assert before.headers.get("access-control-allow-origin") == (origin if taken else None)
 
 
 async def test_errors_can_be_read_by_a_page_that_may_call() -> None:

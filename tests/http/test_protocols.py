@@ -285,7 +285,7 @@ async def test_errors_are_the_librarys_own(protocol: str) -> None:
     async with clients(key="wrong", api_keys="key") as here:
         with pytest.raises(library.AuthenticationError):
             await ask(here, stream=False)
-    async with clients(api_keys="key") as here:
+    async with clients(api_keys="key", unknown_model="refuse") as here:
         with pytest.raises(library.BadRequestError, match="temperature"):
             await ask(here, stream=False, temperature=3)
         with pytest.raises(library.NotFoundError, match="does not exist"):

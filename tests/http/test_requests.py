@@ -125,15 +125,12 @@ async def test_openais_seeds_may_be_negative() -> None:
 
 
 @every
-async def test_a_limit_above_the_servers_is_refused_where_it_was_asked_for(path: str) -> None:
+async def test_a_limit_above_the_servers_is_cut_to_it(path: str) -> None:
     field = "max_new_tokens" if path == GENERATE else "max_tokens"
-    async with api(max_new_tokens=10) as here:
-        assert (await here.ask(path)).status_code == 200
-        assert here.request.max_new_tokens == 10
-        if path != CHAT:
-            status = 422 if path == GENERATE else 400
-            error = problem(await here.ask(path, **{field: 11}), status)
-            assert (error["param"], "10" in error["message"]) == (field, True)
+    for fields in ({}, {field: 11}):
+        async with api(max_new_tokens=10) as here:
+            assert (await here.ask(path, **fields)).status_code == 200
+            assert here.request.max_new_tokens == 10
 
 
 UNSET = (
@@ -173,8 +170,8 @@ async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, 
     ("system", "prompt"),
     [
         (None, begun("abc")),
-        ("", tuple(b"user: abc\nassistant:")),  # the template says what begins it
-        ("Be brief.", tuple(b"system: Be brief.\nuser: abc\nassistant:")),
+        ("", begun("user: abc\nassistant:")),  # once, as the template does not write it
+        ("Be brief.", begun("system: Be brief.\nuser: abc\nassistant:")),
     ],
 )
 async def test_with_a_system_message_the_prompt_is_a_question(
@@ -193,8 +190,8 @@ async def test_messages_go_through_the_models_template() -> None:
     async with api() as here:
         await here.ask(CHAT, messages=messages)
         applied = await here.client.post("/apply-template", json={"messages": messages})
-    assert bytes(here.request.prompt_tokens).decode() == applied.json()["prompt"]
-    assert applied.json()["prompt"] == "system: Be brief.\nuser: ab\nassistant:"
+    assert here.request.prompt_tokens == begun(applied.json()["prompt"])
+    assert applied.json()["prompt"] == "system: Be brief.\nuser: a\nb\nassistant:"
 
 
 @every

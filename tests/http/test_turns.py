@@ -137,9 +137,9 @@ async def test_what_a_client_has_sent_is_dropped_when_it_leaves(
     async with held() as (here, tokenizer):
         render = ChatTemplate.render
 
-        def noted(self: ChatTemplate, messages: Sequence[Any], *others: Any) -> str:
+        def noted(self: ChatTemplate, messages: Sequence[Any], *rest: Any, **named: Any) -> str:
             tokenizer.note(str(messages[-1]["content"]))
-            return render(self, messages, *others)
+            return render(self, messages, *rest, **named)
 
         monkeypatch.setattr(ChatTemplate, "render", noted)
         first = ask(here, path, f"!{text}")

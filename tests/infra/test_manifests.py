@@ -18,6 +18,7 @@ from specops.http.hosts import Hosts
 from specops.http.protocols import PROTOCOLS
 from specops.metrics.metrics import Metrics
 from specops.runtime.kernels import BLOCK_TOKENS
+from tests.http.openai_api import PROMPTS
 from tests.infra.manifests import (
     CRDS,
     INFRA,
@@ -234,8 +235,7 @@ def test_envoy_gateway_has_the_policy_of_one_machine() -> None:
         assert policy["retry"]["retryOn"]["httpStatusCodes"] == retry["retriable_status_codes"]
         assert policy["retry"]["numRetries"] == retry["num_retries"]
     _, paths = generating_route(GATEWAY_FILES[0])
-    prompts = PROTOCOLS.prompts
-    assert paths == {path for path in prompts if prompts[path].operation != "embeddings"}
+    assert paths == {path for path, prompt in PROMPTS.items() if prompt.operation != "embeddings"}
 
 
 def test_the_picker_routes_what_it_can_read() -> None:

@@ -42,6 +42,22 @@ def lark(text: str) -> Grammar:
     return Grammar(GrammarKind.LARK, text)
 
 
+def gbnf(text: str) -> Grammar:
+    """The same kind: the form of its rules tells it from Lark."""
+    return lark(text)
+
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}"
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws     ::= | " " | "\n" [ \t]{0,20}
+"""  # as llama.cpp's grammars write it
+
+
 def allowed(mask: Masks) -> set[int]:
     """The tokens in a row of masks."""
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
@@ -67,6 +83,13 @@ def follow(grammar: Grammar, text: str) -> Matcher:
         (regex(r"[0-9]{3}-x"), "123-x"),
         (choice("yes", 'no "maybe"\n', "é"), 'no "maybe"\n'),
         (lark('start: "a" inner "c"\ninner: /b+/'), "abbbc"),
+        (gbnf('root ::= "a" inner "c"\ninner ::= [b]{3} # of them'), "abbbc"),
+        (
+            gbnf(r"""root ::= start "\u00e9\x41" . [^\u0061"\x00-\x1f] "]"
+start ::= "\"/" """),
+            '"/éA\nb]',
+        ),
+        (gbnf(JSON), '{"a": [1, -2.5e3, {"\\u00e9": null}], "b": ""}'),
     ],
 )
 def test_a_text_that_follows_its_grammar_is_complete(grammar: Grammar, text: str) -> None:
@@ -148,6 +171,12 @@ def test_draft_tokens_are_allowed_up_to_the_first_wrong_one() -> None:
         (lark("start: x"), "unknown name"),
         (lark("start: start"), "no text"),
         (lark('start: "\x00'), ""),
+        (gbnf("root ::= other"), "GBNF cannot be read: Rule 'other' not found"),
+        (gbnf('rule ::= "a"'), "No 'root' rule"),
+        (gbnf('root ::= "a'), "line 1"),
+        (gbnf("root ::= " + "(" * 5000), "GBNF cannot be read"),
+        (gbnf(r'root ::= "\ud800"'), "GBNF cannot be read"),
+        (gbnf("root ::= root root"), "no text"),
     ],
 )
 def test_a_wrong_grammar_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:

@@ -135,10 +135,15 @@ class Engine:
             PromptTooLong: no context holds it; most often this shows before it is encoded.
             UncutText: see `Tokenizer.parts`.
         """
-        self._check_length(text, any_length)
+        self.check_length(text, any_length)
         return self._encoded(self.tokenizer.parts(text), any_length)
 
-    def _check_length(self, text: str, any_length: bool) -> None:
+    def check_length(self, text: str, any_length: bool = False) -> None:
+        """Refuse a text that no context holds, before it is encoded.
+
+        Raises:
+            PromptTooLong: its bytes alone show it.
+        """
         context = self.info.context
         if any_length or len(text) <= context // _MOST_BYTES:
             return
@@ -150,6 +155,8 @@ class Engine:
         messages: list[dict[str, Any]],
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        *,
+        asks: bool = True,
     ) -> str:
         """The prompt of a conversation, as `ChatTemplate.render` writes it.
 
@@ -161,16 +168,27 @@ class Engine:
                 f"{self.info.name} has no usable chat template: use /v1/completions, or "
                 "put a chat_template.jinja into the model's folder"
             )
-        return self.chat_template.render(messages, tools, options)
+        return self.chat_template.render(messages, tools, options, asks=asks)
 
-    def encode_chat(self, prompt: str, *, any_length: bool = False) -> tuple[int, ...]:
-        """Tokens of a rendered conversation, at least one: the special tokens are written in it.
+    def encode_chat(
+        self, prompt: str, *, begins: bool = True, any_length: bool = False
+    ) -> tuple[int, ...]:
+        """Tokens of a rendered conversation, at least one.
+
+        The special tokens are written in it, but for the one that begins all texts of a model:
+        a template may leave that to the tokenizer.
+
+        Args:
+            begins: the conversation begins here.
 
         Raises:
             PromptTooLong, UncutText: see `encode`.
         """
-        self._check_length(prompt, any_length)
-        return self._encoded(self.tokenizer.parts(prompt, special_tokens=False), any_length)
+        self.check_length(prompt, any_length)
+        parts = self.tokenizer.parts(prompt, special_tokens=False)
+        tokens = self._encoded(parts, any_length)
+        begin = self.tokenizer.begin if begins else ()
+        return tokens if tokens[:1] == begin else (*begin, *tokens)
 
     def _encoded(self, parts: Iterable[Sequence[int]], any_length: bool) -> tuple[int, ...]:
         """Collect a text's tokens, and no more than shows that no context holds it."""
@@ -247,6 +265,7 @@ def _info(
         sampling=SamplingDefaults.load(settings.sampling, folder.path),
         system=system_of(settings.system, folder.path, chat_template),
         embedding_size=target.runner.hidden_size,
+        end_tokens=folder.end_tokens,
         state_bytes=kept.nbytes if kept else 0,
         snapshot_bytes=kept.snapshot_bytes if kept else 0,
         weight_bytes=plan.demand.mapped_weights,

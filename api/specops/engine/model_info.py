@@ -64,6 +64,7 @@ class ModelInfo:
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it
     reading: ReadingSpeed  # of prompts, by the target
+    end_tokens: frozenset[int] = frozenset()  # of texts
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     state_bytes: int = 0  # of what the target's layers without attention keep of all slots

@@ -17,12 +17,13 @@ from specops.request import (
     FinishReason,
     GenerationRequest,
     GenerationStats,
+    Logprob,
     Output,
     Piece,
     SourceStats,
 )
 from specops.runtime.logits_processor import LogitsProcessor
-from specops.runtime.sampling import Floats, NotFinite, logprob, mask
+from specops.runtime.sampling import Floats, NotFinite, drawn_logprob, logprob, mask
 from specops.speculation.acceptance import SpeculationState
 from specops.speculation.drafters.base import Chain
 from specops.text.grammar import Grammars, Matcher
@@ -105,6 +106,7 @@ class RequestState:
         self._grammars = grammars
         self._pieces: list[Piece] = []  # not handed out yet
         self._stop: str | None = None  # the stop string that was found
+        self._told = 0  # tokens of the prompt of whose computation the client knows
         self._steps = self._drafts = self._draft_misses = 0
         self._sources: defaultdict[str, SourceStats] = defaultdict(SourceStats)
         self._found_in: defaultdict[str, int] = defaultdict(int)
@@ -196,7 +198,7 @@ class RequestState:
         """The logits that the request's tokens are chosen from.
 
         Args:
-            logits: [k + 1, V] of the target; changed in place where no probabilities are wanted.
+            logits: [k + 1, V] of the target; changed in place where no probabilities of them are wanted.
             draft: [k], the draft tokens before them.
             forced: tokens that the grammar puts before the draft.
 
@@ -205,7 +207,8 @@ class RequestState:
         """
         if not self.adjusts:
             return logits
-        adjusted = logits if self.request.logprobs is None else logits.copy()
+        keeps = self.request.logprobs is not None and not self.request.drawn_logprobs
+        adjusted = logits.copy() if keeps else logits
         if self.matcher is not None:
             mask(adjusted, self.matcher.masks(draft, forced))
         if self._processor is not None:
@@ -243,7 +246,7 @@ class RequestState:
             self.tokens.append(token)
             if self._processor is not None:
                 self._processor.append(token)
-            probability = None if most is None else logprob(logits[position], token, most)
+            probability = None if most is None else self._logprob(logits[position], token, origin)
             self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
@@ -263,6 +266,13 @@ class RequestState:
         if allowed is not None and self._last_token - self._first_token >= allowed:
             self.finish = FinishReason.LENGTH
         return len(tokens)
+
+    def _logprob(self, logits: Floats, token: int, origin: str) -> Logprob:
+        most = self.request.logprobs or 0
+        if not self.request.drawn_logprobs:
+            return logprob(logits, token, most)
+        certain = origin == GRAMMAR
+        return drawn_logprob(logits, token, most, None if certain else self.request.sampling)
 
     def next_prompt(self) -> bool:
         """Go on with the next prompt to embed, or end.
@@ -301,14 +311,30 @@ class RequestState:
                 self._pieces += self._text.flush()
             except Exception as error:
                 self.fail(error)
-        if not self.finish and not self._pieces:
+        request, computed = self.request, self._progress()
+        if not (self.finish or self._pieces or computed):
             return None
         pieces, self._pieces = tuple(self._pieces), []
-        stats = self._stats() if self.finish else None
-        urgent = self.request.stream or self.finish is not None
-        name = self.request.request_id
-        output = Output(name, pieces, self.finish, stats, self.error, self._stop, urgent=urgent)
+        stats = self._stats() if self.finish or request.step_stats or computed else None
+        output = Output(
+            request.request_id,
+            pieces,
+            self.finish,
+            stats,
+            self.error,
+            self._stop,
+            urgent=request.stream or self.finish is not None,
+            prompt_computed=computed,
+        )
         return output if self.reader is None else self.reader.add(output)
+
+    def _progress(self) -> int:
+        """Number of the prompt's tokens that are computed, if that is news for the client."""
+        computed = min(self.num_computed, self._prompt_length)
+        if not self.request.prompt_progress or computed <= self._told:
+            return 0
+        self._told = computed
+        return computed
 
     def _stats(self) -> GenerationStats:
         now = self._clock()

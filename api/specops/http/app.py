@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
 from specops.config import Settings
@@ -31,7 +30,7 @@ from specops.http.errors import (
     queue_full,
     unavailable,
 )
-from specops.http.hosts import Hosts, cors
+from specops.http.hosts import Cors, Hosts, cors
 from specops.http.keys import ApiKeys
 from specops.http.middleware import Endpoints, RequestContext
 from specops.http.protocol import Protocol
@@ -134,7 +133,7 @@ def create_app(
             _begin_trace(tracing, service, metrics, scope, arrival) if tracing else None
         ),
     )
-    app.add_middleware(CORSMiddleware, **cors(settings.allowed_origins))  # around the keys
+    app.add_middleware(Cors, **cors(settings.allowed_origins))  # around the keys
     _answer_errors(app, metrics)
     return app
 
@@ -196,7 +195,12 @@ def _api_error(error: Exception, request: Request, protocol: Protocol) -> ApiErr
             return queue_full(error)
         case InvalidField():
             status, code, field = protocol.invalid_status, error.code, error.field
-    message = str(error)
+    message, more = str(error), {}
     if isinstance(error, PromptTooLong):
         message, code = protocol.too_long(error, field), "context_length_exceeded"
-    return ApiError(status, message, code=code, param=field)
+        more = {
+            "type": "exceed_context_size_error",  # llama-server's, with two numbers
+            "n_prompt_tokens": error.prompt_tokens,
+            "n_ctx": error.context,
+        }
+    return ApiError(status, message, code=code, param=field, more=more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ class ApiError(HTTPException):
         message: for a person.
         code: for a program, in snake case.
         param: name of the wrong field.
+        more: further fields of the error, for a program.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class ApiError(HTTPException):
         code: str,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         message = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", message)
         super().__init__(status, without_folders(message) if status >= 500 else message, headers)
         self.code = code
         self.param = param
+        self.more = more or {}
 
 
 class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
@@ -254,7 +258,8 @@ def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
     best = max(tried, key=lambda group: max(problem.progress for problem in group))
     if all(len(group) == 1 and group[0].is_of_another_type for group in tried):
         # No type fits at all: the message names all of them.
-        words = dict.fromkeys(group[0].message.removeprefix(_SHOULD_BE) for group in tried)
+        told = (group[0].message.removeprefix(_SHOULD_BE).split(" or ") for group in tried)
+        words = dict.fromkeys(itertools.chain.from_iterable(told))
         best[0].message = _SHOULD_BE + " or ".join(words)
     rest = [group for step, group in by_step.items() if step is None or step[0] is not None]
     return [problem for group in (*rest, best) for problem in group]

@@ -20,7 +20,7 @@ class HealthResponse(BaseModel):
     state: str
     detail: str = Field(description="what the service is doing")
     model: str
-    error: str | None = Field(description="why loading failed")
+    error: str | None = Field(None, description="why loading failed")
     running: int
     waiting: int
 
@@ -50,7 +50,7 @@ async def health(ctx: Ctx) -> JSONResponse:
         running=service.running,
         waiting=service.waiting,
     )
-    return JSONResponse(body.model_dump(), 200 if ready else 503)
+    return JSONResponse(body.model_dump(exclude_none=True), 200 if ready else 503)
 
 
 @router.head("/health/live", include_in_schema=False)

@@ -21,6 +21,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from specops.http.errors import ApiError
 
@@ -44,7 +46,7 @@ _LOCAL_ORIGINS = (
 )  # fmt: skip
 _READABLE = (  # headers of answers, for pages of other origins
     *("retry-after", "x-request-id", "request-id", "x-ignored-fields"),
-    *("x-queue-position", "x-estimated-wait"),
+    *("x-served-model", "x-queue-position", "x-estimated-wait"),
 )
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,19 @@ class Hosts:
         )
 
 
+class Cors(CORSMiddleware):
+    """Starlette's, but a page that may not call is told so by the missing header alone.
+
+    Clients take a failed preflight for a server that is down.
+    """
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the answer to the question whether a page may call."""
+        if self.is_allowed_origin(request_headers["origin"]):
+            return super().preflight_response(request_headers)
+        return Response(headers={"vary": "Origin"})
+
+
 def cors(allowed: str) -> dict[str, Any]:
     """Return the arguments of starlette's `CORSMiddleware`.
 
@@ -140,9 +155,8 @@ def cors(allowed: str) -> dict[str, Any]:
     origins = [*_LOCAL_ORIGINS, *filter(None, allowed.split(","))]
     patterns = (re.escape(origin).replace(r"\*", "[^/@]*") for origin in origins)
     return {
-        "allow_origins": ["*"] if "*" in origins else [],
-        "allow_origin_regex": "|".join(patterns),
-        "allow_methods": ["*"],
+        "allow_origin_regex": ".*" if "*" in origins else "|".join(patterns),
+        "allow_methods": ("GET", "POST", "DELETE", "OPTIONS"),
         "allow_headers": ["*"],  # the answer repeats those that the page asks for
         "allow_private_network": True,  # for the same origins
         "expose_headers": _READABLE,

@@ -43,6 +43,7 @@ from specops.http.request_body import (
 from specops.http.state import AppState, Context
 from specops.metrics.series import OTHER
 from specops.serving.admission import QueueFull
+from specops.synonyms import PATHS
 from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
@@ -130,6 +131,7 @@ class RequestContext:
             return
         _to_origin_form(scope)
         headers = Headers(scope=scope)
+        scope["path"] = PATHS.get(scope["path"], scope["path"])
         protocol = PROTOCOLS.of(scope["path"])
         if protocol.any_media_type and "origin" not in headers:
             # A stranger's page can send a body of another type without asking: it has an origin.

@@ -44,9 +44,8 @@ def _openai_error(error: ApiError) -> dict[str, Any]:
     status = error.status_code
     failed = "invalid_request_error" if status < 500 else "server_error"
     kind = OPENAI_TYPES.get(status, failed)
-    return {
-        "error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}
-    }
+    described = {"message": error.detail, "type": kind, "param": error.param, "code": error.code}
+    return {"error": described | dict(error.more)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -65,6 +65,7 @@ class Context:
         body_bytes: size of the body.
         release: gives up the request's place in the queue. Called at the latest at its end.
         matcher: keeps the grammar compiled while the request waits.
+        served: name of the model that answers, for a header.
         ignored: names of the parts of the body that the server ignores, for a header.
         log_fields: returns what the endpoint adds to the log line.
     """
@@ -80,6 +81,7 @@ class Context:
     body_bytes: int = 0
     release: Callable[[], None] = lambda: None
     matcher: Matcher | None = None
+    served: str = ""
     ignored: list[str] = field(default_factory=list)
     log_fields: Callable[[], dict[str, Any]] = dict
 

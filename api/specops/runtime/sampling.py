@@ -133,3 +133,22 @@ def logprob(logits: Floats, token: int, top: int) -> Logprob:
         raise NotFinite
     values = tuple((index, float(logits[index]) - log_sum) for index in indices)
     return Logprob(float(logits[token]) - log_sum, values)
+
+
+def drawn_logprob(
+    logits: Floats, token: int, top: int, params: SamplingParams | None
+) -> Logprob:
+    """The log probability with which a token was drawn, and of the likeliest that could have been.
+
+    Args:
+        logits, token, top: see `logprob`; the logits are those behind penalties and masks.
+        params: how it was drawn; None: nothing else could come.
+
+    Raises:
+        MemoryError, NotFinite: see `filtered_probs`.
+    """
+    if params is None or not params.temperature:
+        return Logprob(0.0, ((token, 0.0),))
+    with np.errstate(divide="ignore"):
+        told = logprob(np.log(filtered_probs(logits[None], params)[0]), token, top)
+    return Logprob(told.chosen, tuple(item for item in told.top if item[1] > -math.inf))

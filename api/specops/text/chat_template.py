@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from specops.text.tools.probe import traits_of
 from specops.text.tools.prompt import TemplateTraits, for_template
 
 log = logging.getLogger(__name__)
+_TODAY = {"date_string": "%d %b %Y", "datetime": "%b %d %Y %H:%M:%S GMT"}
 NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
 _PROBE = "specops-probe-7c1e"
 
@@ -96,6 +98,8 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        *,
+        asks: bool = True,
     ) -> str:
         """Return the prompt for the assistant's next message, or for the rest of its last one.
 
@@ -104,6 +108,7 @@ class ChatTemplate:
                 message is the beginning of an answer, the prompt ends with its text.
             tools: the tools that the model may call.
             options: further variables of the template, such as `enable_thinking`.
+            asks: the prompt ends with what begins the assistant's message.
 
         Raises:
             ChatTemplateError: the template refuses the messages; the error says why.
@@ -111,19 +116,19 @@ class ChatTemplate:
             ProgramProcessError: see `TemplateProcess`.
         """
         extra = options or {}
-        begun = answer_prefill(messages)
+        begun = answer_prefill(messages) if asks else ""
         if begun:
             messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
         adapted = for_template(messages, tools, self.traits)
         try:
-            text = self._render(*adapted, extra, asks=not begun)
+            text = self._render(*adapted, extra, asks=asks and not begun)
         except ChatTemplateLimitError:
             raise
         except ChatTemplateError:  # what it refuses as calls, it may take as text
             plainest = for_template(messages, tools, self.traits.plainest())
             if plainest == adapted:
                 raise
-            text = self._render(*plainest, extra, asks=not begun)
+            text = self._render(*plainest, extra, asks=asks and not begun)
         if not begun:
             return text
         before, mark, _ = text.rpartition(_PROBE)
@@ -158,7 +163,7 @@ class ChatTemplate:
     ) -> str:
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
         source = self._tools_source if variables or calls else self.source
-        values = {"tools": None, **options, **variables}
+        values = {"tools": None, **_said_by_llama_server(source, variables), **options, **variables}
         values |= {"messages": messages, "add_generation_prompt": asks}
         try:
             return self._process.render(source, self._tokens, values)
@@ -227,6 +232,16 @@ class ChatTemplate:
             return self.render(question(text)).strip() != text
         except ChatTemplateError:
             return False
+
+
+def _said_by_llama_server(source: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that Llama 3's and Firefunction's templates expect of their server."""
+    now = datetime.now(UTC)
+    said = {name: now.strftime(form) for name, form in _TODAY.items() if name in source}
+    if "functions" in source:
+        tools = variables.get("tools")
+        said["functions"] = json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""
+    return said
 
 
 def question(prompt: str, system: str = "") -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits
 
 from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.gbnf import is_gbnf, to_lark
 from specops.text.json_values import loads
 from specops.text.schemas import patterns
 from specops.text.schemas.errors import SchemaError
@@ -186,7 +187,11 @@ def _written(grammar: Grammar, effort: Effort) -> Source:
             # One lexeme: as alternatives of a rule, more than 2,000 could not be followed.
             text = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(options)}")
         case GrammarKind.LARK:
-            text = LLMatcher.grammar_from_lark(grammar.text)
+            try:
+                lark = to_lark(grammar.text) if is_gbnf(grammar.text) else grammar.text
+            except ValueError as error:
+                raise GrammarError(str(error)) from None
+            text = LLMatcher.grammar_from_lark(lark)
     arguments = []
     for tool in grammar.arguments:
         described, paths = _described_arguments(tool, effort)

@@ -153,6 +153,12 @@ class Tokenizer:
         begin = next(n for n in range(len(marked)) if marked[n : n + len(plain)] == plain)
         return marked[:begin], marked[begin + len(plain) :]
 
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """The token that begins every text of the model, if there is one."""
+        marked, plain = self.encode("a"), self.encode("a", special_tokens=False)
+        return () if marked[:1] == plain[:1] else marked[:1]
+
     def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
         """Return the tokens of a text in which special tokens and these marks are only letters."""
         if (plain := self._plain.get(marks)) is None:
@@ -197,10 +203,10 @@ class Tokenizer:
         further.add_tokens(_added(whole))
         return further
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of tokens; special tokens have none, unless they are to be spelled."""
         with _panics_are_errors():
-            return self._tokenizer.decode(tokens, skip_special_tokens=True)
+            return self._tokenizer.decode(tokens, skip_special_tokens=not special)
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         r"""Return the text and the bytes of one token, independent of its neighbours.

@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from specops.http.answering.answer_format import AnswerFormat
-from specops.http.answering.ignored import ignored_header
+from specops.http.answering.ignored import answer_headers
 from specops.http.errors import ApiError, internal_error, too_late, unavailable
 from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
 from specops.http.state import Context
@@ -43,6 +43,9 @@ class Answer:
     Attributes:
         reader: finds text, thoughts and calls in the answer to a chat.
         prompt: log-probabilities of the prompt's tokens, if the client wants them.
+        stats: what it cost, known at its end, or so far where the client wants to know.
+        prompt_computed: tokens of the prompt, if the last step was one of those in which the client
+            sees its progress.
         last: the output with the finish reason.
     """
 
@@ -51,6 +54,8 @@ class Answer:
     pieces: list[Piece] = field(default_factory=list)
     prompt: tuple[Logprob | None, ...] = ()
     last: Output | None = None
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    prompt_computed: int = 0
 
     @property
     def text(self) -> str:
@@ -86,11 +91,6 @@ class Answer:
         """Why the answer to a chat ended, in OpenAI's words."""
         called = any(block.kind == "call" for block in self.blocks)
         return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
-
-    @property
-    def stats(self) -> GenerationStats:
-        """What the answer cost."""
-        return (self.last and self.last.stats) or GenerationStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class Generation:
         self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
         self._receive = ctx.receive
         self._shown = shown
-        self._ignored = ignored_header(ctx)
+        self._named = answer_headers(ctx)
+        self._ignored = ", ".join(ctx.ignored)
         ctx.log_fields = self._log_fields
 
     @property
@@ -147,12 +148,12 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The request's place in the queue, its estimated wait in seconds, and ignored fields."""
+        """Place in the queue, estimated wait in seconds, the model, and ignored fields."""
         position = self.handle.queue_position
         return {
             "x-queue-position": str(position.position),
             "x-estimated-wait": f"{round(position.wait_seconds, 3):g}",
-            **self._ignored,
+            **self._named,
         }
 
     async def steps(self) -> AsyncIterator[Step | None]:
@@ -170,6 +171,8 @@ class Generation:
             output, deltas = self._read(answer, made)
             answer.pieces += output.pieces
             answer.prompt = answer.prompt or output.prompt
+            answer.stats = output.stats or answer.stats
+            answer.prompt_computed = output.prompt_computed
             if output.finish:
                 answer.last = output
             error = _failure(output, answer.request)
@@ -228,8 +231,8 @@ class Generation:
             "generated_tokens": sum(item.generated_tokens for item in stats),
             "queue_seconds": round(max(item.queue_seconds for item in stats), 4),
         }
-        for name, value in self._ignored.items():
-            fields[name.removeprefix("x-").replace("-", "_")] = value
+        if self._ignored:
+            fields["ignored_fields"] = self._ignored
         if self._shown is not None:
             fields |= {"prompt": self._shown, "answers": [answer.text for answer in self.answers]}
         return fields
@@ -298,23 +301,23 @@ def json_answer(
 
 
 def list_answer(
-    rest: Mapping[str, Any], field: str, items: Iterable[bytes], headers: Mapping[str, str]
+    rest: Mapping[str, Any] | None, field: str, items: Iterable[bytes], headers: Mapping[str, str]
 ) -> Response:
     """Return a response with a list that is written item by item: all at once hold the event loop.
 
     Args:
-        rest: the other fields.
+        rest: the other fields; None: the answer is the list alone.
         field: name of the list, which comes last.
         items: JSON of one or several items each; made when the last one has been sent.
     """
 
     async def written() -> AsyncIterator[bytes]:
-        begin = dumps(rest)[:-1] + (b"," if rest else b"")
-        yield begin + f'"{field}":['.encode()
+        begin = b"" if rest is None else dumps(rest)[:-1] + (b"," if rest else b"")
+        yield begin + (b"[" if rest is None else f'"{field}":['.encode())
         for index, item in enumerate(items):
             yield b"," + item if index else item
             await asyncio.sleep(0)  # a fast client never makes the server wait
-        yield b"]}"
+        yield b"]" if rest is None else b"]}"
 
     return StreamingResponse(written(), headers=dict(headers), media_type="application/json")
 

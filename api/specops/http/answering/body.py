@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import GroupedMetadata
@@ -24,6 +24,18 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(writable)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+
+
+def _has_token(prompt: list[int | str]) -> list[int | str]:
+    if not any(isinstance(item, int) for item in prompt):
+        raise ValueError("texts alone are several prompts")
+    return prompt
+
+
+# One prompt, of tokens and texts in a row.
+MixedPrompt = Annotated[
+    list[TokenId | Text], Field(min_length=1, fail_fast=True), AfterValidator(_has_token)
+]
 
 STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -51,10 +63,12 @@ class Body(BaseModel):
     Attributes:
         without_effect: names of unknown fields that only concern other services. They are ignored
             even where unknown fields are refused.
+        neutral_values: by name, values of unknown fields that ask for nothing.
     """
 
     model_config = STRICT
     without_effect: ClassVar[frozenset[str]] = frozenset()
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
 
 def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
@@ -63,8 +77,12 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
     Yields:
         The name, and whether the field is known to be without effect.
     """
-    harmless = body.without_effect if isinstance(body, Body) else frozenset()
-    for name in body.model_extra or ():
+    harmless, neutral = frozenset[str](), dict[str, tuple[Any, ...]]()
+    if isinstance(body, Body):
+        harmless, neutral = body.without_effect, body.neutral_values  # type: ignore[assignment]
+    for name, value in (body.model_extra or {}).items():
+        if value in neutral.get(name, ()):
+            continue
         yield at + name, name in harmless
     for name in type(body).model_fields:  # `model_fields_set` has the unknown ones, too
         value = getattr(body, name)
@@ -76,6 +94,12 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
 def known_fields(body: BaseModel) -> dict[str, Any]:
     """Return a body as JSON has it, without its unknown fields."""
     return body.model_dump(by_alias=True, include=set(type(body).model_fields))
+
+
+def listed(prompt: Any) -> list[Any]:
+    """Return one or several prompts as a list; a list with a token in it is one prompt."""
+    several = isinstance(prompt, list) and not any(isinstance(item, int) for item in prompt)
+    return prompt if several else [prompt]
 
 
 def absent(value: object) -> bool:

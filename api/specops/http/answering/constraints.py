@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field, model_validator
 
 from specops import synonyms
-from specops.http.answering.body import Body, FreeObject, Text, Unsupported, wrong_together
+from specops.http.answering.body import Body, FreeObject, Text, wrong_together
 from specops.request import Grammar, GrammarKind
 from specops.text.json_values import dumps
 
@@ -63,6 +63,15 @@ class JsonBySchema(Body):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_beside_type(cls, form: Any) -> Any:
+        """Take llama-server's form, too: the fields of `json_schema` beside `type`."""
+        if isinstance(form, dict) and "schema" in form and "json_schema" not in form:
+            beside = {name: value for name, value in form.items() if name != "type"}
+            return {"type": form.get("type"), "json_schema": beside}
+        return form
+
     @property
     def grammar(self) -> Grammar:
         """The grammar of what the schema describes."""
@@ -82,7 +91,7 @@ class StructuredOutputs(Body):
     json_object: Literal[True] | None = None
     regex: Text | None = None
     choice: Choices | None = None
-    grammar: Text | None = Field(None, description="Lark, in llguidance's dialect")
+    grammar: Text | None = Field(None, description="Lark, in llguidance's dialect, or GBNF")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -119,13 +128,15 @@ class Constraints(Body):
     )
     guided_choice: Choices | None = Field(None, description="the answer is one of these texts")
     guided_grammar: Text | None = Field(
-        None, description="a Lark grammar, in llguidance's dialect, that the answer follows"
+        None,
+        description="a grammar that the answer follows: Lark, in llguidance's dialect, or "
+        "llama.cpp's GBNF",
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM's newer form of `guided_json` and the others"
     )
-    gbnf: Annotated[Any, Unsupported(None, "")] = Field(
-        None, alias="grammar", description="not supported: `guided_grammar` takes Lark, not GBNF"
+    gbnf: Text | None = Field(
+        None, alias="grammar", description="llama-server's name of `guided_grammar`; empty: none"
     )
 
     @model_validator(mode="after")
@@ -154,6 +165,8 @@ class Constraints(Body):
         for name, form in synonyms.CONSTRAINTS.items():
             if (value := getattr(self, name)) is not None:
                 by_field[name] = _MAKERS[form](value)
+        if self.gbnf:
+            by_field["grammar"] = _MAKERS["grammar"](self.gbnf)
         if self.structured_outputs is not None:
             (by_field["structured_outputs"],) = self.structured_outputs.grammars
         return by_field

@@ -38,6 +38,7 @@ class Conversation:
         callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
         before: tokens of an earlier conversation, with its answer, that goes on with the messages.
+        asks: the prompt ends with what begins the answer.
         truncates: the oldest messages may be left out where all of them are too long.
         template_options: more variables for the chat template.
     """
@@ -50,6 +51,7 @@ class Conversation:
     callable: frozenset[str] | None = None
     parallel: bool = True
     before: tuple[int, ...] = ()
+    asks: bool = True
     truncates: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -207,7 +209,7 @@ def joined(
         left_out.append(f"{source}.{part.type}")
         if result:
             texts.append(unread(part.type))
-    return "".join(texts)
+    return "\n".join(texts)  # as llama-server and vLLM do
 
 
 def written(value: Any) -> Any:

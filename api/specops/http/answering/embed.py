@@ -18,7 +18,7 @@ from specops.http.answering.body import Body
 from specops.http.answering.generate import enqueue, plain_request
 from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.offload import run_off_loop
-from specops.http.answering.prompts import prompt_tokens
+from specops.http.answering.prompts import mixed_tokens
 from specops.http.errors import ApiError
 from specops.http.state import Context
 
@@ -28,7 +28,7 @@ Vector = npt.NDArray[np.float32]
 async def embed(
     ctx: Context,
     body: Body,
-    inputs: Sequence[str | list[int]],
+    inputs: Sequence[str | list[int | str]],
     shown: Any,
     *,
     room: int | None = None,
@@ -59,7 +59,7 @@ async def embed(
     encoded = await run_off_loop(
         ctx,
         lambda: [
-            prompt_tokens(item, engine, "input", any_length=room is not None)[:room]
+            mixed_tokens(item, engine, "input", any_length=room is not None)[:room]
             for item in inputs
         ],
         sum(map(len, inputs)),

@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specops.config import Settings
+from specops.engine.engine import Engine
 from specops.engine.model_info import ModelInfo
 from specops.http.answering.answer_format import AnswerFormat
 from specops.http.answering.answers import Generation
+from specops.http.answering.body import Body
 from specops.http.answering.conversation import Conversation
 from specops.http.answering.ignored import ignore, ignore_keywords, ignore_unknown
-from specops.http.answering.offload import run_off_loop
+from specops.http.answering.offload import run_aside, run_off_loop
 from specops.http.answering.options import EngineOptions
-from specops.http.answering.prompts import Tokens, fitting, prompt_tokens
+from specops.http.answering.prompts import Tokens, encode, fitting, prompt_tokens
 from specops.http.answering.token_options import bad_words, biases, compile_grammar
 from specops.http.errors import InvalidField
 from specops.http.state import Context
@@ -166,6 +168,28 @@ async def generate_chat(
     return await generate(ctx, body, prepare, more=more, renders=True)
 
 
+async def chat_tokens(
+    ctx: Context, body: Body, engine: Engine, make: Callable[[], Conversation], *, more: int = 0
+) -> int:
+    """Count the tokens of the prompt of the conversation that `make` returns.
+
+    Args:
+        more: number of bytes that `make` reads besides the body.
+
+    Raises:
+        ApiError, InvalidField: see `run_aside` and `encode`.
+    """
+    ignore_unknown(ctx, body)
+
+    def work() -> tuple[Sequence[str], Tokens]:
+        asked = make()
+        return asked.skipped, encode(engine, asked, any_length=True).tokens
+
+    skipped, tokens = await run_aside(ctx, work, ctx.body_bytes + more, renders=True)
+    ignore(ctx, skipped)
+    return len(tokens)
+
+
 def plain_request(ctx: Context) -> GenerationRequest:
     """Return what the engine's requests of one HTTP request have in common, without a prompt."""
     return GenerationRequest(
@@ -207,11 +231,7 @@ def enqueue(
 def _limit(body: EngineOptions, settings: Settings) -> int:
     """Return the most tokens of an answer: the client's wish, within the server's limit."""
     most, limit = settings.max_new_tokens, body.limit
-    if limit is None or limit <= most:
-        return most if limit is None else limit
-    if body.strict_limit and body.limit_field in body.model_fields_set:
-        raise InvalidField(body.limit_field, f"must be at most {most} on this server")
-    return most
+    return most if limit is None else min(limit, most)
 
 
 def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[str, Any]:

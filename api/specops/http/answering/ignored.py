@@ -17,7 +17,7 @@ _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the n
 
 
 def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> None:
-    """Note a body's unknown fields for `ignored_header`; the settings may refuse them.
+    """Note a body's unknown fields for `answer_headers`; the settings may refuse them.
 
     Args:
         skipped: names of other ignored parts of the body.
@@ -39,7 +39,7 @@ def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> Non
 
 
 def ignore(ctx: Context, names: Iterable[str]) -> None:
-    """Note ignored parts of the body for `ignored_header`."""
+    """Note ignored parts of the body for `answer_headers`."""
     _note(ctx, (name[:_MOST_NAME] for name in names))
 
 
@@ -52,9 +52,10 @@ def ignore_keywords(ctx: Context, left_out: Iterable[LeftOut], field: str | None
     _note(ctx, (_keyword(item, field or "") for item in left_out))
 
 
-def ignored_header(ctx: Context) -> dict[str, str]:
-    """Return the header that names the ignored parts of the body, if there are any."""
-    return {"x-ignored-fields": ", ".join(ctx.ignored)} if ctx.ignored else {}
+def answer_headers(ctx: Context) -> dict[str, str]:
+    """Return the headers that name the model, and the ignored parts of the body."""
+    served = {"x-served-model": ctx.served} if ctx.served.isascii() and ctx.served else {}
+    return served | ({"x-ignored-fields": ", ".join(ctx.ignored)} if ctx.ignored else {})
 
 
 def _note(ctx: Context, names: Iterable[str]) -> None:

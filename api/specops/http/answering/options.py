@@ -21,21 +21,49 @@ def _current_name(drafter: object) -> object:
     return synonyms.DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
 
 
-Bias = Annotated[float, Field(ge=-100, le=100)]
 _MOST_BIASES = 300
+_MOST_DIGITS = 12  # of a number that is read: tokens have fewer
+NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
 
 
-def _few(biases: object) -> object:
-    # pydantic counts an object's fields after it has checked all of them.
-    if isinstance(biases, dict) and len(biases) > _MOST_BIASES:
+def _by_token(biases: object) -> object:
+    """Return biases by number or text, of OpenAI's object or llama-server's list of pairs."""
+    if not isinstance(biases, dict | list):
+        return biases
+    if len(biases) > _MOST_BIASES:  # pydantic counts after it has checked all of them
         raise ValueError(f"at most {_MOST_BIASES} tokens")
-    return biases
+    pairs: list[Any]
+    if isinstance(biases, dict):
+        pairs = [(_number(name), bias) for name, bias in biases.items()]
+    else:
+        pairs = [pair for pair in biases if isinstance(pair, list) and len(pair) == 2]
+        if len(pairs) < len(biases) or any(isinstance(token, list | dict) for token, _ in pairs):
+            raise ValueError("must be an object, or a list of pairs of a token and its bias")
+    return {token: NEVER if bias is False else bias for token, bias in pairs}
 
 
+def _number(name: str) -> int | str:
+    return int(name[:_MOST_DIGITS]) if name.isdecimal() else name
+
+
+def _bias(bias: float) -> float:
+    if not (-100 <= bias <= 100 or bias == NEVER):
+        raise ValueError("must be from -100 to 100, or false")
+    return bias
+
+
+_BIAS = {"anyOf": [{"type": "number", "minimum": -100, "maximum": 100}, {"const": False}]}
+_TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "maxLength": 256}]}
+_PAIR = {"type": "array", "prefixItems": [_TOKEN, _BIAS], "minItems": 2, "maxItems": 2}
+_BIASES = {"type": "object", "additionalProperties": _BIAS, "maxProperties": _MOST_BIASES}
+_PAIRS = {"type": "array", "items": _PAIR, "maxItems": _MOST_BIASES}
 Biases = Annotated[
-    dict[Annotated[Text, Field(max_length=256)], Bias],
-    BeforeValidator(_few),
-    Field(max_length=_MOST_BIASES),
+    dict[
+        TokenId | Annotated[Text, Field(max_length=256)],
+        Annotated[float, AfterValidator(_bias)],
+    ],
+    BeforeValidator(_by_token),
+    WithJsonSchema({"anyOf": [_BIASES, _PAIRS]}),
 ]
 StopString = Annotated[Text, Field(min_length=1, max_length=256)]
 # OpenAI takes 4; editors that complete code and clients of Ollama send more.
@@ -76,13 +104,14 @@ class EngineOptions(Constraints):
     Attributes:
         limit_field: name of the field with the most tokens of an answer.
         penalty_fields: names of `repetition_penalty`; the first one that is set counts.
-        strict_limit: a value above the server's limit is an error; otherwise that one applies.
+        bans_ends: `ignore_eos` forbids the tokens that end an answer, as llama-server does; else
+            the answer goes on behind them.
         usual: how the protocol draws tokens where neither the body nor the model says it.
     """
 
     limit_field: ClassVar[str] = ""
     penalty_fields: ClassVar[tuple[str, ...]] = ("repetition_penalty",)
-    strict_limit: ClassVar[bool] = False
+    bans_ends: ClassVar[bool] = False
     usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
 
     temperature: float | None = drawing_field(
@@ -136,7 +165,9 @@ class EngineOptions(Constraints):
         "repetition_penalty", "divides the logits of tokens in prompt and answer; 1: none"
     )
     logit_bias: Biases | None = Field(
-        None, description="added to logits, by token: its number, or a text that is one token"
+        None,
+        description="added to the logits of tokens, each by its number or a text, all of whose "
+        "tokens it is added to; false: never. A list of pairs is taken, too",
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens never occur in the answer in sequence"
@@ -246,3 +277,25 @@ class SeededOptions(EngineOptions):
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; the engine takes no negative ones."""
         return None if self.seed is None else (self.seed + choice) % (1 << 63)
+
+
+class ReportingOptions(SeededOptions):
+    """Options with llama-server's reports of how far a stream is."""
+
+    timings_per_token: bool | None = Field(
+        False, description="in a stream, every event has the `timings` so far"
+    )
+    return_progress: bool | None = Field(
+        False,
+        description="a stream begins with `prompt_progress`, an event for each part of the prompt "
+        "that is computed: tokens in `total`, from the `cache` and `processed` so far, `time_ms`",
+    )
+
+    @property
+    def turn_and_end(self) -> dict[str, Any]:
+        """Fields of `GenerationRequest`, with what its outputs report."""
+        reports = {
+            "step_stats": self.streams and bool(self.timings_per_token),
+            "prompt_progress": self.streams and bool(self.return_progress),
+        }
+        return super().turn_and_end | reports

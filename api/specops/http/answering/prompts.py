@@ -44,6 +44,30 @@ def prompt_tokens(
     return tuple(prompt)
 
 
+def mixed_tokens(
+    prompt: str | list[int | str], engine: Engine, field: str, *, any_length: bool = False
+) -> Tokens:
+    """Return the tokens of a text, or of tokens and texts in a row.
+
+    Only a text that begins the prompt gets the special tokens that the model expects there.
+
+    Raises:
+        InvalidField: a token does not exist.
+        PromptTooLong: see `Engine.encode`.
+    """
+    if isinstance(prompt, str):
+        return engine.encode(prompt, any_length=any_length)
+    engine.check_length("".join(item for item in prompt if isinstance(item, str)), any_length)
+    tokens: list[int] = []
+    for place, item in enumerate(prompt):
+        if isinstance(item, str):
+            for part in engine.tokenizer.parts(item, special_tokens=place == 0):
+                tokens += part
+        else:
+            tokens += prompt_tokens([item], engine, field)
+    return tuple(tokens) or engine.empty_prompt
+
+
 def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
     """Return how the model is asked to fill in a gap; None if the client does not ask for it.
 
@@ -68,7 +92,7 @@ def render(engine: Engine, asked: Conversation) -> str:
     """
     with template_errors(engine, asked):
         messages = with_system(asked.messages, engine.info.system)
-        return engine.render_chat(messages, asked.tools, asked.template_options)
+        return engine.render_chat(messages, asked.tools, asked.template_options, asks=asked.asks)
 
 
 @contextmanager
@@ -99,7 +123,7 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
                 raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
     thinking = template is not None and template.opens_thoughts(text)
-    tokens = engine.encode_chat(text, any_length=any_length)
+    tokens = engine.encode_chat(text, begins=not asked.before, any_length=any_length)
     return ChatPrompt((*asked.before, *tokens), thinking)
 
 

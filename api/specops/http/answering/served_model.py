@@ -33,15 +33,23 @@ def is_called(name: str, engine: Engine) -> bool:
     return asked in ("", own, own + LATEST) or asked.replace(":", "-") == own
 
 
-def check_model(ctx: Context, name: str) -> Engine:
+def check_model(ctx: Context, name: str, *, exact: bool = False) -> Engine:
     """Return the engine of the model that the client asks for.
+
+    Clients of other servers send names of these: the one model answers, unless the settings refuse
+    that, and a header of the answer names it.
+
+    Args:
+        exact: the question is about this model, and another one is no answer.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: this server has another model.
     """
     engine = ctx.engine
-    if not is_called(name, engine):
+    ctx.served = engine.info.name
+    refuses = exact or ctx.settings.unknown_model == "refuse"
+    if refuses and not is_called(name, engine):
         raise ApiError(
             404,
             ctx.protocol.unknown_model_message.format(

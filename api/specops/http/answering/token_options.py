@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from specops.engine.engine import Engine
-from specops.http.answering.options import EngineOptions
+from specops.http.answering.options import NEVER, EngineOptions
 from specops.http.answering.turns import in_turn
 from specops.http.errors import InvalidField, unavailable
 from specops.http.state import Context
@@ -17,7 +17,6 @@ from specops.text.grammar_source import GrammarError
 
 COMPILE_SECONDS = 15.0  # the largest grammar takes a twentieth of it on an idle machine
 _CHARACTER_SECONDS = 1e-5  # as long as the worst known schemas take
-_DIGITS = 10  # of the largest number of a token
 
 
 def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
@@ -27,12 +26,13 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
         InvalidField: a token does not exist.
     """
     by_token: dict[int, float] = {}
-    for name, bias in (body.logit_bias or {}).items():
-        number = name.isdecimal() and len(name) <= _DIGITS
-        tokens = (int(name),) if number else _spelled(name, engine)
-        if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
-            raise InvalidField("logit_bias", f"{name!r} is not a token of this model")
-        by_token[tokens[0]] = bias
+    for token, bias in (body.logit_bias or {}).items():
+        tokens = (token,) if isinstance(token, int) else _spelled(token, engine)
+        if not tokens or max(tokens) >= engine.info.vocab_size:
+            raise InvalidField("logit_bias", f"this model has no token {token!r}")
+        by_token |= dict.fromkeys(tokens, bias)
+    if body.bans_ends and body.ignore_eos:
+        by_token |= dict.fromkeys(sorted(engine.info.end_tokens), NEVER)
     return tuple(by_token.items())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -28,11 +27,9 @@ from specops.http.answering.conversation import (
     result_message,
     unread,
 )
-from specops.http.answering.generate import generate_chat
-from specops.http.answering.ignored import ignore, ignore_unknown, ignored_header
-from specops.http.answering.offload import run_aside
+from specops.http.answering.generate import chat_tokens, generate_chat
+from specops.http.answering.ignored import answer_headers
 from specops.http.answering.options import EngineOptions, StopList
-from specops.http.answering.prompts import Tokens, encode
 from specops.http.answering.served_model import check_model
 from specops.http.errors import EVENTS, GENERATING, ApiError, InvalidField, error_responses
 from specops.http.protocol import OPENAI_TYPES, Prompt, Protocol
@@ -219,7 +216,7 @@ class Thinking(Body):
 class TokensRequest(Body):
     """A conversation to count the tokens of, or to continue."""
 
-    model: str = Field(description="as in GET /v1/models")
+    model: Text | None = Field(None, description="as in GET /v1/models")
     messages: list[Turn] = Field(min_length=1, fail_fast=True, description="the conversation")
     system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
@@ -416,7 +413,7 @@ async def messages(body: MessagesRequest, ctx: Ctx) -> Response:
     `content_block_start`, `content_block_delta` and `content_block_stop`, then `message_delta` with
     the reason for the end, and `message_stop`.
     """
-    engine = check_model(ctx, body.model)
+    engine = check_model(ctx, body.model or "")
     generation = await generate_chat(ctx, body, body.conversation)
     return await _Writer(generation, engine, body).response(stream=body.streams)
 
@@ -424,16 +421,9 @@ async def messages(body: MessagesRequest, ctx: Ctx) -> Response:
 @router.post(f"{PATH}/count_tokens", response_model=TokensResponse, responses=_ERRORS)
 async def count_tokens(body: TokensRequest, ctx: Ctx) -> Response:
     """Count the tokens of a conversation's prompt."""
-    engine = check_model(ctx, body.model)
-    ignore_unknown(ctx, body)
-
-    def work() -> tuple[Iterable[str], Tokens]:
-        asked = body.conversation()
-        return asked.skipped, encode(engine, asked, any_length=True).tokens
-
-    skipped, tokens = await run_aside(ctx, work, ctx.body_bytes, renders=True)
-    ignore(ctx, skipped)
-    return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(ctx))
+    engine = check_model(ctx, body.model or "")
+    count = await chat_tokens(ctx, body, engine, body.conversation)
+    return json_answer(TokensResponse(input_tokens=count), answer_headers(ctx))
 
 
 class _Writer(BlockWriter):

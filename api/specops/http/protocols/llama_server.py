@@ -6,27 +6,29 @@ other files beforehand with `n_predict` 0, so that these are computed before the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import inf
+from math import exp, inf, isnan
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Answer, Generation, Step, Writer
-from specops.http.answering.body import Body, Text, TokenId
+from specops.http.answering.answers import FOUND_IN, Answer, Generation, Step, Writer
+from specops.http.answering.body import Body, MixedPrompt, Text, absent, listed
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.options import SeededOptions, drawing_field
-from specops.http.answering.prompts import prompt_tokens
+from specops.http.answering.logprobs import token_logprobs
+from specops.http.answering.options import NEVER, ReportingOptions
+from specops.http.answering.prompts import mixed_tokens
 from specops.http.answering.served_model import check_model, fingerprint
 from specops.http.errors import ApiError, error_responses
 from specops.http.protocol import Prompt, Protocol
-from specops.http.protocols.openai.common import MOST_CHOICES, RESPONSES, Timings, timings
+from specops.http.protocols.openai.common import MOST_CHOICES, RESPONSES, reports, timings
 from specops.http.sse import event
 from specops.http.state import Ctx
-from specops.request import FinishReason, SamplingParams
+from specops.request import FinishReason, Piece, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.fill_in import FillIn, GapPrompt
 from specops.text.json_values import dumps
@@ -36,27 +38,62 @@ _SAMPLERS = {  # llama-server's name of the sampler that reads a field
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
     "typical_p": "typ_p",
 }
+# Samplers that are not here, and their values that ask for nothing.
+_OFF: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
+    **dict.fromkeys(("adaptive_target",), (-1,)),
+    "lora": ([],),
+    "image_data": ([],),
+    "n_parallel": (1,),
+}
+MOST_PROBS = 20  # as in chats
 _LEAST_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class LlamaRequest(SeededOptions):
+def _between(low: float, high: float = inf, off: float | None = None) -> BeforeValidator:
+    """Take numbers beyond a sampler's range as llama-server does.
+
+    Args:
+        off: what 0 means.
+    """
+
+    def clipped(value: object) -> object:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return value
+        if isnan(value):
+            raise ValueError("must be a number")
+        return off if off is not None and not value else min(max(value, low), high)
+
+    return BeforeValidator(clipped)
+
+
+_LEAST_MASS = 1e-9  # of a filter: the likeliest token alone stays
+_Mass = Annotated[float | None, _between(_LEAST_MASS, 1.0)]
+_Penalty = Annotated[float | None, _between(0.01, 100.0, off=1.0)]
+
+
+class LlamaRequest(ReportingOptions):
     """The fields that /infill and /completion share."""
 
     limit_field = "n_predict"
+    bans_ends = True
+    neutral_values = _OFF
     penalty_fields = ("repeat_penalty", "repetition_penalty")
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     without_effect = frozenset(
         {
             *("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "min_keep"),
             *("repeat_last_n", "sse_ping_interval"),
+            *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent"),
+            *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         }
     )
 
     model: Text | None = Field(None, description="as in GET /v1/models, or empty")
-    n_predict: int | None = Field(
+    n_predict: Annotated[int, Field(ge=-2)] | None = Field(
         -1,
-        ge=-2,
+        validation_alias=AliasChoices("n_predict", "max_tokens", "max_completion_tokens"),
         description="maximum tokens of the answer; -1: as many as the server allows; 0: only "
         "compute the prompt, for later requests, behind requests for an answer",
     )
@@ -79,9 +116,34 @@ class LlamaRequest(SeededOptions):
         description="what chooses tokens: the fields of other samplers have no effect; with "
         "`infill` the first answer has the likeliest tokens",
     )
-    repeat_penalty: float | None = drawing_field(
-        "repetition_penalty", "llama-server's name of `repetition_penalty`"
+    temperature: Annotated[float | None, _between(0.0, 100.0)] = Field(
+        None, description="0 or less: always the likeliest token"
     )
+    top_k: Annotated[int | None, _between(-1)] = Field(
+        None, description="sample from the k likeliest tokens only; 0 or less: from all"
+    )
+    top_p: _Mass = Field(
+        None, description="sample from the likeliest tokens whose probabilities add up to this"
+    )
+    typical_p: _Mass = Field(
+        1.0, description="sample from the most typical tokens that add up to this"
+    )
+    min_p: Annotated[float | None, _between(0.0, 1.0)] = Field(
+        None, description="minimum probability, as a share of the likeliest token's"
+    )
+    repetition_penalty: _Penalty = Field(None, description="another name of `repeat_penalty`")
+    repeat_penalty: _Penalty = Field(
+        None, description="divides the logits of tokens in prompt and answer; 0 or 1: none"
+    )
+    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS)] | None = Field(
+        0,
+        validation_alias=AliasChoices("n_probs", "logprobs"),
+        description="report each token's probability before sampling, and so many likeliest ones",
+    )
+    post_sampling_probs: bool | None = Field(
+        False, description="with `n_probs`: the probabilities behind penalties and samplers"
+    )
+    return_tokens: bool | None = Field(False, description="report the answer's tokens")
     response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None, description="only these fields of the answer, inner ones as `timings/prompt_n`"
     )
@@ -97,10 +159,18 @@ class LlamaRequest(SeededOptions):
         return None if self.n_predict is None or self.n_predict < 0 else self.n_predict
 
     @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        return self.n_probs or None
+
+    @property
     def turn_and_end(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`, with the limits of time and indentation."""
-        seconds, indent = _seconds(self.t_max_predict_ms), self.n_indent or None
-        return super().turn_and_end | {"predict_seconds": seconds, "min_indent": indent}
+        return super().turn_and_end | {
+            "predict_seconds": _seconds(self.t_max_predict_ms),
+            "min_indent": self.n_indent or None,
+            "drawn_logprobs": bool(self.post_sampling_probs),
+        }
 
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; a negative one means that there is none."""
@@ -147,14 +217,38 @@ class InfillRequest(LlamaRequest):
     )
 
 
+class PromptText(Body):
+    """A prompt as llama-server writes one that may have images."""
+
+    prompt_string: Text
+    multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+_OnePrompt = Text | MixedPrompt | PromptText
+
+
 class CompletionRequest(LlamaRequest):
-    """A prompt to continue, as text or as tokens."""
+    """Prompts to continue, as texts, tokens, or both in one."""
 
     without_effect = LlamaRequest.without_effect | {"t_max_prompt_ms"}
 
-    prompt: Text | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] = Field(
-        description="a text, or its tokens"
+    prompt: (
+        Text
+        | PromptText
+        | MixedPrompt
+        | Annotated[list[_OnePrompt], Field(min_length=1, max_length=MOST_CHOICES)]
+    ) = Field(
+        description="a text, tokens, or a list of tokens and texts. A list of texts, or with a "
+        "list in it, has several prompts, and the answer is a list"
     )
+
+    @property
+    def prompts(self) -> list[str | list[int | str]]:
+        """The prompts as a list, also where there is only one."""
+        return [
+            item.prompt_string if isinstance(item, PromptText) else item
+            for item in listed(self.prompt)
+        ]
 
 
 class LlamaAnswer(BaseModel):
@@ -168,31 +262,40 @@ class LlamaAnswer(BaseModel):
     tokens_predicted: int
     tokens_evaluated: int = Field(description="tokens of the prompt")
     generation_settings: dict[str, Any]
-    prompt: str = Field(description="without special tokens")
+    prompt: str
     has_new_line: bool
     truncated: bool = Field(description="parts of the request were left out of the prompt")
     stop_type: Literal["eos", "word", "limit"]
     stopping_word: str = Field(description="the stop string that ended the answer")
     tokens_cached: int = Field(description="tokens of prompt and answer")
-    timings: Timings
+    timings: dict[str, float]
+    drafter: str
+    accepted_found_in: dict[str, int] = Field(description=FOUND_IN)
+    tokens: list[int] = Field(description="of the answer; empty without `return_tokens`")
+    completion_probabilities: list[dict[str, Any]] | None = Field(None, exclude_if=absent)
 
 
 _Chosen = LlamaAnswer | dict[str, Any]  # the latter with `response_fields`
 _Answers = _Chosen | list[_Chosen]
-INFILL, COMPLETION, COMPLETIONS = "/infill", "/completion", "/completions"
+INFILL, COMPLETION = "/infill", "/completion"
 _RESPONSES = RESPONSES | error_responses(501)
 router = APIRouter(tags=["llama-server"])
 PROTOCOL = Protocol(
     router=router,
-    prefixes=(INFILL, COMPLETION, "/props"),
-    prompts={path: Prompt("prompt", "text_completion") for path in (COMPLETION, COMPLETIONS)}
-    | {INFILL: Prompt("input_prefix", "text_completion")},
+    prefixes=(INFILL, COMPLETION, "/props", "/slots"),
+    prompts={
+        COMPLETION: Prompt("prompt", "text_completion"),
+        INFILL: Prompt("input_prefix", "text_completion"),
+    },
     links={
         "infill": INFILL,
         "llama_completion": COMPLETION,
-        "llama_completions": COMPLETIONS,
         "props": "/props",
+        "slots": "/slots",
+        "rerank": "/rerank",
     },
+    too_long_message="the request exceeds the available context size ({prompt} tokens, {context} "
+    "fit with the answer), try increasing it (context_length_exceeded)",
 )
 
 
@@ -229,17 +332,18 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
 
 
 @router.post(COMPLETION, response_model=_Answers, responses=RESPONSES)
-@router.post(COMPLETIONS, response_model=_Answers, responses=RESPONSES)
 async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
     """Continue a prompt, as llama-server's own endpoint does."""
     engine = check_model(ctx, body.model or "")
 
-    def prepare() -> Prepared:
-        return Prepared(prompts=[prompt_tokens(body.prompt, engine, "prompt")], shown=body.prompt)
+    prompts = body.prompts
 
-    return await _Writer(await generate(ctx, body, prepare), engine, body).response(
-        stream=body.streams
-    )
+    def prepare() -> Prepared:
+        encoded = [mixed_tokens(prompt, engine, "prompt") for prompt in prompts]
+        return Prepared(prompts=encoded, shown=prompts)
+
+    generation = await generate(ctx, body, prepare, count=len(prompts))
+    return await _Writer(generation, engine, body).response(stream=body.streams)
 
 
 @router.get("/props", responses=error_responses(401, 500, 503))
@@ -257,6 +361,31 @@ async def props(ctx: Ctx) -> dict[str, Any]:
         "chat_template": template.source if template else "",
         "build_info": fingerprint(engine),
     }
+
+
+@router.get("/slots", responses=error_responses(401, 500, 503))
+async def slots(ctx: Ctx) -> list[dict[str, Any]]:
+    """List the requests that are computed at a time: how many there may be, and how many are."""
+    info, running = ctx.engine.info, ctx.app.service.running
+    speculates = info.default_drafter != "none"
+    return [
+        {"id": slot, "n_ctx": info.context, "speculative": speculates, "is_processing": busy}
+        for slot, busy in enumerate(index < running for index in range(info.slots))
+    ]
+
+
+@router.post("/rerank", responses=_RESPONSES)
+async def rerank(ctx: Ctx) -> Response:
+    """Answer 501: no model that this server reads ranks texts."""
+    message = "This server has no models that rank texts: compare embeddings (/v1/embeddings)"
+    raise ApiError(501, message, code="not_supported")
+
+
+def _probability(token: dict[str, Any]) -> dict[str, Any]:
+    """Return a token with its probability instead of its logarithm."""
+    top = token.pop("top_logprobs", None)
+    token["prob"] = min(1.0, exp(token.pop("logprob")))
+    return token if top is None else token | {"top_probs": [_probability(item) for item in top]}
 
 
 def _seconds(milliseconds: float | None) -> float | None:
@@ -287,15 +416,23 @@ class _Writer(Writer):
 
     def step(self, step: Step) -> bytes:
         answer, pieces = self.generation.answers[step.index], step.output.pieces
-        part = {
-            "index": step.index,
-            "content": step.output.text,
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": len(answer.pieces),
-            "tokens_evaluated": len(answer.request.prompt_tokens),
-        }
-        sent = event(part) if pieces else b""
+        # With probabilities each token has an event of its own, as clients expect them.
+        parts = [pieces[i : i + 1] for i in range(len(pieces))] if self._body.n_probs else [pieces]
+        before, sent = len(answer.pieces) - len(pieces), b""
+        for part in parts if pieces else [()] * bool(step.output.prompt_computed):
+            before += len(part)
+            fields = {
+                "index": step.index,
+                "content": "".join(piece.text for piece in part),
+                "tokens": [piece.token for piece in part],
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": before,
+                "tokens_evaluated": len(answer.request.prompt_tokens),
+            }
+            if probabilities := self._probabilities(part):
+                fields["completion_probabilities"] = probabilities
+            sent += event(fields | reports(answer))
         return sent + event(self._chosen(step.index, "")) if step.output.finish else sent
 
     def end(self) -> bytes:
@@ -319,6 +456,8 @@ class _Writer(Writer):
         answer = self.generation.answers[index]
         request, text = answer.request, answer.text
         prompt, predicted = len(request.prompt_tokens), answer.stats.generated_tokens
+        figures = timings([answer]).model_dump()
+        told = [] if self._body.streams else answer.pieces
         return LlamaAnswer(
             index=index,
             content=content,
@@ -332,22 +471,38 @@ class _Writer(Writer):
                 "stop": list(self._body.stops),
                 "stream": self._body.streams,
                 "samplers": self._body.samplers,
+                "n_probs": self._body.n_probs or 0,
+                "ignore_eos": bool(self._body.ignore_eos),
+                "logit_bias": [
+                    {"token": token, "bias": None if bias == NEVER else bias}
+                    for token, bias in request.sampling.logit_bias
+                ],
             },
             prompt=self._prompt,
             has_new_line="\n" in text,
-            truncated=self._truncated,
+            truncated=self._truncated or prompt + predicted >= self._engine.info.context,
             tokens_cached=prompt + predicted,
-            timings=timings([answer]),
+            drafter=figures.pop("drafter"),
+            accepted_found_in=figures.pop("accepted_found_in"),
+            timings=figures,
+            tokens=[piece.token for piece in told] if self._body.return_tokens else [],
+            completion_probabilities=self._probabilities(told) or None,
             **self._stop(answer),
         )
 
+    def _probabilities(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Return the probabilities of tokens; an empty list if nobody asked for them."""
+        told = [item.model_dump() for item in token_logprobs(pieces, self._engine.tokenizer)]
+        return [_probability(item) for item in told] if self._body.post_sampling_probs else told
+
     @cached_property
     def _prompt(self) -> str:
-        """The text of the prompt, which all answers share; empty where the client leaves it out."""
+        """The text of the first prompt; empty where the client leaves it out."""
         paths = self._body.response_fields
         if paths and "prompt" not in paths:
             return ""
-        return self._engine.tokenizer.decode(self.generation.answers[0].request.prompt_tokens)
+        first = self.generation.answers[0].request
+        return self._engine.tokenizer.decode(first.prompt_tokens, special=True)
 
     def _stop(self, answer: Answer) -> Any:
         """Return why an answer ended. A text that spells an end token is none of its stops."""

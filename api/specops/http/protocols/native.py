@@ -31,7 +31,6 @@ class GenerateRequest(SeededOptions):
     )
 
     limit_field = "max_new_tokens"
-    strict_limit = True
 
     prompt: Text = Field(description="the text to continue; may be empty")
     system: Text | None = Field(

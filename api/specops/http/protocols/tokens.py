@@ -13,7 +13,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer, list_answer
 from specops.http.answering.body import Body, FreeObject, Text, TokenId
 from specops.http.answering.conversation import ChatTool, Conversation, conversation
-from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.offload import run_aside
 from specops.http.answering.prompts import prompt_tokens, render
 from specops.http.errors import error_responses
@@ -26,10 +26,11 @@ from specops.text.json_values import dumps
 class TokenizeRequest(Body):
     """A text to encode."""
 
-    without_effect = frozenset({"parse_special"})  # always: what spells a special token is one
-
     content: Text
     add_special: bool = Field(False, description="with the special tokens that begin a prompt")
+    parse_special: bool | None = Field(
+        True, description="false: what spells a special token is letters, too"
+    )
     with_pieces: bool = Field(False, description="report each token's text as well")
 
 
@@ -64,6 +65,9 @@ class ApplyTemplateRequest(Body):
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
     chat_template_kwargs: FreeObject | None = None
+    add_generation_prompt: bool | None = Field(
+        True, description="false: without what begins the assistant's answer"
+    )
 
     def conversation(self) -> Conversation:
         """Return the conversation without the protocol.
@@ -77,6 +81,7 @@ class ApplyTemplateRequest(Body):
             "messages",
             self.tools,
             left_out=left_out,
+            asks=self.add_generation_prompt is not False,
             template_options=self.chat_template_kwargs or {},
         )
 
@@ -106,8 +111,15 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
     engine = _engine(ctx, body)
 
     def spelled() -> tuple[Sequence[int], dict[int, bytes]]:
+        tokenizer = engine.tokenizer
+        parts: Iterable[Sequence[int]]
+        if body.parse_special is False:
+            begin = tokenizer.begin if body.add_special else ()
+            parts = (begin, tokenizer.encode_as_text(body.content, frozenset()))
+        else:
+            parts = tokenizer.parts(body.content, special_tokens=body.add_special)
         tokens = array("I")  # a tenth of the numbers' own memory, while a client reads slowly
-        for part in engine.tokenizer.parts(body.content, special_tokens=body.add_special):
+        for part in parts:
             tokens.extend(part)
         texts: dict[int, bytes] = {}
         for token in tokens:
@@ -120,17 +132,17 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
     # In parts: a text of 1 MiB may have 500,000 pieces, an answer of 12 MB.
     parts = (tokens[start : start + _PART] for start in range(0, len(tokens), _PART))
     items = (b",".join([texts[token] for token in part]) for part in parts)
-    return list_answer({}, "tokens", items, ignored_header(ctx))
+    return list_answer({}, "tokens", items, answer_headers(ctx))
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
 async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
-    """Decode tokens; special tokens have no text."""
+    """Decode tokens; special tokens are spelled out."""
     engine = _engine(ctx, body)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
-    text = await run_aside(ctx, lambda: decode(tokens), len(tokens))
-    return json_answer(DetokenizeResponse(content=text), ignored_header(ctx))
+    text = await run_aside(ctx, lambda: decode(tokens, special=True), len(tokens))
+    return json_answer(DetokenizeResponse(content=text), answer_headers(ctx))
 
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
@@ -140,7 +152,7 @@ async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
     text = await run_aside(
         ctx, lambda: render(engine, body.conversation()), ctx.body_bytes, renders=True
     )
-    return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(ctx))
+    return json_answer(ApplyTemplateResponse(prompt=text), answer_headers(ctx))
 
 
 def _engine(ctx: Context, body: Body) -> Engine:

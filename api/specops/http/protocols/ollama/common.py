@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer
 from specops.http.answering.body import Body, Text
-from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.served_model import check_model
 from specops.http.errors import GENERATING, ApiError, Responses, error_responses
 from specops.http.state import Context
@@ -83,24 +83,23 @@ class OllamaModel(OllamaBody):
         )
 
 
-def served(ctx: Context, body: OllamaModel) -> Engine:
-    """Return the engine of the model that the client asks for.
+def served(ctx: Context, body: OllamaModel, *, exact: bool = False) -> Engine:
+    """Return the engine of the model that the client asks for; see `check_model`.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: the client names no model, or another one.
     """
-    engine, name = ctx.engine, body.called
+    name = body.called
     if not name:
         raise ApiError(400, "model is required", code="missing_parameter", param="model")
-    check_model(ctx, name)
-    return engine
+    return check_model(ctx, name, exact=exact)
 
 
 def plain_answer(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
     """Return the answer to a request for which the engine does nothing."""
     ignore_unknown(ctx, body)
-    return json_answer(reply, ignored_header(ctx), exclude_none=True)
+    return json_answer(reply, answer_headers(ctx), exclude_none=True)
 
 
 def timestamp(time: datetime) -> str:

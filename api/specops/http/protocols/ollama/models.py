@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer
-from specops.http.answering.ignored import ignore_unknown, ignored_header
+from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.served_model import fingerprint, tagged
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
@@ -90,7 +90,7 @@ async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any
     """Describe the model that is loaded, and its capabilities."""
     engine = served(ctx, body)
     ignore_unknown(ctx, body)
-    response.headers.update(ignored_header(ctx))
+    response.headers.update(answer_headers(ctx))
     info, template = engine.info, engine.chat_template
     described = {
         "modelfile": _modelfile(engine),
@@ -114,9 +114,9 @@ async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any
 @router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
 async def pull(body: OllamaPull, ctx: Ctx) -> Response:
     """Say that the model that is loaded is here, as Ollama does of one that it has already."""
-    served(ctx, body)
+    served(ctx, body, exact=True)
     ignore_unknown(ctx, body)
-    headers = ignored_header(ctx)
+    headers = answer_headers(ctx)
     done = OllamaStatus(status="success")
     if body.stream is False:
         return json_answer(done, headers)

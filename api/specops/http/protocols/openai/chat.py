@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation, Step, call_id, joined_text, token_events
@@ -22,7 +22,7 @@ from specops.http.answering.conversation import (
     joined,
     result_message,
 )
-from specops.http.answering.generate import generate_chat
+from specops.http.answering.generate import chat_tokens, generate_chat
 from specops.http.answering.logprobs import TokenLogprob, token_logprobs
 from specops.http.answering.options import MostTokens
 from specops.http.answering.served_model import check_model
@@ -30,6 +30,7 @@ from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
     RESPONSES,
+    InputTokens,
     OpenAiRequest,
     OpenAiWriter,
     Timings,
@@ -85,7 +86,11 @@ class Message(Body):
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
-    reasoning_content: Text | None = Field(None, description="what the assistant thought")
+    reasoning_content: Text | None = Field(
+        None,
+        validation_alias=AliasChoices("reasoning_content", "reasoning"),
+        description="what the assistant thought",
+    )
     refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
     function_call: FunctionCall | None = Field(None, description="older form of `tool_calls`")
 
@@ -301,7 +306,7 @@ PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("messages", "chat")},
-    links={"chat": PATH},
+    links={"chat": PATH, "chat_input_tokens": f"{PATH}/input_tokens"},
 )
 
 
@@ -313,9 +318,16 @@ async def chat_completions(body: ChatRequest, ctx: Ctx) -> Response:
     series of server-sent events with a `delta` in place of the message; the last one has no
     choices but `timings`, and `usage` if the client asked for it; then `[DONE]`.
     """
-    engine = check_model(ctx, body.model)
+    engine = check_model(ctx, body.model or "")
     generation = await generate_chat(ctx, body, body.conversation)
     return await _Writer(generation, engine, body).response(stream=body.streams)
+
+
+@router.post(f"{PATH}/input_tokens", responses=RESPONSES)
+async def input_tokens(body: ChatRequest, ctx: Ctx) -> InputTokens:
+    """Count the tokens of a conversation's prompt."""
+    engine = check_model(ctx, body.model or "")
+    return InputTokens(input_tokens=await chat_tokens(ctx, body, engine, body.conversation))
 
 
 class _Writer(OpenAiWriter):
@@ -349,7 +361,8 @@ class _Writer(OpenAiWriter):
         logprobs = self._logprobs(step.output.pieces)
         deltas = list(self._deltas(step))
         tokens = token_events(step.output) if self._shows_tokens else []
-        if (logprobs or tokens) and not deltas:  # the text of these tokens is held back
+        told = logprobs or tokens or step.output.prompt_computed
+        if told and not deltas:  # the text of these tokens is held back, or there are none yet
             deltas = [{"content": ""}]
         for delta in deltas:
             events += self._chunk(index, delta, logprobs, tokens)

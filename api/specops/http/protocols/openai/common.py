@@ -10,14 +10,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import FOUND_IN, Answer, Generation, Writer
-from specops.http.answering.body import Body
-from specops.http.answering.options import SeededOptions
+from specops.http.answering.body import Body, Text
+from specops.http.answering.options import ReportingOptions
 from specops.http.answering.served_model import fingerprint
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.sse import DONE, event
@@ -35,12 +35,12 @@ class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="one more chunk, with the usage")
 
 
-class OpenAiRequest(SeededOptions):
+class OpenAiRequest(ReportingOptions):
     """The fields that completions and chat share."""
 
     without_effect = frozenset({"user"})
 
-    model: str = Field(description="as in GET /v1/models")
+    model: Text | None = Field(None, description="as in GET /v1/models")
     n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
 
@@ -100,6 +100,13 @@ class Timings(BaseModel):
     drafter: str
 
 
+class InputTokens(BaseModel):
+    """The number of tokens of a conversation's prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class OpenAiWriter(Writer):
     """Writes completions and chats, whole or in chunks.
 
@@ -128,12 +135,13 @@ class OpenAiWriter(Writer):
 
     def chunk(self, choice: dict[str, Any]) -> bytes:
         """Return the event of a chunk; the chunk that ends the last answer has the timings."""
+        answer = self.generation.answers[choice["index"]]
         data = self.heading | {"choices": [choice]}
         if self._include_usage:
             data["usage"] = None
         elif self.generation.complete and choice["finish_reason"]:
             data["timings"] = timings(self.generation.answers).model_dump()
-        return event(data)
+        return event(reports(answer) | data)
 
     def end(self) -> bytes:
         """Return the events after all choices."""
@@ -175,22 +183,41 @@ def timings(answers: Sequence[Answer]) -> Timings:
     return Timings(
         cache_n=cached,
         prompt_n=prompt,
-        prompt_ms=round(prompt_seconds * 1000, 3),
+        prompt_ms=prompt_seconds * 1000,
         prompt_per_token_ms=_per(prompt_seconds * 1000, prompt),
         prompt_per_second=_per(prompt, prompt_seconds),
         predicted_n=sum(item.generated_tokens for item in stats),
-        predicted_ms=round(seconds * 1000, 3),
+        predicted_ms=seconds * 1000,
         predicted_per_token_ms=_per(seconds * 1000, decoded),
         predicted_per_second=_per(decoded, seconds),
         draft_n=sum(item.draft_tokens for item in stats),
         draft_n_accepted=sum(item.accepted_tokens for item in stats),
         accepted_found_in=dict(sum((Counter(one.accepted_found_in) for one in stats), Counter())),
-        queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
+        queue_ms=sum(item.queue_seconds for item in stats) * 1000,
         steps=steps,
         tokens_per_step=_per(decoded, steps),
         drafter=answers[0].request.drafter,
     )
 
 
+def reports(answer: Answer) -> dict[str, Any]:
+    """Return what an event of a stream says of how far the answer is, where the client wants it.
+
+    Of the prompt it is told once.
+    """
+    stats, told = answer.stats, dict[str, Any]()
+    if answer.request.step_stats and answer.pieces:
+        told["timings"] = timings([answer]).model_dump()
+    if answer.prompt_computed:
+        told["prompt_progress"] = {
+            "total": stats.prompt_tokens,
+            "cache": stats.cached_prompt_tokens,
+            "processed": answer.prompt_computed,
+            "time_ms": stats.prefill_seconds * 1000,
+        }
+        answer.prompt_computed = 0
+    return told
+
+
 def _per(count: float, unit: float) -> float:
-    return round(count / unit, 3) if unit > 0 else 0.0
+    return count / unit if unit > 0 else 0.0

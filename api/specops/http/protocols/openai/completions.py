@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
-from specops.http.answering.body import Text, TokenId, wrong_together
+from specops.http.answering.body import MixedPrompt, Text, listed, wrong_together
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.prompts import fill_in, prompt_tokens
+from specops.http.answering.prompts import fill_in, mixed_tokens
 from specops.http.answering.served_model import check_model
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
@@ -32,12 +32,10 @@ from specops.text.fill_in import GapPrompt
 from specops.text.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # OpenAI's
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompts = (
     Text
-    | TokenIds
-    | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)]
+    | MixedPrompt
+    | Annotated[list[Text | MixedPrompt], Field(min_length=1, max_length=MOST_CHOICES)]
 )
 
 
@@ -45,11 +43,11 @@ class CompletionRequest(OpenAiRequest):
     """One or several prompts to continue, as text or as tokens."""
 
     limit_field = "max_tokens"
-    strict_limit = True
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
         _DEFAULT_TOKENS,
+        validation_alias=AliasChoices("max_tokens", "n_predict"),
         description="0: only compute the prompt; -1: as many as the server allows",
     )
     logprobs: int | None = Field(
@@ -113,13 +111,9 @@ class CompletionRequest(OpenAiRequest):
         return bool(self.echo) and self.logprobs is not None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> list[str | list[int | str]]:
         """The prompts as a list, also where there is only one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt
+        return listed(self.prompt)
 
 
 class CompletionLogprobs(BaseModel):
@@ -171,13 +165,13 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     answer and the new text; the last one has no choices but `timings`, and `usage` if the client
     asked for it; then `[DONE]`.
     """
-    engine = check_model(ctx, body.model)
+    engine = check_model(ctx, body.model or "")
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
-    def encode(prompt: str | list[int], behind: Sequence[int]) -> GapPrompt:
+    def encode(prompt: str | list[int | str], behind: Sequence[int]) -> GapPrompt:
         if gap is None:
-            return GapPrompt(prompt_tokens(prompt, engine, "prompt"), truncated=False)
-        before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
+            return GapPrompt(mixed_tokens(prompt, engine, "prompt"), truncated=False)
+        before = prompt if isinstance(prompt, str) else mixed_tokens(prompt, engine, "prompt")
         return gap.prompt(before, behind, engine.info.context)
 
     def prepare() -> Prepared:
@@ -241,7 +235,7 @@ class _Text:
         tokenizer: Tokenizer,
         body: CompletionRequest,
         answer: Answer,
-        prompt: str | Sequence[int],
+        prompt: str | list[int | str],
     ) -> None:
         self._tokenizer = tokenizer
         self._answer = answer
@@ -250,7 +244,8 @@ class _Text:
         self._prompt_reported = False
         self._echo = ""  # text that the next choice begins with
         if body.echo:
-            self._echo = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+            sent = answer.request.prompt_tokens
+            self._echo = prompt if isinstance(prompt, str) else tokenizer.decode(sent)
 
     def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> CompletionChoice:
         """Return the choice with the text and the probabilities of these pieces."""
@@ -283,8 +278,8 @@ class _Text:
         spelling = self._tokenizer.spelling
         logprobs.tokens.append(spelling(token)[0])
         logprobs.token_logprobs.append(None if logprob is None else logprob.chosen)
-        # Of two tokens with the same spelling the likelier one stays.
-        top = None if logprob is None else reversed(logprob.top)
+        # Of two tokens with the same spelling the likelier one stays; the chosen one is among them.
+        top = None if logprob is None else [(token, logprob.chosen), *reversed(logprob.top)]
         logprobs.top_logprobs.append(
             None if top is None else {spelling(item)[0]: value for item, value in top}
         )

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts to vectors, in OpenAI's protocol."""
+"""POST /v1/embeddings, /embedding: texts to vectors, in OpenAI's and llama-server's protocols."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from itertools import starmap
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from specops.http.answering.answers import list_answer
-from specops.http.answering.body import Body, Text, TokenId
+from specops.http.answering.body import Body, MixedPrompt, Text, listed
+from specops.http.answering.conversation import Part, joined
 from specops.http.answering.embed import Vector, embed
 from specops.http.answering.served_model import check_model
 from specops.http.errors import InvalidField
@@ -20,10 +21,27 @@ from specops.http.state import Ctx
 from specops.text.json_values import dumps
 
 MOST_INPUTS = 2048  # OpenAI's own bound
-_Text = Annotated[Text, Field(min_length=1)]
-_Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-_Texts = Annotated[list[_Text], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
-_TokenLists = Annotated[list[_Tokens], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
+
+
+class EmbeddingText(Body):
+    """A text as llama-server writes one that may have images: whole, or as parts."""
+
+    prompt_string: Text | None = None
+    content: Annotated[list[Part], Field(min_length=1)] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            InvalidField: it has parts that are no texts, or nothing.
+        """
+        if self.prompt_string is None and self.content is None:
+            raise InvalidField("input", "an object needs `prompt_string` or `content`")
+        return joined(self.content or self.prompt_string, "input")
+
+
+_Input = Text | MixedPrompt | EmbeddingText
 
 
 class EmbeddingRequest(Body):
@@ -31,8 +49,13 @@ class EmbeddingRequest(Body):
 
     without_effect = frozenset({"user"})
 
-    model: str = Field(description="as in GET /v1/models")
-    input: _Text | _Tokens | _Texts | _TokenLists
+    model: Text | None = Field(None, description="as in GET /v1/models")
+    input: (
+        Text
+        | EmbeddingText
+        | MixedPrompt
+        | Annotated[list[_Input], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
+    ) = Field(validation_alias=AliasChoices("input", "content"))
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or the base64 of 32-bit floats, little endian"
     )
@@ -41,13 +64,10 @@ class EmbeddingRequest(Body):
     )
 
     @property
-    def inputs(self) -> list[str] | list[list[int]]:
+    def inputs(self) -> list[str | list[int | str]]:
         """The texts as a list, also where there is only one."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [self.input]
-        return self.input
+        inputs = listed(self.input)
+        return [item.text if isinstance(item, EmbeddingText) else item for item in inputs]
 
 
 class Embedding(BaseModel):
@@ -74,13 +94,20 @@ class EmbeddingList(BaseModel):
     usage: EmbeddingUsage
 
 
-PATH = "/v1/embeddings"
+class LlamaEmbedding(BaseModel):
+    """The vector of one text, as llama-server's own endpoint tells it: in a list of its own."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+PATH, LLAMA = "/v1/embeddings", "/embedding"
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,
-    prefixes=(PATH,),
-    prompts={PATH: Prompt("input", "embeddings")},
-    links={"embeddings": PATH},
+    prefixes=(PATH, LLAMA),
+    prompts={path: Prompt("input", "embeddings") for path in (PATH, LLAMA)},
+    links={"embeddings": PATH, "llama_embedding": LLAMA},
     too_long_message="This model's maximum context length is {context} tokens, however you "
     "requested {prompt} tokens ({prompt} in your prompt; 0 for the completion). Please "
     "reduce your prompt; or completion length. (context_length_exceeded)",
@@ -90,7 +117,7 @@ PROTOCOL = Protocol(
 @router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
-    engine = check_model(ctx, body.model)
+    engine = check_model(ctx, body.model or "")
     own = engine.info.embedding_size
     if own and body.dimensions not in (None, own):
         message = f"this model's embeddings have {own} dimensions and cannot be shortened"
@@ -105,3 +132,12 @@ async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
 
     rest = {"object": "list", "model": engine.info.name, "usage": usage}
     return list_answer(rest, "data", starmap(item, enumerate(vectors)), generation.headers)
+
+
+@router.post(LLAMA, response_model=list[LlamaEmbedding], responses=ERRORS)
+async def embedding(body: EmbeddingRequest, ctx: Ctx) -> Response:
+    """Embed one or several texts; the answer is llama-server's list."""
+    check_model(ctx, body.model or "")
+    generation, vectors, _ = await embed(ctx, body, body.inputs, body.input)
+    items = (dumps({"index": i, "embedding": [vector]}) for i, vector in enumerate(vectors))
+    return list_answer(None, "", items, generation.headers)

@@ -35,12 +35,12 @@ from specops.http.answering.conversation import (
     unread,
     written,
 )
-from specops.http.answering.generate import generate_chat
+from specops.http.answering.generate import chat_tokens, generate_chat
 from specops.http.answering.options import EngineOptions
 from specops.http.answering.served_model import check_model
 from specops.http.errors import ApiError, InvalidField
 from specops.http.protocol import Prompt, Protocol
-from specops.http.protocols.openai.common import RESPONSES
+from specops.http.protocols.openai.common import RESPONSES, InputTokens
 from specops.http.sse import named_event
 from specops.http.state import Ctx
 from specops.request import Grammar
@@ -222,7 +222,7 @@ class ResponsesRequest(EngineOptions):
 
     limit_field = "max_output_tokens"
 
-    model: str = Field(description="as in GET /v1/models")
+    model: Text | None = Field(None, description="as in GET /v1/models")
     input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)] = Field(
         description="the question, or all items of the conversation"
     )
@@ -411,6 +411,8 @@ class Response(BaseModel):
     model: str
     output: list[dict[str, Any]] = Field(description="items: message, reasoning, function_call")
     parallel_tool_calls: bool
+    presence_penalty: float
+    frequency_penalty: float
     previous_response_id: None = None
     prompt_cache_key: str | None
     reasoning: dict[Literal["effort", "summary"], str | None]
@@ -435,7 +437,7 @@ PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("input", "chat")},
-    links={"responses": PATH},
+    links={"responses": PATH, "responses_input_tokens": f"{PATH}/input_tokens"},
     too_long_message="Your input exceeds the context window of this model. This model's maximum "
     "context length is {context} tokens. However, your input resulted in {prompt} tokens, and "
     "the answer needs at least one. Please adjust your input and try again. "
@@ -450,12 +452,22 @@ async def responses(body: ResponsesRequest, ctx: Ctx) -> HttpResponse:
     With `stream` the answer is a series of server-sent events, from `response.created` to
     `response.completed`, `response.incomplete` or `response.failed`.
     """
-    engine = check_model(ctx, body.model)
+    engine = check_model(ctx, body.model or "")
     recalled = ctx.app.items.get(ctx.client, body.references)
     more = sum(map(len, recalled.values()))
     generation = await generate_chat(ctx, body, lambda: body.conversation(recalled), more=more)
     keep = partial(ctx.app.items.keep, ctx.client) if body.store is not False else None
     return await _Writer(generation, engine, body, keep).response(stream=body.streams)
+
+
+@router.post(f"{PATH}/input_tokens", responses=RESPONSES)
+async def input_tokens(body: ResponsesRequest, ctx: Ctx) -> InputTokens:
+    """Count the tokens of a conversation's prompt."""
+    engine = check_model(ctx, body.model or "")
+    recalled = ctx.app.items.get(ctx.client, body.references)
+    more = sum(map(len, recalled.values()))
+    count = await chat_tokens(ctx, body, engine, lambda: body.conversation(recalled), more=more)
+    return InputTokens(input_tokens=count)
 
 
 class _Writer(BlockWriter):
@@ -506,6 +518,8 @@ class _Writer(BlockWriter):
             model=self._model,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            presence_penalty=answer.request.sampling.presence_penalty,
+            frequency_penalty=answer.request.sampling.frequency_penalty,
             prompt_cache_key=body.prompt_cache_key,
             reasoning={"effort": body.effort, "summary": None},
             safety_identifier=body.safety_identifier,

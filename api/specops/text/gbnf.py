@@ -1,0 +1,53 @@
+"""Translates GBNF, the language of llama.cpp's grammars, to the grammar library's Lark.
+
+The library's own translator does it; what that would misread is spelled otherwise before: codes of
+letters, `.`, which is any letter here, and a rule that has the name of Lark's first one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+# Lark has no line that begins like a rule of GBNF.
+_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
+_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^]\\])*\]|#.*|[\w-]+|\.')
+_CODE = re.compile(r"\\(?:x(..)|u(.{4})|U(.{8}))")
+_WIDE_CODE = re.compile(r"\\(?:u(.{4})|U(.{8}))")  # of the others, regular expressions know the form
+
+
+def is_gbnf(text: str) -> bool:
+    """Return whether a grammar is written in GBNF rather than in Lark."""
+    return _RULE.search(text) is not None
+
+
+def to_lark(text: str) -> str:
+    """Return a grammar in GBNF as Lark; the rule `root` becomes `start`.
+
+    Lark's texts are matched as far as they go: `[a-z]* "x"` as a rule of its own takes an `x`, too.
+    So answers follow the grammar, but some of its texts do not come.
+
+    Raises:
+        ValueError: it is no GBNF; the message says where.
+    """
+    try:
+        lark = gbnf_to_lark(_PART.sub(_spelled, text))
+        lark.encode()
+    except MemoryError:
+        raise
+    except Exception as error:  # the library raises what it likes
+        raise ValueError(f"this GBNF cannot be read: {error or type(error).__name__}") from None
+    return lark
+
+
+def _spelled(match: re.Match[str]) -> str:
+    part = match[0]
+    if part[0] in '"[':
+        return (_CODE if part[0] == '"' else _WIDE_CODE).sub(_letter, part)
+    return {".": r"[^\x00]", "start": "start-of-client"}.get(part, part)
+
+
+def _letter(match: re.Match[str]) -> str:
+    letter = chr(int(next(filter(None, match.groups())), 16))
+    return f"\\{letter}" if letter in '"\\[]' else letter
