@@ -166,7 +166,7 @@ async def test_probabilities_behind_the_samplers(server: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 async def test_a_stream_reports_how_far_it_is(server: httpx.AsyncClient, path: str) -> None:
-    text = "def f(x): return x\n" * 40
+    text = f"# {path}\n" + "def f(x): return x\n" * 40
     asks = {"prompt": text, "messages": [{"role": "user", "content": text}], "ignore_eos": True}
     more = {"stream": True, "timings_per_token": True, "return_progress": True, "max_tokens": 8}
     answer = await server.post(path, json=asks | more)
@@ -208,7 +208,11 @@ async def test_a_grammar_that_asks_for_nothing_and_one_that_is_wrong(
     await asked(server, "/completion", PROMPT | {"grammar": ""})
     answer = await server.post("/completion", json=PROMPT | {"grammar": 'root ::= "a'})
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, "grammar", "invalid_grammar")
+    assert (answer.status_code, error["param"], error["code"]) == (
+        400,
+        "grammar",
+        "invalid_grammar",
+    )
 
 
 async def test_timings_are_numbers(server: httpx.AsyncClient) -> None:

@@ -198,7 +198,8 @@ class RequestState:
         """The logits that the request's tokens are chosen from.
 
         Args:
-            logits: [k + 1, V] of the target; changed in place where no probabilities of them are wanted.
+            logits: [k + 1, V] of the target; changed in place unless their own
+                probabilities are wanted.
             draft: [k], the draft tokens before them.
             forced: tokens that the grammar puts before the draft.
 

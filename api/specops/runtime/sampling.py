@@ -135,9 +135,7 @@ def logprob(logits: Floats, token: int, top: int) -> Logprob:
     return Logprob(float(logits[token]) - log_sum, values)
 
 
-def drawn_logprob(
-    logits: Floats, token: int, top: int, params: SamplingParams | None
-) -> Logprob:
+def drawn_logprob(logits: Floats, token: int, top: int, params: SamplingParams | None) -> Logprob:
     """The log probability with which a token was drawn, and of the likeliest that could have been.
 
     Args:

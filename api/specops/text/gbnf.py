@@ -14,7 +14,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 _RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^]\\])*\]|#.*|[\w-]+|\.')
 _CODE = re.compile(r"\\(?:x(..)|u(.{4})|U(.{8}))")
-_WIDE_CODE = re.compile(r"\\(?:u(.{4})|U(.{8}))")  # of the others, regular expressions know the form
+_WIDE_CODE = re.compile(
+    r"\\(?:u(.{4})|U(.{8}))"
+)  # of the others, regular expressions know the form
 
 
 def is_gbnf(text: str) -> bool:
