@@ -67,7 +67,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
                         "annotations": []},
         }],
         "usage": {
-            "prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25,
+            "prompt_tokens": 21, "completion_tokens": 5, "total_tokens": 26,
             "prompt_tokens_details": {"cached_tokens": 1},
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
@@ -269,7 +269,7 @@ async def test_logprobs_have_openais_form(stream: bool) -> None:
     sent = (chunks(completion)[0] if stream else completion.json())["choices"][0]["logprobs"]
     assert sent == {
         "tokens": ["a", "b"], "token_logprobs": [-0.5, -2.0], "text_offset": [0, 1],
-        "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.25, "c": -1.5}],
+        "top_logprobs": [{"a": -0.5, "b": -1.5}, {"b": -2.0, "a": -0.25, "c": -1.5}],
     }  # fmt: skip
 
 
@@ -356,7 +356,7 @@ async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
     assert choice.logprobs.tokens == ["<|begin|>", "a", "b", "c", "y"]
     assert choice.logprobs.token_logprobs == [None, -3.0, -0.5, -1.5, -2.0]
     assert choice.logprobs.top_logprobs == [
-        None, {"a": -3.0}, {"b": -0.5}, {"a": -0.25}, {"x": -0.1},
+        None, {"a": -3.0}, {"b": -0.5}, {"c": -1.5, "a": -0.25}, {"y": -2.0, "x": -0.1},
     ]  # fmt: skip
     assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]  # the first has no text
 

@@ -42,7 +42,7 @@ async def test_a_prompt_with_its_own_tokens_is_continued(path: str, body: dict[s
 
 @pytest.mark.parametrize("name", ["coder-0.5b", "coder:0.5b", "Coder:0.5B", "coder-0.5b:latest"])
 async def test_continue_writes_a_size_behind_a_colon(name: str) -> None:
-    async with coder() as here:
+    async with coder(unknown_model="refuse") as here:
         here.service.info = replace(INFO, name="coder-0.5b")
         await asked(here, CONTINUE | {"model": name}, "/api/generate")
         for wrong in ("coder:1.5b", "coder", "coder-0.5b-latest"):

@@ -287,9 +287,9 @@ async def test_a_prompt_is_decoded_once_where_its_text_is_read(
         tokenizer, decoded = here.service.loaded.tokenizer, list[Sequence[int]]()
         decode = tokenizer.decode
 
-        def counted(tokens: Sequence[int]) -> str:
+        def counted(tokens: Sequence[int], *, special: bool) -> str:
             decoded.append(tokens)
-            return decode(tokens)
+            return decode(tokens, special=special)
 
         monkeypatch.setattr(tokenizer, "decode", counted)
         answers = (await asked(here, GAP | {"n_cmpl": 3, "response_fields": fields})).json()
@@ -317,7 +317,8 @@ async def test_a_prompt_is_a_text_or_tokens(
     async with coder() as here:
         answer = (await asked(here, {"prompt": prompt, "n_predict": 5}, path)).json()
     assert here.request.prompt_tokens == tokens
-    assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", "ab", 5)
+    sent = "<|begin|>ab" if tokens[0] == BEGIN_TOKEN else "ab"
+    assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", sent, 5)
 
 
 async def test_the_models_own_sampling_goes_first() -> None:

@@ -219,7 +219,7 @@ async def test_errors_are_the_librarys_own(stream: bool) -> None:
             async for _ in answer:
                 pass
 
-    async with clients() as here:
+    async with clients(unknown_model="refuse") as here:
         with pytest.raises(ollama.ResponseError, match=r"not found.*fake:latest") as unknown:
             await ask(here, model="other")
         with pytest.raises(ollama.ResponseError, match="temperature: ") as wrong:

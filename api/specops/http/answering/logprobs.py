@@ -13,7 +13,6 @@ from specops.text.tokenizer import Tokenizer
 class TopLogprob(BaseModel):
     """A token that was possible in this position."""
 
-    id: int
     token: str
     logprob: float = Field(description="natural logarithm of its probability")
     bytes: list[int] = Field(description="UTF-8; a token may be a part of a character")
@@ -38,4 +37,4 @@ def token_logprobs(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[TokenL
 
 def _top(token: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
     text, encoded = tokenizer.spelling(token)
-    return TopLogprob(id=token, token=text, logprob=logprob, bytes=list(encoded))
+    return TopLogprob(token=text, logprob=logprob, bytes=list(encoded))

@@ -19,7 +19,6 @@ from specops.engine.engine import Engine
 from specops.http.answering.answers import FOUND_IN, Answer, Generation, Step, Writer
 from specops.http.answering.body import Body, MixedPrompt, Text, absent, listed
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.logprobs import token_logprobs
 from specops.http.answering.options import NEVER, ReportingOptions
 from specops.http.answering.prompts import mixed_tokens
 from specops.http.answering.served_model import check_model, fingerprint
@@ -292,7 +291,6 @@ PROTOCOL = Protocol(
         "llama_completion": COMPLETION,
         "props": "/props",
         "slots": "/slots",
-        "rerank": "/rerank",
     },
     too_long_message="the request exceeds the available context size ({prompt} tokens, {context} "
     "fit with the answer), try increasing it (context_length_exceeded)",
@@ -374,18 +372,11 @@ async def slots(ctx: Ctx) -> list[dict[str, Any]]:
     ]
 
 
-@router.post("/rerank", responses=_RESPONSES)
+@router.post("/rerank", include_in_schema=False)
 async def rerank(ctx: Ctx) -> Response:
     """Answer 501: no model that this server reads ranks texts."""
-    message = "This server has no models that rank texts: compare embeddings (/v1/embeddings)"
+    message = "This server has no models that rank texts: compare their embeddings instead"
     raise ApiError(501, message, code="not_supported")
-
-
-def _probability(token: dict[str, Any]) -> dict[str, Any]:
-    """Return a token with its probability instead of its logarithm."""
-    top = token.pop("top_logprobs", None)
-    token["prob"] = min(1.0, exp(token.pop("logprob")))
-    return token if top is None else token | {"top_probs": [_probability(item) for item in top]}
 
 
 def _seconds(milliseconds: float | None) -> float | None:
@@ -492,8 +483,19 @@ class _Writer(Writer):
 
     def _probabilities(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Return the probabilities of tokens; an empty list if nobody asked for them."""
-        told = [item.model_dump() for item in token_logprobs(pieces, self._engine.tokenizer)]
-        return [_probability(item) for item in told] if self._body.post_sampling_probs else told
+        drawn, spelling = self._body.post_sampling_probs, self._engine.tokenizer.spelling
+
+        def told(token: int, value: float) -> dict[str, Any]:
+            text, encoded = spelling(token)
+            number = {"prob": min(1.0, exp(value))} if drawn else {"logprob": value}
+            return {"id": token, "token": text, "bytes": list(encoded), **number}
+
+        return [
+            told(piece.token, found.chosen)
+            | {"top_probs" if drawn else "top_logprobs": [told(*item) for item in found.top]}
+            for piece in pieces
+            if (found := piece.logprob)
+        ]
 
     @cached_property
     def _prompt(self) -> str:

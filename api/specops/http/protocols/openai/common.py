@@ -141,7 +141,8 @@ class OpenAiWriter(Writer):
             data["usage"] = None
         elif self.generation.complete and choice["finish_reason"]:
             data["timings"] = timings(self.generation.answers).model_dump()
-        return event(reports(answer) | data)
+        begins = "role" in choice.get("delta", ())  # a chunk that tells nothing yet
+        return event(data if begins else reports(answer) | data)
 
     def end(self) -> bytes:
         """Return the events after all choices."""

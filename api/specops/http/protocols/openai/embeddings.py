@@ -38,7 +38,8 @@ class EmbeddingText(Body):
         """
         if self.prompt_string is None and self.content is None:
             raise InvalidField("input", "an object needs `prompt_string` or `content`")
-        return joined(self.content or self.prompt_string, "input")
+        parts = self.content or [self.prompt_string]
+        return "".join(joined(part if isinstance(part, str) else [part], "input") for part in parts)
 
 
 _Input = Text | MixedPrompt | EmbeddingText
@@ -110,7 +111,7 @@ PROTOCOL = Protocol(
     links={"embeddings": PATH, "llama_embedding": LLAMA},
     too_long_message="This model's maximum context length is {context} tokens, however you "
     "requested {prompt} tokens ({prompt} in your prompt; 0 for the completion). Please "
-    "reduce your prompt; or completion length. (context_length_exceeded)",
+    "reduce your prompt; or completion length: it is too large. (context_length_exceeded)",
 )
 
 
