@@ -155,9 +155,8 @@ class Tokenizer:
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
-        """The token that begins every text of the model, if there is one."""
-        marked, plain = self.encode("a"), self.encode("a", special_tokens=False)
-        return () if marked[:1] == plain[:1] else marked[:1]
+        """The special tokens that begin every text of the model."""
+        return tuple(self._around[0])
 
     def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
         """Return the tokens of a text in which special tokens and these marks are only letters."""

@@ -38,8 +38,7 @@ class EmbeddingText(Body):
         """
         if self.prompt_string is None and self.content is None:
             raise InvalidField("input", "an object needs `prompt_string` or `content`")
-        parts = self.content or [self.prompt_string]
-        return "".join(joined(part if isinstance(part, str) else [part], "input") for part in parts)
+        return self.prompt_string or "".join(joined([part], "input") for part in self.content or ())
 
 
 _Input = Text | MixedPrompt | EmbeddingText
