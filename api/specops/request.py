@@ -129,6 +129,18 @@ class SamplingParams:
         return bool(self.penalizes or self.logit_bias or self.bad_words)
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """How a model marks the thoughts before an answer, and how many tokens they may have."""
+
+    opening: str
+    closing: str
+    begun: bool  # the prompt ends within thoughts
+    unshown: tuple[tuple[int, str], ...]  # tokens of the marks that decoded texts leave out
+    closing_tokens: tuple[int, ...]
+    most: int | None = None  # tokens; None: as many as the answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
@@ -149,7 +161,8 @@ class GenerationRequest:
     prompt_logprobs: bool = False  # probabilities of the prompt's tokens are wanted, too
     embed: bool = False  # the prompts' embeddings are wanted, and no answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # behind the thoughts
+    thoughts: ThoughtMarks | None = None  # None: the model does not think
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
     min_tokens: int = 0  # no end token comes before so many tokens
     ignore_eos: bool = False

@@ -12,7 +12,7 @@ import yaml
 from gateway import run as gateway
 from specops.config import Settings
 from specops.http.connection import Limits
-from specops.http.request_body import MAX_BODY_BYTES
+from specops.http.request_body import MAX_BATCH_BYTES
 from tests.http.openai_api import PROMPTS
 from tests.stack.support import ROOT, read_yaml, succeed, tool
 
@@ -81,7 +81,7 @@ def test_its_limits_agree_with_the_services() -> None:
             (http,) = cluster["typed_extension_protocol_options"].values()
             idle = float(http["common_http_protocol_options"]["idle_timeout"][:-1])
             assert idle < limits.idle  # or a request meets a connection that is just being closed
-            assert cluster["per_connection_buffer_limit_bytes"] > MAX_BODY_BYTES
+            assert cluster["per_connection_buffer_limit_bytes"] > MAX_BATCH_BYTES
 
 
 def test_the_admin_interface_has_no_address() -> None:

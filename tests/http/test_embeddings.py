@@ -11,10 +11,12 @@ import openai
 import pytest
 
 from specops.config import Settings
+from specops.http.middleware import MOST_BATCHES
 from specops.request import FinishReason
 from tests.fakes import INFO, begun, output
 from tests.http.chat_clients import clients
 from tests.http.real_engine import served
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
@@ -56,6 +58,42 @@ async def test_every_form_of_input_is_one_request_of_the_engine(
     assert list(here.request.prompts) == prompts
     assert here.request.embed
     assert len(here.service.requests) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_a_batch_is_as_large_as_openais(path: str) -> None:
+    """As LangChain sends one: 1,000 texts of 1,000 characters in a body."""
+    texts = [f"{number}: {'The quick brown fox. ' * 50}" for number in range(1000)]
+    async with clients() as here:
+        here.script([END])
+        here.service.info = replace(INFO, context=512)
+        here.service.loaded.encode = lambda text, **_: (1,) * 299  # type: ignore[method-assign]
+        answer = await here.http.post(path, json={"model": "fake", "input": texts})
+        assert len(here.request.prompts) == 1000
+        tokens = await here.http.post(path, json={"model": "fake", "input": [*texts, *texts[:9]]})
+        larger = await here.http.post(path, json={"model": "fake", "input": ["x" * (1 << 22)]})
+        other = await here.http.post("/v1/completions", json={"prompt": "x" * (1 << 20)})
+    assert (answer.status_code, tokens.status_code, larger.status_code) == (200, 400, 413)
+    assert "300000 tokens" in tokens.text
+    assert other.status_code == 413
+
+
+async def test_only_so_many_large_batches_are_here_at_a_time() -> None:
+    body = {"model": "fake", "input": ["x" * (1 << 20)]}
+    async with clients() as here, asyncio.timeout(PATIENCE):
+        here.service.loaded.encode = lambda text, **_: (1,)  # type: ignore[method-assign]
+        asked = [
+            asyncio.ensure_future(here.http.post("/v1/embeddings", json=body))
+            for _ in range(MOST_BATCHES)
+        ]
+        handles = [await here.service.submitted.get() for _ in asked]
+        late = await here.http.post("/v1/embeddings", json=body)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "large_bodies")
+        for handle in handles:
+            handle.push(END)
+        assert [(await answer).status_code for answer in asked] == [200] * MOST_BATCHES
+        here.script([END])
+        assert (await here.http.post("/v1/embeddings", json=body)).status_code == 200
 
 
 async def test_a_model_without_hidden_states_says_so() -> None:

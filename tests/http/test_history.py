@@ -57,6 +57,14 @@ THOUGHT = part("summary_text", text="h")
 SOURCE = part("text", media_type="text/plain", data="inside")
 PICTURE_RESULT = [part("text", text="a"), part("image", source={})]
 FOUND = [part("text", text="found")]
+# As objects, by the kind of tool.
+SERVER_RESULTS = {
+    "web_search": part("web_search_tool_result_error", error_code="max_uses_exceeded"),
+    "web_fetch": part("web_fetch_result", url="u", content=part("document", source=SOURCE)),
+    "code_execution": part("code_execution_result", stdout="1", return_code=0, content=[]),
+    "tool_search": part("tool_search_tool_search_result", tool_references=[{"tool_name": "a"}]),
+    "newer": [1, "a"],
+}
 # A history, what the prompt has of it, and the names of what it leaves out.
 READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
     "a refusal": (CHAT, [says("assistant", refusal="No.")], turn("assistant", "No."), ""),
@@ -79,6 +87,9 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
         '"name": "two words"', ""),
     "thoughts as parts": (CHAT, [says("assistant", part("thinking"), part("text", text="b"))],
         turn("assistant", "b"), "messages.thinking"),
+    "thoughts by their newer name": (
+        CHAT, [says("assistant", part("text", text="b"), reasoning="h")],
+        turn("assistant", "<think>h</think>b"), ""),
     "an empty result": (CHAT, [says("tool", tool_call_id="1")], turn("tool", ""), ""),
     "a picture as a result": (CHAT, [says("tool", part("image_url"), tool_call_id="1")],
         turn("tool", f"[image_url: {NOT_SHOWN}"), "messages.image_url"),
@@ -110,6 +121,25 @@ READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
         ],
         turn("assistant", "Sunny."),
         "messages.server_tool_use, messages.web_search_tool_result",
+    ),
+    "what Anthropic's servers ran": (
+        MESSAGES,
+        [
+            says(
+                "assistant",
+                *(part(f"{kind}_tool_result", tool_use_id="1", content=content)
+                  for kind, content in SERVER_RESULTS.items()),
+                part("text", text="Sunny."),
+            )
+        ],
+        turn("assistant", "Sunny."),
+        ", ".join(f"messages.{kind}_tool_result" for kind in SERVER_RESULTS),
+    ),
+    "thoughts with their signature": (
+        MESSAGES,
+        [says("assistant", part("thinking", thinking="h", signature="s"), part("text", text="b"))],
+        turn("assistant", "<think>h</think>b"),
+        "",
     ),
     "thoughts of several items": (
         RESPONSES,
@@ -300,7 +330,7 @@ async def test_items_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ResponsesRequest, "conversation", watched)
     async with clients() as here:
         for length in (10, LARGE_BODY_BYTES):
-            here.say("x" * length)
+            here.say("x " * (length // 2))
             answer = await here.openai.responses.create(model="fake", input="a")
             reference: Any = {"type": "item_reference", "id": answer.output[0].id}
             await here.openai.responses.create(model="fake", input=[reference, USER])  # type: ignore[list-item]

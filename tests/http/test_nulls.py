@@ -54,10 +54,10 @@ ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "messages": (MESSAGES, {"tools": MESSAGES_TOOLS}, {"stop_sequence"}),
     "streamed messages": (MESSAGES, {"tools": MESSAGES_TOOLS, "stream": True},
         {"message.stop_reason", "message.stop_sequence", "delta.stop_sequence"}),
-    "response": (RESPONSES, {"tools": RESPONSES_TOOLS}, _ENDED),
+    "response": (RESPONSES, {"tools": RESPONSES_TOOLS}, _ENDED | {"tools.description"}),
     "response with a form": (RESPONSES, {"text": {"format": FORM}}, _ENDED | _FORMED),
     "streamed response": (RESPONSES, {"tools": RESPONSES_TOOLS, "stream": True},
-        _within("response", _BEGUN)),
+        _within("response", _BEGUN | {"tools.description"})),
     "embeddings": (EMBEDDINGS, {}, set()),
     **{
         f"ollama {path} {fields}": (path, fields, set())

@@ -59,6 +59,28 @@ async def test_a_chat_is_text_thoughts_and_calls(stream: bool) -> None:
     assert (request.sampling.top_k, request.sampling.top_p) == (40, 0.9)
 
 
+async def test_half_a_surrogate_pair_is_read_as_go_does() -> None:
+    """A tool's result may be cut within an emoji."""
+    body = rb'{"model": "fake", "%s": %s, "stream": false}'
+    turns = rb'[{"role": "user", "content": "cut \ud83d here \ud83d\ude00"}]'
+    async with clients() as here:
+        here.say("a")
+        for path, field, value in (
+            ("/api/chat", b"messages", turns),
+            ("/api/generate", b"prompt", rb'"cut \ud83d here \ud83d\ude00"'),
+        ):
+            answer = await here.http.post(path, content=body % (field, value))
+            assert answer.status_code == 200, answer.text
+            assert "cut \ufffd here \U0001f600" in here.prompt
+
+
+async def test_the_version_is_one_that_has_responses() -> None:
+    """`codex --oss` refuses older ones."""
+    async with clients() as here:
+        answer = await here.http.get("/api/version")
+    assert tuple(map(int, answer.json()["version"].split("."))) >= (0, 13, 4)
+
+
 async def test_options_may_stand_in_options_or_beside_it() -> None:
     options = {"temperature": 0, "num_predict": 3, "stop": ["x"], "seed": 7, "repeat_penalty": 1.2}
     async with clients(max_new_tokens=20) as here:

@@ -33,7 +33,16 @@ from specops.request import FinishReason, GenerationRequest, Logprob, Output, Pi
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
-from tests.http.chat_clients import PROTOCOLS, TEMPLATE, Clients, clients, whole
+from tests.http.chat_clients import (
+    PROTOCOLS,
+    RESPONSES_TOOLS,
+    SEARCH,
+    TEMPLATE,
+    WEATHER,
+    Clients,
+    clients,
+    whole,
+)
 from tests.http.openai_api import api
 
 pytestmark = pytest.mark.anyio
@@ -162,18 +171,39 @@ async def events(here: Clients, path: str) -> list[tuple[str, dict[str, Any]]]:
 
 async def test_messages_stream_has_anthropics_events() -> None:
     async with clients() as here:
-        here.say("<think>hm", "</think>Hello", " world")
+        steps = [output(text) for text in ("<think>hm", "</think>Hello", " world")]
+        first = replace(steps[0], stats=replace(STATS, generated_tokens=0))
+        here.script([first, *steps[1:], output(finish=FinishReason.STOP)])
         sent = await events(here, MESSAGES)
-        usage = here.service.requests[0].prompt_tokens
+        prompt = here.request.prompt_tokens
+        assert here.request.step_stats
     names = [name for name, _ in sent]
     start, delta, stop = (f"content_block_{part}" for part in ("start", "delta", "stop"))
-    blocks = [start, delta, stop, start, delta, delta, stop]
+    blocks = [start, delta, delta, stop, start, delta, delta, stop]
     assert names == ["message_start", *blocks, "message_delta", "message_stop"]
-    assert sent[0][1]["message"]["usage"]["input_tokens"] == len(usage)
+    first, last = sent[0][1]["message"]["usage"], sent[-2][1]["usage"]
+    assert first | {"output_tokens": STATS.generated_tokens} == last
+    assert last["input_tokens"] + last["cache_read_input_tokens"] == len(prompt)
+    assert last["cache_read_input_tokens"] == STATS.cached_prompt_tokens
     assert sent[0][1]["message"]["stop_reason"] is None
     assert sent[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert sent[-2][1]["usage"]["output_tokens"] == STATS.generated_tokens
-    assert [data["index"] for _, data in sent[1:-2]] == [0, 0, 0, 1, 1, 1, 1]
+    assert [data["index"] for _, data in sent[1:-2]] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_are_signed_and_taken_back(stream: bool) -> None:
+    async with clients() as here:
+        here.say("<think>hm</think>Hello")
+        answer = await whole(here.anthropic.messages, "message", stream=stream, **ASK[MESSAGES])
+        assert [block.type for block in answer.content] == ["thinking", "text"]
+        assert answer.content[0].signature
+        again = [block.model_dump(exclude_none=True) for block in answer.content]
+        turns = [*ASK[MESSAGES]["messages"], {"role": "assistant", "content": again}]
+        turns.append({"role": "user", "content": "b"})
+        raw = await here.http.post(MESSAGES, json=ASK[MESSAGES] | {"messages": turns})
+    assert raw.status_code == 200
+    assert "x-ignored-fields" not in raw.headers
+    assert "<think>hm</think>Hello" in here.prompt
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -250,6 +280,133 @@ async def test_responses_stream_has_openais_events() -> None:
     assert whole["usage"]["output_tokens"] == STATS.generated_tokens
 
 
+# What Open Responses' schema wants in each response.
+REQUIRED = (
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model"),
+    *("previous_response_id", "instructions", "output", "error", "tools", "tool_choice"),
+    *("truncation", "parallel_tool_calls", "text", "top_p", "presence_penalty"),
+    *("frequency_penalty", "top_logprobs", "temperature", "reasoning", "user", "usage"),
+    *("max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata"),
+    *("safety_identifier", "prompt_cache_key"),
+)
+
+
+async def test_every_response_has_the_fields_of_open_responses() -> None:
+    tool = {"type": "function", "name": "f"}
+    async with clients() as here:
+        here.say("Hello")
+        body = ASK[RESPONSES] | {"tools": [tool], "presence_penalty": 0.5, "truncation": "auto"}
+        whole = (await here.http.post(RESPONSES, json=body)).json()
+        streamed = await here.http.post(RESPONSES, json=body | {"stream": True})
+    found = [json.loads(line[6:]) for line in streamed.text.split("\n") if line[:5] == "data:"]
+    for answer in (whole, *(data["response"] for data in found if "response" in data)):
+        assert set(REQUIRED) <= set(answer)
+        assert answer["tools"] == [
+            {"type": "function", "name": "f", "description": None, "parameters": None}
+            | {"strict": False}
+        ]
+        assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0.5, 0)
+        assert answer["truncation"] == "auto"
+    assert {item["status"] for item in whole["output"]} == {"completed"}
+
+
+def in_namespace(name: str, *functions: dict[str, Any]) -> dict[str, Any]:
+    tools = [{"type": "function", **function} for function in functions]
+    return {"type": "namespace", "name": name, "description": "d", "tools": tools}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_namespaces_are_called(stream: bool) -> None:
+    """As Codex sends the tools of servers of the model context protocol."""
+    tools = [in_namespace("mcp__a", WEATHER, SEARCH), in_namespace("mcp__b", SEARCH)]
+    async with clients() as here:
+        here.say(
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "a"}}</tool_call>',
+            '<tool_call>{"name": "mcp__b__search", "arguments": {}}</tool_call>',
+        )
+        body = ASK[RESPONSES] | {"tools": tools}
+        answer = await whole(here.openai.responses, "response", stream=stream, **body)
+        calls = [(item.namespace, item.name) for item in answer.output]
+        assert calls == [("mcp__a", "get_weather"), ("mcp__b", "search")]
+        assert '"name": "mcp__a__search"' in here.prompt
+        assert [tool.type for tool in answer.tools] == ["namespace", "namespace"]
+        history = [item.model_dump(exclude_none=True) for item in answer.output]
+        choice = {"type": "function", "name": "search", "namespace": "mcp__a"}
+        raw = await here.http.post(RESPONSES, json=body | {"input": history, "tool_choice": choice})
+        assert raw.status_code == 200, raw.text
+        assert '"name": "mcp__b__search", "arguments": {}' in here.prompt
+        grammar = here.request.sampling.grammar
+        assert "mcp__a__search" in grammar.text
+        assert "get_weather" not in grammar.text
+    assert "namespace" not in raw.headers.get("x-ignored-fields", "")
+
+
+@pytest.mark.parametrize(
+    ("tools", "mode", "called"),
+    [
+        ([{"type": "function", "name": "search"}, {"type": "image_generation"}], "auto", True),
+        ([{"type": "mcp", "server_label": "s"}], "auto", False),
+        ([{"type": "mcp", "server_label": "s"}], "required", None),
+    ],
+)
+async def test_allowed_tools_may_be_openais_own(
+    tools: list[Any], mode: str, called: bool | None
+) -> None:
+    choice = {"type": "allowed_tools", "mode": mode, "tools": tools}
+    body = ASK[RESPONSES] | {"tools": RESPONSES_TOOLS, "tool_choice": choice}
+    async with clients() as here:
+        here.say("a")
+        answer = await here.http.post(RESPONSES, json=body)
+        assert answer.status_code == (400 if called is None else 200)
+        if called is not None:
+            assert ("search" in here.prompt) is called
+            assert bool(here.request.sampling.grammar) is called
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_those_of_the_texts_tokens(stream: bool) -> None:
+    include = {"include": ["message.output_text.logprobs", "x.y"], "top_logprobs": 1}
+    said = ["<think>", "hm", "</think>", "\n\n", "Hel", "lo", " ", "world", ""]
+    pieces = tuple(
+        Piece(ord(text[:1] or "x"), text, "target", Logprob(-index, ((72, -0.5),)))
+        for index, text in enumerate(said)
+    )
+    async with clients() as here:
+        here.script([Output("", pieces[:6], None, None), Output("", pieces[6:], None, None)])
+        here.script([*here.service.answer, output(finish=FinishReason.STOP)])
+        body = ASK[RESPONSES] | include | {"stream": stream}
+        raw = await here.http.post(RESPONSES, json=body)
+    assert here.request.logprobs == 1
+    assert "include.x.y" in raw.headers["x-ignored-fields"]
+    found = [json.loads(line[6:]) for line in raw.text.split("\n") if line[:5] == "data:"]
+    answer = found[-1]["response"] if stream else raw.json()
+    (part,) = answer["output"][-1]["content"]
+    assert [token["logprob"] for token in part["logprobs"]] == [-4, -5, -6, -7]
+    assert answer["top_logprobs"] == 1
+    deltas = [data for data in found if data["type"].endswith("output_text.delta")]
+    told = [token["logprob"] for data in deltas for token in data["logprobs"]]
+    assert told == ([-4, -5, -6, -7] if stream else [])
+
+
+async def test_truncation_leaves_out_the_oldest_items() -> None:
+    turns = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": "ok"}]
+    body = ASK[RESPONSES] | {"input": [*turns, {"role": "user", "content": "b"}]}
+    async with clients("{% for m in messages %}{{ m.content }}{% endfor %}") as here:
+        here.say("a")
+        here.service.info = replace(INFO, context=128)
+        for truncation, kept in (("auto", False), ("disabled", True)):
+            raw = await here.http.post(RESPONSES, json=body | {"truncation": truncation})
+            assert ("x" in here.prompt) is kept
+            assert ("messages[0:2]" in raw.headers.get("x-ignored-fields", "")) is not kept
+
+
+async def test_compacting_is_refused_in_words() -> None:
+    async with clients() as here:
+        raw = await here.http.post(f"{RESPONSES}/compact", json=ASK[RESPONSES])
+    assert (raw.status_code, raw.json()["error"]["code"]) == (501, "not_supported")
+    assert "truncation" in raw.json()["error"]["message"]
+
+
 async def test_a_response_that_fails_halfway_says_so_in_its_last_event() -> None:
     async with clients() as here:
         here.script([output("a"), output(finish=FinishReason.TIMEOUT)])
@@ -322,6 +479,40 @@ async def test_thoughts_can_be_turned_off(
         here.say("a")
         await PROTOCOLS[protocol](here, stream=False, **fields)
     assert here.prompt.endswith("<think></think>") is not thinks
+
+
+@pytest.mark.parametrize(
+    ("protocol", "fields", "most"),
+    [
+        ("chat", {"extra_body": {"thinking_budget_tokens": 7}}, 7),
+        ("chat", {"extra_body": {"thinking_token_budget": 0}}, 0),
+        ("chat", {"extra_body": {"reasoning": {"max_tokens": 7}}}, 7),
+        ("chat", {"extra_body": {"thinking_budget_tokens": -1}}, None),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ("responses", {"extra_body": {"reasoning": {"effort": "low", "max_tokens": 7}}}, 7),
+        ("responses", {}, None),
+    ],
+)
+async def test_thoughts_have_a_budget(
+    protocol: str, fields: dict[str, Any], most: int | None
+) -> None:
+    async with clients() as here:
+        here.say("a")
+        await PROTOCOLS[protocol](here, stream=False, **fields)
+    marks = here.request.thoughts
+    assert marks is not None
+    assert (marks.opening, marks.closing, marks.most) == ("<think>", "</think>", most)
+    assert marks.closing_tokens == tuple(b"</think>")
+
+
+async def test_thoughts_may_stay_in_the_text() -> None:
+    async with clients() as here:
+        here.say("<think>hm</think>Hello")
+        for form, text in (("none", "<think>hm</think>Hello"), ("auto", "Hello")):
+            said = await PROTOCOLS["chat"](
+                here, stream=False, extra_body={"reasoning_format": form}
+            )
+            assert said.text == text
 
 
 # -- tokens --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.models.hub import HubModel, fetch
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
+from specops.text.chat_template import ChatTemplateError
 from tests.checkpoints import make_llama_checkpoint
 from tests.generating import generate
 from tests.models.convert.gguf.files import SIZES, write_gguf
@@ -126,6 +127,20 @@ def test_a_pair_of_files_generates(folder: Path, tiny_settings: Settings) -> Non
     assert engine.info.batch_invariant
     _, stats = generate(engine, (5, 6, 7), 12, drafter="draft", k_draft=4)
     assert stats.accepted_tokens == stats.draft_tokens > 0  # it is its own draft
+
+
+def test_a_template_beside_a_file_without_one_is_taken(
+    folder: Path, tmp_path: Path, tiny_settings: Settings
+) -> None:
+    """As the error of such a file advises."""
+    file = tmp_path / "m.gguf"
+    shutil.copyfile(folder / "m.gguf", file)
+    settings = replace(tiny_settings, target=str(file), draft="none", quant="", draft_quant="")
+    asked = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja beside the model's weights"):
+        Engine.load(settings).render_chat(asked)
+    (tmp_path / "chat_template.jinja").write_text("[{{ messages[0].content }}]")
+    assert Engine.load(settings).render_chat(asked) == "[Hi]"
 
 
 @pytest.mark.parametrize("source", ["m.gguf", "someone/tiny-GGUF@main:q4/m.gguf"])

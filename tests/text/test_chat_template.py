@@ -153,6 +153,45 @@ def test_a_template_is_in_its_file_or_in_the_configuration(tmp_path: Path) -> No
     assert loaded.render(MESSAGES[1:]) == "file </s>"
 
 
+def test_a_template_may_be_in_the_file_of_a_processor_or_beside_the_weights(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, TOKENS)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    write(beside, file="beside {{ eos_token }}")
+    assert ChatTemplate.load(tmp_path, beside).render(MESSAGES[1:]) == "beside </s>"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "json {{ bos_token }}"}')
+    assert ChatTemplate.load(tmp_path, beside).render(MESSAGES[1:]) == "json <s>"
+
+
+def test_a_role_of_a_client_reaches_a_template_that_shows_it() -> None:
+    asked = [*MESSAGES[:1], {"role": "critic", "content": "Too long."}, *MESSAGES[1:2]]
+    assert "<|im_start|>critic\nToo long.<|im_end|>" in ChatTemplate(
+        TEMPLATES["chatml"], TOKENS
+    ).render(asked)
+    with pytest.raises(ChatTemplateError, match="shows no role 'critic'"):
+        ChatTemplate(TEMPLATES["zephyr"], TOKENS).render(asked)
+
+
+FUNCTIONS = """{% for m in messages %}
+[{{ m.role }}]{% if loop.first %}{{ functions }} Today is {{ datetime }}.{% endif %}{{ m.content }}
+{% if m.tool_calls %} functools[{% for c in m.tool_calls %}
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+{%- if not loop.last %}, {% endif %}{% endfor %}]{% endif %}{% endfor %}[assistant]"""
+
+
+def test_a_template_may_want_its_tools_as_a_text_called_functions() -> None:
+    """As Firefunction's does."""
+    template = ChatTemplate(FUNCTIONS, {})
+    tool = Tool("f", "does it", {"type": "object", "properties": {}})
+    shown = template.render(MESSAGES[1:2], [tool])
+    assert json.loads(shown[shown.index("[user]") + 6 : shown.index(" Today is")]) == [
+        tool.for_template()
+    ]
+    assert "[user] Today is" in template.render(MESSAGES[1:2])
+
+
 def test_of_several_templates_tools_have_their_own(tmp_path: Path) -> None:
     tools = scripts.TEMPLATES["hermes"]
     several = [{"name": "tool_use", "template": tools}, {"name": "default", "template": "plain"}]
@@ -211,6 +250,27 @@ def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
     gemma = ChatTemplate("{# <channel|> #}", {})
     assert gemma.opens_thoughts("<tool_response|><|channel>thought\n")
     assert not gemma.opens_thoughts("<|turn>model\n<|channel>thought\n<channel|>")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize(
+    ("begun", "within"),
+    [
+        ("<think>\nThe user", True),
+        ("<think>\nEasy.\n</think>\n\nThe answer", False),
+        ("The answer", False),
+    ],
+)
+def test_a_begun_thought_that_is_continued_stays_one(opens: bool, begun: str, within: bool) -> None:
+    """Also where a template closes the thoughts of all answers that it is given."""
+    closes = "{% if m.role == 'assistant' %}<think></think>{% endif %}"
+    asks = f"{{% if add_generation_prompt %}}[assistant]{'<think>' if opens else ''}{{% endif %}}"
+    turns = "{% for m in messages %}[{{ m.role }}]" + closes + "{{ m.content }}{% endfor %}"
+    template = ChatTemplate(turns + asks, {})
+    prompt = template.render([*MESSAGES[1:2], {"role": "assistant", "content": begun}])
+    assert prompt.endswith(begun.removeprefix("<think>\n"))
+    assert template.opens_thoughts(prompt, begun) is within
+    assert prompt.count("<think>") == (1 if within else 1 + begun.count("<think>"))
 
 
 @pytest.mark.parametrize("role", ["system", "user"])

@@ -11,13 +11,13 @@ from array import array
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from specops.config import ConfigError, Settings
 from specops.engine.loading import LoadedModels, load_models
 from specops.engine.model_info import ModelInfo, Report
 from specops.engine.scheduler import Scheduler
+from specops.models.folder import ModelFolder
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.kv_cache import PrefixCache
@@ -95,7 +95,7 @@ class Engine:
         scheduler.grammars.most_bytes = plan.compiled_bytes
         if not plan.demand.grammar_bytes:
             scheduler.grammars.vocabulary.refused = _no_grammars(plan, target.runner.vocab_size)
-        chat_template = _chat_template(target.folder.path)
+        chat_template = _chat_template(target.folder)
         begin = target.folder.bos_token
         if begin is None:
             begin = min(target.folder.end_tokens, default=0)
@@ -166,7 +166,7 @@ class Engine:
         if self.chat_template is None:
             raise ChatTemplateError(
                 f"{self.info.name} has no usable chat template: use /v1/completions, or "
-                "put a chat_template.jinja into the model's folder"
+                "put a chat_template.jinja beside the model's weights and start again"
             )
         return self.chat_template.render(messages, tools, options, asks=asks)
 
@@ -286,9 +286,9 @@ def _no_grammars(plan: MemoryPlan, tokens: int) -> str:
     return reason
 
 
-def _chat_template(folder: Path) -> ChatTemplate | None:
+def _chat_template(folder: ModelFolder) -> ChatTemplate | None:
     try:
-        return ChatTemplate.load(folder)
+        return ChatTemplate.load(folder.path, folder.beside)
     except ChatTemplateError as error:
         log.warning("chats will be refused: %s", error)
         return None

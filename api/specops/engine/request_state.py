@@ -29,6 +29,7 @@ from specops.speculation.drafters.base import Chain
 from specops.text.grammar import Grammars, Matcher
 from specops.text.grammar_source import GrammarError
 from specops.text.text_stream import TextStream
+from specops.text.thoughts import ThoughtBudget
 from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,9 @@ class RequestState:
                 end_tokens=self._end_tokens,
                 min_tokens=request.min_tokens,
             )
+        self._budget: ThoughtBudget | None = None
+        if (thoughts := request.thoughts) is not None and thoughts.most is not None:
+            self._budget = ThoughtBudget(thoughts, tokenizer)
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._pieces: list[Piece] = []  # not handed out yet
@@ -139,7 +143,8 @@ class RequestState:
     def _text(self) -> TextStream:
         request = self.request
         return TextStream(
-            self._tokenizer, request.prompt_tokens, request.stop, request.min_indent or 0
+            *(self._tokenizer, request.prompt_tokens, request.stop, request.min_indent or 0),
+            request.thoughts,
         )
 
     @cached_property
@@ -171,7 +176,8 @@ class RequestState:
     @property
     def adjusts(self) -> bool:
         """Whether tokens are chosen from other logits than the target's."""
-        return self.matcher is not None or self._processor is not None
+        changes = (self.matcher, self._processor, self._budget)
+        return any(change is not None for change in changes)
 
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
@@ -214,6 +220,12 @@ class RequestState:
             mask(adjusted, self.matcher.masks(draft, forced))
         if self._processor is not None:
             self._processor.apply(adjusted, forced + draft)
+        if self._budget is not None:
+            due = self._budget.due(forced + draft, len(adjusted))
+            for row, token in enumerate(due):
+                if token is not None:
+                    adjusted[row] = -np.inf
+                    adjusted[row, token] = 0
         return adjusted
 
     def append(
@@ -247,6 +259,8 @@ class RequestState:
             self.tokens.append(token)
             if self._processor is not None:
                 self._processor.append(token)
+            if self._budget is not None:
+                self._budget.push(token)
             probability = None if most is None else self._logprob(logits[position], token, origin)
             self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:

@@ -35,6 +35,7 @@ from specops.http.keys import ApiKeys
 from specops.http.protocols import PROTOCOLS
 from specops.http.request_body import (
     LARGE_BODY_BYTES,
+    MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     body_encoding,
     decompressed,
@@ -51,6 +52,8 @@ from specops.tracing import RequestTrace
 # So many of 1 MiB are what every memory plan leaves spare.
 MOST_LARGE_BODIES = 48
 _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
+# Bodies of more, with texts to embed, that are here at a time: until they are answered.
+MOST_BATCHES = 4
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after that many it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
@@ -121,7 +124,8 @@ class RequestContext:
     trace: Callable[[Scope, float], RequestTrace | None]
 
     def __post_init__(self) -> None:
-        self._large_bodies = 0  # number of large bodies that are being read
+        self._large_bodies = 0  # large bodies that are being read, those above 1 MiB by the MiB
+        self._batches = 0
         self._lines = OncePerMinute()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +143,10 @@ class RequestContext:
         sent = headers.get("x-request-id", "")
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         ids = dict.fromkeys(protocol.id_headers, request_id)
-        exchange = _Exchange(receive, send, ids, _length(headers))
+        prompt = PROTOCOLS.prompts.get(scope["path"])
+        embeds = prompt is not None and prompt.operation == "embeddings"
+        most = MAX_BATCH_BYTES if embeds else MAX_BODY_BYTES
+        exchange = _Exchange(receive, send, ids, _length(headers), most)
         context = Context(
             app=self.state,
             protocol=protocol,
@@ -155,6 +162,7 @@ class RequestContext:
         try:
             await self._answer(scope, exchange)
         finally:
+            self._batches -= exchange.is_batch
             context.release()
             endpoint = self.endpoints.of(scope["path"])
             self.state.metrics.observe_http(endpoint, exchange.result)
@@ -223,8 +231,9 @@ class RequestContext:
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
             if encoding and exchange.body and not exchange.client_left:
-                exchange.body = await decompressed(exchange.body, encoding)
-            refuse_complex(exchange.body)
+                exchange.body = await decompressed(exchange.body, encoding, exchange.most_bytes)
+            refuse_complex(exchange.body, exchange.most_bytes)
+            self._take_batch(exchange)
             Context.of(scope).body_bytes = len(exchange.body)
             if not exchange.client_left:
                 self.admit(scope, True)
@@ -235,20 +244,31 @@ class RequestContext:
             return Context.of(scope).protocol.error_response(error)
         return None
 
+    def _take_batch(self, exchange: _Exchange) -> None:
+        """Note a body larger than others may be, until it is answered."""
+        if len(exchange.body) <= MAX_BODY_BYTES:
+            return
+        if self._batches == MOST_BATCHES:
+            message = f"{MOST_BATCHES} batches of more than {MAX_BODY_BYTES} bytes are being read"
+            raise unavailable(message, "large_bodies")
+        exchange.is_batch = True
+        self._batches += 1
+
     async def _read(self, exchange: _Exchange) -> None:
         """Read a body, unless the client leaves; few large ones at a time."""
-        large = False
+        large = 0
         try:
             while await exchange.read_on():
-                if len(exchange.body) > LARGE_BODY_BYTES and not large:
-                    if self._large_bodies == MOST_LARGE_BODIES:
-                        raise unavailable(
-                            f"{MOST_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES} bytes are "
-                            "on their way",
-                            "large_bodies",
-                        )
-                    large = True
-                    self._large_bodies += 1
+                size = len(exchange.body)
+                more = -(-size // MAX_BODY_BYTES) - large if size > LARGE_BODY_BYTES else 0
+                if more and self._large_bodies + more > MOST_LARGE_BODIES:
+                    raise unavailable(
+                        f"{MOST_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES} bytes are "
+                        "on their way",
+                        "large_bodies",
+                    )
+                large += more
+                self._large_bodies += more
         finally:
             self._large_bodies -= large
 
@@ -261,8 +281,10 @@ class _Exchange:
     _send: Send
     headers: dict[str, str]  # of the response, whatever it is
     announced_bytes: int
+    most_bytes: int
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
+    is_batch: bool = False
     taken: bool = False  # whole, and not refused: the application answers
     read: bool = False  # by the application
     status: int | None = None
@@ -286,8 +308,8 @@ class _Exchange:
         return bool(message.get("more_body", False))
 
     def _check_size(self, size: int) -> None:
-        if size > MAX_BODY_BYTES:
-            message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        if size > self.most_bytes:
+            message = f"the body is larger than {self.most_bytes} bytes"
             raise ApiError(413, message, code="body_too_large")
 
     async def receive(self) -> Message:

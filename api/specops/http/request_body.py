@@ -18,9 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
 from specops.http.errors import ApiError
-from specops.text.json_values import TooManyParts, check_parts
+from specops.text.json_values import MOST_VALUES, TooManyParts, check_parts
 
 MAX_BODY_BYTES = 1 << 20
+MAX_BATCH_BYTES = 1 << 22
+"""Of texts to embed, or their tokens: as many as OpenAI takes in one request."""
+MOST_BATCH_TOKENS = 300_000
+_MOST_BATCH_VALUES = MOST_BATCH_TOKENS + (1 << 12)  # with the lists in which they stand
 LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers
@@ -34,14 +38,18 @@ _INFLATER = ThreadPoolExecutor(1, "inflate")
 _CM_DEFLATE = 8  # the lower half of the first byte of zlib's form
 
 
-def refuse_complex(body: bytes | bytearray) -> None:
+def refuse_complex(body: bytes | bytearray, most_bytes: int) -> None:
     """Refuse a body with too many parts, whatever it claims to be.
+
+    Args:
+        most_bytes: what the largest body for its endpoint has.
 
     Raises:
         ApiError: there are too many.
     """
+    values = MOST_VALUES if most_bytes == MAX_BODY_BYTES else _MOST_BATCH_VALUES
     try:
-        check_parts(body)
+        check_parts(body, values)
     except TooManyParts as error:
         raise ApiError(413, f"the body has {error}", code="body_too_large") from None
 
@@ -69,57 +77,58 @@ def body_encoding(header: str | None) -> str | None:
     return encoding.removeprefix("x-")
 
 
-async def decompressed(body: bytearray, encoding: str) -> bytearray:
+async def decompressed(body: bytearray, encoding: str, most_bytes: int) -> bytearray:
     """Return a compressed body as it was.
 
     Args:
         encoding: as `body_encoding` returns it.
+        most_bytes: of the result.
 
     Raises:
         ApiError: it is too large then, or is not compressed like that.
     """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_INFLATER, _decompress, body, encoding)
+    return await loop.run_in_executor(_INFLATER, _decompress, body, encoding, most_bytes)
 
 
-def _decompress(body: bytearray, encoding: str) -> bytearray:
+def _decompress(body: bytearray, encoding: str, most: int) -> bytearray:
     try:
-        text = _unzstd(body) if encoding == "zstd" else _inflate(body, encoding)
+        text = _unzstd(body, most) if encoding == "zstd" else _inflate(body, encoding, most)
     except (zlib.error, ZstdError, EOFError):
         message = f"the body is not valid {encoding}, though Content-Encoding says so"
         raise ApiError(400, message, code="invalid_encoding") from None
-    if len(text) > MAX_BODY_BYTES:
-        message = f"the body is larger than {MAX_BODY_BYTES} bytes once it is decompressed"
+    if len(text) > most:
+        message = f"the body is larger than {most} bytes once it is decompressed"
         raise ApiError(413, message, code="body_too_large")
     return text
 
 
-def _inflate(body: bytearray, encoding: str) -> bytearray:
+def _inflate(body: bytearray, encoding: str, most: int) -> bytearray:
     """Return what gzip or deflate has made; gzip may have made it in several parts."""
     window = _GZIP if encoding == "gzip" else _ZLIB if _in_zlibs_form(body) else _RAW
     text, inflater = bytearray(), zlib.decompressobj(window)
     for start in range(0, len(body), _PIECE_BYTES):
         piece = bytes(body[start : start + _PIECE_BYTES])
-        while piece and len(text) <= MAX_BODY_BYTES:
+        while piece and len(text) <= most:
             if inflater.eof:
                 if window != _GZIP:
                     raise EOFError
                 inflater = zlib.decompressobj(window)
-            text += inflater.decompress(piece, MAX_BODY_BYTES + 1 - len(text))
+            text += inflater.decompress(piece, most + 1 - len(text))
             piece = inflater.unused_data
-    if not inflater.eof and len(text) <= MAX_BODY_BYTES:
+    if not inflater.eof and len(text) <= most:
         raise EOFError
     return text
 
 
-def _unzstd(body: bytearray) -> bytearray:
+def _unzstd(body: bytearray, most: int) -> bytearray:
     """Return what zstd has made; one more frame shows whether it was whole, as no reader does."""
     source = bytes(body) + _LAST_FRAME
     with ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(
         source, read_across_frames=True
     ) as reader:
-        text = bytearray(reader.read(MAX_BODY_BYTES + 1 + len(_END)))
-    if len(text) <= MAX_BODY_BYTES + len(_END) and not text.endswith(_END):
+        text = bytearray(reader.read(most + 1 + len(_END)))
+    if len(text) <= most + len(_END) and not text.endswith(_END):
         raise EOFError
     return text[: -len(_END)]
 

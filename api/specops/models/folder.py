@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class ModelFolder:
 
     `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
     empty then: the digest of the checkpoint that was exported. `mtp` is the graph of the model's
-    own MTP block, if it has one.
+    own MTP block, if it has one. `beside` is where a GGUF lies: a person may put a chat template
+    there.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class ModelFolder:
     num_heads: int = 0
     source_digest: str = ""
     mtp: Path | None = None
+    beside: Path | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:

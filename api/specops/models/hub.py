@@ -26,7 +26,7 @@ CONFIG = "config.json"
 _CONFIGS = (CONFIG, GENERATION_CONFIG)
 _TOKENIZER = (
     *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
-    *(*files.BYTE_PAIRS, files.TEMPLATE, files.TOOLS_TEMPLATE),
+    *(*files.BYTE_PAIRS, files.TEMPLATE, files.OLD_TEMPLATE, files.TOOLS_TEMPLATE),
 )
 _TOKENIZERS = ({files.TOKENIZER}, {*files.BYTE_PAIRS})  # either set is enough
 _SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")

@@ -139,7 +139,7 @@ def prepare(
         _convert(path, parts, folder, quant, digest, lock=lock, tell=_percents(work, report))
 
     folder = _conversion(source, path, quant, cache_dir=cache_dir, convert=convert, report=report)
-    return ModelFolder.read(folder, name)
+    return replace(ModelFolder.read(folder, name), beside=path.parent if is_gguf(path) else None)
 
 
 def prepare_head(

@@ -22,12 +22,13 @@ from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
 from specops.text.template_process import SHARED, TemplateProcess
 from specops.text.tools.formats import Tool, ToolFormat, thinking_of
 from specops.text.tools.probe import traits_of
-from specops.text.tools.prompt import TemplateTraits, for_template
+from specops.text.tools.prompt import AS_TEXT, TemplateTraits, for_template
 
 log = logging.getLogger(__name__)
 _TODAY = {"date_string": "%d %b %Y", "datetime": "%b %d %Y %H:%M:%S GMT"}
 NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
 _PROBE = "specops-probe-7c1e"
+_ROLES = ("system", "user", "assistant", "tool")  # others stay as they are
 
 
 class ChatTemplateError(ValueError):
@@ -75,8 +76,12 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplate | None:
+    def load(cls, folder: Path, beside: Path | None = None) -> ChatTemplate | None:
         """Read the template of a model's folder; return None if there is none.
+
+        Args:
+            folder: the model's.
+            beside: another folder, whose template counts where the model has none.
 
         Raises:
             ChatTemplateError: the template cannot be used.
@@ -86,6 +91,11 @@ class ChatTemplate:
             own = config.get("chat_template")
             tools_source = _read(folder / files.TOOLS_TEMPLATE) or _named(own, files.TOOL_USE)
             source = _read(folder / files.TEMPLATE) or _named(own, files.DEFAULT) or tools_source
+            if not source:
+                old = json.loads(_read(folder / files.OLD_TEMPLATE) or "{}")
+                source = _named(old.get("chat_template"), files.DEFAULT)
+            if not source and beside is not None:
+                source = _read(beside / files.TEMPLATE)
             tokens = texts_by_role(config)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error
@@ -117,6 +127,11 @@ class ChatTemplate:
         """
         extra = options or {}
         begun = answer_prefill(messages) if asks else ""
+        mark = self.thinking[0].strip() if self.thinking else ""
+        if messages[:-1] and begun.startswith(mark) and self._within_thoughts(begun):
+            before = self.render(messages[:-1], tools, options)  # a template might close them
+            opened = self.opens_thoughts(before)
+            return before + (begun.removeprefix(mark).lstrip() if opened else begun)
         if begun:
             messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
         adapted = for_template(messages, tools, self.traits)
@@ -129,6 +144,10 @@ class ChatTemplate:
             if plainest == adapted:
                 raise
             text = self._render(*plainest, extra, asks=asks and not begun)
+        for message in messages:
+            role, said = message["role"], message.get("content") or ""
+            if role not in _ROLES and said.strip() not in text:
+                raise ChatTemplateError(f"the model's chat template shows no role {role[:64]!r}")
         if not begun:
             return text
         before, mark, _ = text.rpartition(_PROBE)
@@ -163,7 +182,7 @@ class ChatTemplate:
     ) -> str:
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
         source = self._tools_source if variables or calls else self.source
-        values = {"tools": None, **_said_by_llama_server(source, variables), **options, **variables}
+        values = {"tools": None, AS_TEXT: "", **_today(source), **options, **variables}
         values |= {"messages": messages, "add_generation_prompt": asks}
         try:
             return self._process.render(source, self._tokens, values)
@@ -211,9 +230,18 @@ class ChatTemplate:
         """
         return self.traits.calls
 
-    def opens_thoughts(self, prompt: str) -> bool:
-        """Whether a prompt ends with the tag that begins thoughts, so that the answer has none."""
-        return bool(self.thinking and prompt.rstrip().endswith(self.thinking[0].rstrip()))
+    def opens_thoughts(self, prompt: str, begun: str = "") -> bool:
+        """Whether a prompt ends within thoughts, so that the answer has no tag that begins them.
+
+        Args:
+            begun: the beginning of an answer, with which the prompt ends.
+        """
+        opened = bool(self.thinking and prompt.rstrip().endswith(self.thinking[0].rstrip()))
+        return opened or self._within_thoughts(begun)
+
+    def _within_thoughts(self, begun: str) -> bool:
+        opening, closing = self.thinking or ("", "")
+        return begun.rfind(opening.strip()) > begun.rfind(closing)
 
     @cached_property
     def opening(self) -> str:
@@ -234,14 +262,10 @@ class ChatTemplate:
             return False
 
 
-def _said_by_llama_server(source: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that Llama 3's and Firefunction's templates expect of their server."""
+def _today(source: str) -> dict[str, str]:
+    """Return the variables in which templates of Llama 3 and Firefunction look for the date."""
     now = datetime.now(UTC)
-    said = {name: now.strftime(form) for name, form in _TODAY.items() if name in source}
-    if "functions" in source:
-        tools = variables.get("tools")
-        said["functions"] = json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""
-    return said
+    return {name: now.strftime(form) for name, form in _TODAY.items() if name in source}
 
 
 def question(prompt: str, system: str = "") -> list[dict[str, str]]:

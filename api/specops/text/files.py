@@ -11,6 +11,7 @@ ADDED_TOKENS = "added_tokens.json"
 BYTE_PAIRS = ("vocab.json", "merges.txt")  # a tokenizer before there was tokenizer.json
 SENTENCEPIECE = "tokenizer.model"  # another one
 TEMPLATE = "chat_template.jinja"
+OLD_TEMPLATE = "chat_template.json"  # where processors of images wrote it, with the name as its key
 TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # as transformers 5 writes it
 SYSTEM = "system.txt"  # ours: the system message of conversations without one
 # In tokenizer_config.json, the names of a model's templates if it has several.

@@ -18,7 +18,6 @@ MOST_PARTS = 1 << 14
 """Objects, lists and names of a text. A long chat with a hundred tools has some thousands."""
 MOST_VALUES = 1 << 17
 """Items and fields of a text: as many as the longest context has tokens."""
-_KINDS = (("objects, lists and names", b"{[:", MOST_PARTS), ("values", b",", MOST_VALUES))
 _QUOTE, _BACKSLASH = b'"\\'
 Bytes = npt.NDArray[np.uint8]
 # Objects in objects. pydantic and orjson write 250, and an answer puts some around a client's.
@@ -29,8 +28,11 @@ class TooManyParts(ValueError):  # noqa: N818 - named as what it says
     """A JSON text has more parts than are read."""
 
 
-def check_parts(text: bytes | bytearray) -> None:
+def check_parts(text: bytes | bytearray, most_values: int = MOST_VALUES) -> None:
     """Count the parts of a JSON text without parsing it.
+
+    Args:
+        most_values: items and fields.
 
     Raises:
         TooManyParts: there are too many.
@@ -39,10 +41,11 @@ def check_parts(text: bytes | bytearray) -> None:
         return
     text = bytes(text)
     letters = np.frombuffer(text, np.uint8)
-    if all(_count(letters, kinds) <= most for _, kinds, most in _KINDS):
+    limits = (("objects, lists and names", b"{[:", MOST_PARTS), ("values", b",", most_values))
+    if all(_count(letters, kinds) <= most for _, kinds, most in limits):
         return  # those within strings included
     outside = _outside_strings(text)
-    for what, kinds, most in _KINDS:
+    for what, kinds, most in limits:
         if (count := _count(outside, kinds)) > most:
             raise TooManyParts(f"{count} {what}: this server accepts at most {most}")
 
@@ -72,9 +75,22 @@ def loads(text: str) -> Any:
         value = json.loads(text)
         if too_deep(value):
             raise RecursionError
-        written = json.dumps(value, ensure_ascii=False)
+        return in_whole_characters(value)
     except RecursionError:
         raise ValueError(f"more than {DEEPEST} objects or lists nested in each other") from None
+
+
+def in_whole_characters(value: Any) -> Any:
+    """Return a value of JSON with U+FFFD in the place of half surrogate pairs.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        orjson.dumps(value)
+        return value
+    except orjson.JSONEncodeError:  # it may also have a number of more than 64 bits
+        written = json.dumps(value, ensure_ascii=False)
     whole = written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value if whole == written else json.loads(whole)
 

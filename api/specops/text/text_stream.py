@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from specops.request import Logprob, Piece
+from specops.request import Logprob, Piece, ThoughtMarks
 from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.thoughts import Thoughts
 from specops.text.tokenizer import Tokenizer
 
 
@@ -22,6 +23,7 @@ class TextStream:
         stop: strings that end the text and are left out of it.
         min_indent: the text ends before a line break behind which fewer spaces and tabs stand, an
             empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
+        marks: of thoughts, in which stop strings are only text; None: there are none.
 
     Attributes:
         stopped: the stop string that was found; after that, no token may be pushed.
@@ -34,10 +36,14 @@ class TextStream:
         prompt_tokens: Sequence[int],
         stop: tuple[str, ...],
         min_indent: int = 0,
+        marks: ThoughtMarks | None = None,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
         self._stop = stop
         self._held: list[Piece] = []
+        self._thoughts = Thoughts(marks) if marks and stop else None
+        self._unshown = dict(marks.unshown) if marks else {}
+        self._thought = 0  # characters of the held pieces that are thoughts
         self._dedent: re.Pattern[str] | None = None
         if min_indent:
             self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
@@ -50,6 +56,9 @@ class TextStream:
         if not self._held and not self._may_end and not self._detokenizer.incomplete:
             return [piece]
         self._held.append(piece)
+        if self._thoughts is not None and not self._thoughts.over:
+            answer = self._thoughts.read(piece.text + self._unshown.get(token, ""))
+            self._thought = sum(len(held.text) for held in self._held) - answer
         return self._release()
 
     def flush(self) -> list[Piece]:
@@ -72,8 +81,10 @@ class TextStream:
         if not self._may_end and not self._detokenizer.incomplete:
             pieces, self._held = self._held, []
             return pieces
+        if self._thoughts is not None and self._thoughts.undecided:
+            return []
         text = "".join(piece.text for piece in self._held)
-        ends = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        ends = [(at, stop) for stop in self._stop if (at := text.find(stop, self._thought)) >= 0]
         line = self._dedent.search(text) if self._dedent is not None else None
         if line is not None and line["text"]:
             ends.append((line.start(), ""))
@@ -82,7 +93,7 @@ class TextStream:
             self.stopped, self.dedented = stop or None, not stop
             pieces, self._held = _cut(self._held, at), []
             return pieces
-        shown = len(text) - self._possible_stop(text)
+        shown = len(text) - self._possible_stop(text[self._thought :])
         if line is not None:
             shown = min(shown, line.start())
         complete = len(self._held) - self._detokenizer.incomplete
@@ -92,6 +103,7 @@ class TextStream:
             if shown < 0:
                 break
             count += 1
+            self._thought = max(0, self._thought - len(piece.text))
         pieces, self._held = self._held[:count], self._held[count:]
         return pieces
 

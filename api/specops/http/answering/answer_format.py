@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation
-from specops.request import Grammar, Piece
+from specops.request import Grammar, Piece, ThoughtMarks
 from specops.text.tools.formats import GENERIC, tags_in
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader
@@ -27,6 +27,7 @@ class AnswerFormat:
         self._calls = template.calls if template and conversation.tools else None
         self._thinking = template.thinking if template else None
         self._begun = begun
+        self._encode = tokenizer.encode_further
         tags = (*(self._calls.tags if self._calls else ()), *tags_in(*(self._thinking or ())))
         known = ((tag, tokenizer.marks.get(tag)) for tag in tags)
         self._marks = {tag: token for tag, token in known if token is not None}
@@ -37,21 +38,38 @@ class AnswerFormat:
 
     def reader(self) -> AnswerReader:
         """Return a new reader, for one answer."""
-        return AnswerReader(self._calls, self._asked.tools, self._thinking, begun=self._begun)
+        asked = self._asked
+        thinking = None if asked.plain_thoughts else self._thinking
+        return AnswerReader(
+            self._calls, asked.tools, thinking, begun=self._begun and not asked.plain_thoughts
+        )
 
-    def text(self, pieces: Iterable[Piece]) -> str:
-        """Return the pieces' text, with the special tokens that a reader knows."""
-        return "".join(piece.text or self._tags.get(piece.token, "") for piece in pieces)
+    @property
+    def thoughts(self) -> ThoughtMarks | None:
+        """How the engine knows thoughts, and how long they may be; None: the model has none."""
+        if self._thinking is None:
+            return None
+        marks = tags_in(*self._thinking)
+        unshown = ((token, tag) for token, tag in self._tags.items() if tag in marks)
+        closing = self._encode(self._thinking[1])
+        return ThoughtMarks(
+            *(*self._thinking, self._begun, tuple(unshown), closing), self._asked.most_thoughts
+        )
+
+    def texts(self, pieces: Iterable[Piece]) -> list[str]:
+        """Return the texts of pieces, with the special tokens that a reader knows."""
+        return [piece.text or self._tags.get(piece.token, "") for piece in pieces]
 
     def without(self, pieces: Sequence[Piece], characters: int) -> tuple[Piece, ...]:
         """Return the pieces without those that only have some of the last characters."""
-        left = len(self.text(pieces)) - characters
+        texts = self.texts(pieces)
+        left = sum(map(len, texts)) - characters
         kept = []
-        for piece in pieces:
+        for piece, text in zip(pieces, texts, strict=True):
             if left <= 0:
                 break
             kept.append(piece)
-            left -= len(self.text([piece]))
+            left -= len(text)
         return tuple(kept)
 
     def grammar(self, text_grammar: Grammar | None) -> Grammar | None:

@@ -197,7 +197,7 @@ class Generation:
         if reader.repeated:  # the engine has not ended it yet when it made this output
             pieces, deltas = (), []
         else:
-            deltas = reader.push(speech.text(output.pieces))
+            deltas = reader.push(*speech.texts(output.pieces))
             if not reader.repeated:
                 return output, deltas
             pieces = speech.without(output.pieces, reader.unread)

@@ -41,6 +41,8 @@ class Conversation:
         asks: the prompt ends with what begins the answer.
         truncates: the oldest messages may be left out where all of them are too long.
         template_options: more variables for the chat template.
+        most_thoughts: most tokens of thoughts; None: as many as an answer may have.
+        plain_thoughts: thoughts are part of the answer's text, marks included.
     """
 
     messages: Sequence[Message]
@@ -54,6 +56,17 @@ class Conversation:
     asks: bool = True
     truncates: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    most_thoughts: int | None = None
+    plain_thoughts: bool = False
+
+
+class Reasoning(Body):
+    """Whether a model thinks, if it can, and how long."""
+
+    without_effect = frozenset({"summary", "generate_summary", "exclude", "enabled"})
+
+    effort: str | None = Field(None, description="`none` turns it off; else without effect")
+    max_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
 
 
 class AnyTool(Protocol):

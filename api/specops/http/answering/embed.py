@@ -18,8 +18,9 @@ from specops.http.answering.body import Body
 from specops.http.answering.generate import enqueue, plain_request
 from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.offload import run_off_loop
-from specops.http.answering.prompts import mixed_tokens
-from specops.http.errors import ApiError
+from specops.http.answering.prompts import Tokens, mixed_tokens
+from specops.http.errors import ApiError, InvalidField
+from specops.http.request_body import MOST_BATCH_TOKENS
 from specops.http.state import Context
 
 Vector = npt.NDArray[np.float32]
@@ -56,14 +57,18 @@ async def embed(
             "need: serve a model that this server has converted",
             code="no_embeddings",
         )
-    encoded = await run_off_loop(
-        ctx,
-        lambda: [
-            mixed_tokens(item, engine, "input", any_length=room is not None)[:room]
-            for item in inputs
-        ],
-        sum(map(len, inputs)),
-    )
+
+    def encode() -> list[Tokens]:
+        encoded, left = [], MOST_BATCH_TOKENS
+        for item in inputs:
+            encoded.append(mixed_tokens(item, engine, "input", any_length=room is not None)[:room])
+            left -= len(encoded[-1])
+            if left < 0:
+                message = f"more than {MOST_BATCH_TOKENS} tokens: send fewer texts at a time"
+                raise InvalidField("input", message)
+        return encoded
+
+    encoded = await run_off_loop(ctx, encode, sum(map(len, inputs)))
     request = replace(
         plain_request(ctx),
         prompt_tokens=encoded[0],

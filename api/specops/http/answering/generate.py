@@ -112,6 +112,7 @@ async def generate(
         plain_request(ctx),
         **limits,
         stop=(*body.stops, *shown),
+        thoughts=prepared.format.thoughts if prepared.format else None,
         stop_token_ids=(*stop_tokens, *ends.values()),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),

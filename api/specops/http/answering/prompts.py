@@ -13,7 +13,12 @@ from specops.engine.engine import Engine
 from specops.http.answering.conversation import Conversation, Message
 from specops.http.errors import InvalidField
 from specops.request import PromptTooLong
-from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
+from specops.text.chat_template import (
+    ChatTemplateError,
+    ChatTemplateLimitError,
+    answer_prefill,
+    with_system,
+)
 from specops.text.fill_in import FillIn
 
 Tokens = tuple[int, ...]
@@ -122,7 +127,8 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
             if template is None:
                 raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
-    thinking = template is not None and template.opens_thoughts(text)
+    begun = answer_prefill(asked.messages) if asked.asks else ""
+    thinking = template is not None and template.opens_thoughts(text, begun)
     tokens = engine.encode_chat(text, begins=not asked.before, any_length=any_length)
     return ChatPrompt((*asked.before, *tokens), thinking)
 

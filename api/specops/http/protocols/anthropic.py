@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import BlockWriter, Generation, arguments, call_id, json_answer
@@ -44,6 +45,9 @@ _FIELD = "messages"
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
 
 
+# What is read: texts, and what an answer has besides.
+_TEXTS = ("text", "search_result", "compaction", "document")
+_BESIDE_TEXT = ("tool_use", "tool_result", "thinking")
 # What Anthropic's own servers run: the calls, and what they brought.
 _SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
 
@@ -54,7 +58,7 @@ class ContentBlock(Typed):
     What an answer has of other kinds was written by another server, and is left out.
     """
 
-    without_effect = frozenset({"cache_control", "citations", "signature", "context"})
+    without_effect = frozenset({"cache_control", "citations", "context"})
     source, called = _FIELD, "a block"
 
     type: str = Field(
@@ -63,6 +67,7 @@ class ContentBlock(Typed):
     )
     text: Text | None = None
     thinking: Text | None = None
+    signature: Text | None = Field(None, description="of thoughts, as an answer had it")
     id: Text | None = Field(None, description="of a call")
     name: Text | None = Field(None, description="of the tool that is called")
     input: FreeObject | None = Field(None, description="of the tool that is called")
@@ -75,6 +80,14 @@ class ContentBlock(Typed):
     origin: FreeObject | Text | None = Field(
         None, alias="source", description="of a document: its text; of a search result: its address"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_not_read(cls, raw: Any) -> Any:
+        """Drop the fields of other kinds: results of servers' tools have any form."""
+        kind = raw.get("type") if isinstance(raw, dict) else None
+        known = kind in (*_TEXTS, *_BESIDE_TEXT) or not isinstance(kind, str)
+        return raw if known else {"type": kind}
 
     def only_text(self) -> str:
         """Return the block's text.
@@ -110,8 +123,9 @@ class ContentBlock(Typed):
     @property
     def has_text(self) -> bool:
         """Whether this is a kind of block that a model reads as text."""
-        readable = self.type == "document" and _document(self.origin) is not None
-        return readable or self.type in ("text", "search_result", "compaction")
+        return self.type in _TEXTS and (
+            self.type != "document" or _document(self.origin) is not None
+        )
 
 
 def _document(origin: Any) -> str | None:
@@ -169,8 +183,7 @@ class Turn(Body):
 
     def _is_left_out(self, block: ContentBlock) -> bool:
         if self.role == "assistant":
-            known = ("tool_use", "tool_result", "thinking")
-            return not (block.has_text or block.type in known)
+            return not (block.has_text or block.type in _BESIDE_TEXT)
         return block.type != "tool_result" and _SERVERS.fullmatch(block.type) is not None
 
 
@@ -207,10 +220,10 @@ class Choice(Body):
 
 
 class Thinking(Body):
-    """Whether a model thinks, if it can."""
+    """Whether a model thinks, if it can, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, description="accepted and without effect")
+    budget_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
 
 
 class TokensRequest(Body):
@@ -249,6 +262,7 @@ class TokensRequest(Body):
             allowed=None if named is None else [named],
             left_out=left_out,
             parallel=not choice.disable_parallel_tool_use and named is None,
+            most_thoughts=thinking.budget_tokens if thinking else None,
             template_options={"enable_thinking": thinking.type != "disabled"} if thinking else {},
         )
 
@@ -293,6 +307,11 @@ class MessagesRequest(TokensRequest, EngineOptions):
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return tuple(filter(None, self.stop_sequences or ()))
+
+    @property
+    def turn_and_end(self) -> dict[str, Any]:
+        """Fields of `GenerationRequest`; a stream begins with the usage of the prompt."""
+        return super().turn_and_end | {"step_stats": self.streams}
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:
@@ -433,6 +452,7 @@ class _Writer(BlockWriter):
         super().__init__(generation)
         self._engine = engine
         self._limit = body.max_tokens
+        self._cached: int | None = None
 
     def whole(self) -> MessagesResponse:
         return self._message([_block(block, block.text) for block in self.answer.blocks])
@@ -452,7 +472,11 @@ class _Writer(BlockWriter):
 
     def end_block(self, index: int, *, complete: bool) -> bytes:
         del complete  # the message says why it ended
-        return named_event({"type": "content_block_stop", "index": index})
+        block, signed = self.answer.blocks[index], b""
+        if block.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": _signature(block.text)}
+            signed = named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        return signed + named_event({"type": "content_block_stop", "index": index})
 
     def end(self) -> bytes:
         last = self.whole()
@@ -466,7 +490,9 @@ class _Writer(BlockWriter):
 
     def _message(self, content: list[dict[str, Any]]) -> MessagesResponse:
         answer = self.answer
-        cached = answer.stats.cached_prompt_tokens
+        if self._cached is None:  # the first event and the last tell the same
+            self._cached = answer.stats.cached_prompt_tokens
+        cached = self._cached
         return MessagesResponse(
             id=f"msg_{uuid.uuid4().hex}",
             model=self._engine.info.name,
@@ -498,5 +524,10 @@ def _block(block: Block, text: str) -> dict[str, Any]:
         case "text":
             return {"type": "text", "text": text}
         case "reasoning":
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            return {"type": "thinking", "thinking": text, "signature": text and _signature(text)}
     return {"type": "tool_use", "id": call_id(), "name": block.name, "input": arguments(text)}
+
+
+def _signature(thoughts: str) -> str:
+    """Return what clients keep beside thoughts and send back with them."""
+    return hashlib.sha256(thoughts.encode("utf-8", "replace")).hexdigest()

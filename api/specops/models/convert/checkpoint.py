@@ -60,7 +60,7 @@ _BESIDE_TEXT = (  # patterns of what reads images or sound
 )
 _COPIED = (
     *(files.TOKENIZER, files.TOKENIZER_CONFIG, files.SPECIAL_TOKENS, files.ADDED_TOKENS),
-    *(files.TEMPLATE, files.SYSTEM, GENERATION_CONFIG),
+    *(files.TEMPLATE, files.OLD_TEMPLATE, files.SYSTEM, GENERATION_CONFIG),
 )
 
 

@@ -14,14 +14,21 @@ from dataclasses import replace
 from typing import Any
 
 from specops.text.tools.formats import GENERIC, VARIES, Tool, ToolFormat, parts, unshown_format
-from specops.text.tools.prompt import IN_SYSTEM, Messages, TemplateTraits, for_template, in_parts
+from specops.text.tools.prompt import (
+    AS_TEXT,
+    IN_SYSTEM,
+    Messages,
+    TemplateTraits,
+    for_template,
+    in_parts,
+)
 from specops.text.tools.reader import AnswerReader
 
 # Renders messages with further variables; None if the template refuses them.
 Render = Callable[[Messages, Mapping[str, Any]], str | None]
 Call = tuple[str, dict[str, Any]]
 
-_VARIABLES = ("tools", "xml_tools")  # in which templates read tools
+_VARIABLES = ("tools", "xml_tools", AS_TEXT)  # in which templates read tools
 _TOOLS = tuple(
     Tool(
         name,

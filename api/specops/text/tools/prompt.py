@@ -23,6 +23,7 @@ _INTRODUCTION = (
     '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n'
     "After that you are told what it returned. The functions are:\n"
 )
+AS_TEXT = "functions"  # `TemplateTraits.tools` of Firefunction's template, which wants JSON
 IN_SYSTEM = "system"  # `TemplateTraits.tools` of a template that reads a field of that message
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # the only ids that Mistral's templates take
 Messages = list[dict[str, Any]]
@@ -102,6 +103,8 @@ def for_template(
             plain[0] = plain[0] | {"tools": listed}
         else:
             variables[traits.tools] = described
+        if traits.tools == AS_TEXT:
+            variables[AS_TEXT] = json.dumps(described, indent=4, ensure_ascii=False)
     if not (traits.system and traits.several_systems and traits.neighbours):
         plain = _systems_to_user(plain, keep_first=traits.system)
     if not traits.neighbours:

@@ -67,6 +67,7 @@ class AnswerReader:
 
     Attributes:
         blocks: the blocks so far.
+        placed: of each text that was read and is no longer held back, its block; -1: a mark's.
         repeated: the model wrote a call of this answer again, word for word. That call is no block
             and was never in a delta; the reader takes no text after it.
         unread: number of characters of the last text that came after such a call.
@@ -81,6 +82,9 @@ class AnswerReader:
         begun: bool = False,
     ) -> None:
         self.blocks: list[Block] = []
+        self.placed: list[int] = []
+        self._unplaced = 0  # texts
+        self._place: int | None = None  # where the last character went that is not held back
         self._marks = calls.marks if calls else ()
         self._bare = calls is not None and calls.bare
         self._form = calls or GENERIC
@@ -101,18 +105,26 @@ class AnswerReader:
         self._machine = self._answer(begun=begun)
         next(self._machine)
 
-    def push(self, text: str) -> list[Delta]:
-        """Read more text; return the new parts of blocks."""
-        if self._plain:
-            if text:
+    def push(self, *texts: str) -> list[Delta]:
+        """Read more texts; return the new parts of blocks."""
+        for place, text in enumerate(texts):
+            if self._plain and text:
                 self._add("text", text)
-        else:
-            for position, self._char in enumerate(text):
+            letters = "" if self._plain else text
+            for position, self._char in enumerate(letters):
                 if self.repeated:
-                    self.unread = len(text) - position
-                    break
+                    self.unread = sum(map(len, texts[place:])) - position
+                    return self._take()
                 next(self._machine)
+            self._settle(1)
         return self._take()
+
+    def _settle(self, more: int = 0) -> None:
+        """Note where texts went, as far as it is known."""
+        self._unplaced += more
+        if self._place is not None:
+            self.placed += [self._place] * self._unplaced
+            self._unplaced, self._place = 0, None
 
     def finish(self) -> list[Delta]:
         """Return the text that was held back; the answer has ended."""
@@ -123,6 +135,7 @@ class AnswerReader:
             spaces = "".join(self._spaces)
             if spaces and (not self.blocks or self._open("text")):
                 self._add("text", spaces)
+            self._settle()
         return self._take()
 
     def _take(self) -> list[Delta]:
@@ -154,7 +167,8 @@ class AnswerReader:
             self._earlier = []
             self.blocks.append(Block(kind))
         self.blocks[-1].text += text
-        self._deltas.append(Delta(len(self.blocks) - 1, text))
+        self._place = len(self.blocks) - 1
+        self._deltas.append(Delta(self._place, text))
 
     def _begin_call(self, name: str) -> None:
         self._spaces = []
@@ -179,12 +193,14 @@ class AnswerReader:
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         """Add text. White space at its end is held back until more text follows."""
         end = len(text.rstrip())
+        begins = not self._open(kind) and bool(self.blocks or self._thought)
         if not end:
             self._spaces.append(text)
+            self._place = -1 if begins else self._place
             return
         spaces, text = text[end:], "".join(self._spaces) + text[:end]
         self._spaces = [spaces]
-        if not self._open(kind) and (self.blocks or self._thought):
+        if begins:
             text = text.lstrip()
         self._add(kind, text)
 
@@ -222,6 +238,7 @@ class AnswerReader:
                 held = held[1:]
             yield
             if held in markers:
+                self._place = -1
                 return held
         take(held)
         return ""

@@ -1,6 +1,7 @@
 """What Ollama's endpoints share: how bodies are read, the model that they name, errors.
 
-Bodies are read as Ollama reads them, in Go: fields in capital letters are known.
+Bodies are read as Ollama reads them, in Go: fields in capital letters are known, and half a
+surrogate pair is U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.served_model import check_model
 from specops.http.errors import GENERATING, ApiError, Responses, error_responses
 from specops.http.state import Context
+from specops.text.json_values import in_whole_characters
 
 
 class OllamaErrorResponse(BaseModel):
@@ -68,6 +70,14 @@ class OllamaModel(OllamaBody):
         description="without effect: the model stays loaded; 0, where nothing else is asked, is "
         "answered as Ollama does when it unloads one",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_go_reads_texts(cls, raw: Any) -> Any:
+        try:
+            return in_whole_characters(raw)
+        except RecursionError:
+            return raw  # and is refused
 
     @property
     def called(self) -> str:

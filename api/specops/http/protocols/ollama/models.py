@@ -31,7 +31,9 @@ from specops.http.state import Context, Ctx
 from specops.text.fill_in import FillIn
 
 _MODEL_ERRORS = error_responses(401, 500, 503, model=OllamaErrorResponse)
-_PROTOCOL = "0.12.11"  # the version of Ollama's API: clients ask for a minimum
+# The version of Ollama's API: clients ask for a minimum, and `codex --oss` for this one, which has
+# /v1/responses.
+_PROTOCOL = "0.13.4"
 _FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that it never unloads
 _ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
 router = APIRouter(tags=["ollama"])

@@ -17,6 +17,7 @@ from specops.http.answering.conversation import (
     Conversation,
     Function,
     Mode,
+    Reasoning,
     call_message,
     conversation,
     joined,
@@ -81,7 +82,9 @@ class ToolCall(Body):
 class Message(Body):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Text = Field(
+        description="system, developer, user, assistant, tool, function, or one of the template's"
+    )
     content: Content | None = Field(None, description="null only of assistant, tool and function")
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -177,6 +180,19 @@ class ChatRequest(OpenAiRequest):
     tool_choice: Mode | ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning_effort: str | None = Field(None, description="`none`: no reasoning")
+    reasoning: Reasoning | None = Field(None, description="the same, and a budget of tokens")
+    thinking_budget_tokens: int | None = Field(
+        None,
+        validation_alias=AliasChoices(
+            *("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"),
+            *("thinking_token_budget", "thinking_budget"),
+        ),
+        description="most tokens of thoughts, also by llama-server's and vLLM's other names; "
+        "-1: as many as the answer",
+    )
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
+        None, description="`none`: thoughts stay in `content`, between the model's marks"
+    )
     chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
     )
@@ -223,7 +239,11 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        (mode, allowed), effort = self._choice(), self.reasoning_effort
+        (mode, allowed), reasoning = self._choice(), self.reasoning
+        effort = self.reasoning_effort or (reasoning and reasoning.effort)
+        budget = self.thinking_budget_tokens
+        if budget is None and reasoning is not None:
+            budget = reasoning.max_tokens
         once = isinstance(self.tool_choice, NamedTool)
         left_out: list[str] = []
         options = {} if effort is None else {"enable_thinking": effort != "none"}
@@ -235,6 +255,8 @@ class ChatRequest(OpenAiRequest):
             allowed=allowed,
             left_out=left_out,
             parallel=self.parallel_tool_calls is not False and not once,
+            most_thoughts=budget if (budget or 0) >= 0 else None,
+            plain_thoughts=self.reasoning_format == "none",
             template_options=options | (self.chat_template_kwargs or {}),
         )
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -26,6 +28,7 @@ from specops.http.answering.conversation import (
     Mode,
     Parameters,
     Part,
+    Reasoning,
     ToolName,
     Typed,
     call_message,
@@ -36,6 +39,7 @@ from specops.http.answering.conversation import (
     written,
 )
 from specops.http.answering.generate import chat_tokens, generate_chat
+from specops.http.answering.logprobs import token_logprobs
 from specops.http.answering.options import EngineOptions
 from specops.http.answering.served_model import check_model
 from specops.http.errors import ApiError, InvalidField
@@ -45,7 +49,7 @@ from specops.http.sse import named_event
 from specops.http.state import Ctx
 from specops.request import Grammar
 from specops.text.json_values import MOST_PARTS, dumps, loads
-from specops.text.tools.formats import Tool
+from specops.text.tools.formats import LONGEST_NAME, Tool
 from specops.text.tools.reader import Block
 
 _FIELD = "input"
@@ -53,6 +57,7 @@ _FIELD = "input"
 # objects it has room for three times as many, and to check and free them takes 22 ms.
 _MOST_ITEMS = MOST_PARTS // 3
 _ECHOED = "part of the answer, and without effect"
+_LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
 # Calls whose results the client brings: the field with the arguments, and the name of a tool that
@@ -76,7 +81,7 @@ class Item(Typed):
     What other servers have done (searched the web, run code, made pictures) is left out.
     """
 
-    without_effect = frozenset({"status", "encrypted_content", "phase", "caller", "namespace"})
+    without_effect = frozenset({"status", "encrypted_content", "phase", "caller"})
     source, called = _FIELD, "an item"
 
     type: str = Field(
@@ -89,6 +94,7 @@ class Item(Typed):
     content: Content | None = None
     call_id: Text | None = None
     name: Text | None = None
+    namespace: Text | None = Field(None, description="of the function that is called")
     arguments: Anything = Field(None, description="JSON")
     input: Text | None = Field(None, description="of a custom tool")
     action: FreeObject | None = Field(None, description="of a shell")
@@ -140,13 +146,16 @@ def _few(items: object) -> object:
 
 
 class ResponsesTool(Body):
-    """A tool that the model may call; this server only has the type `function`."""
+    """A tool that the model may call: a function, or a namespace, which has some."""
 
     type: Text
     name: ToolName | None = None
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="arguments follow the schema")
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
+        None, description="of a namespace"
+    )
 
     def tool(self) -> Tool | None:
         """Return the function, or None for another type of tool.
@@ -161,12 +170,50 @@ class ResponsesTool(Body):
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
     def echoed(self) -> dict[str, Any]:
-        """Return the tool for the answer, which has the fields that the client sent."""
-        return {
+        """Return the tool for the answer: what the client sent, and what a function has to have."""
+        sent = {
             name: value
             for name, value in known_fields(self).items()
             if name in self.model_fields_set
         }
+        if self.tools is not None:
+            sent["tools"] = [tool.echoed() for tool in self.tools]
+        if self.type == "function":
+            sent = {"description": None, "parameters": None, **sent, "strict": bool(self.strict)}
+        return sent
+
+
+class FunctionNames:
+    """The names by which the model calls functions: two namespaces may have one of the same name.
+
+    Attributes:
+        tools: all tools, those of namespaces included, by these names.
+        sent: by such a name, the namespace and the name that the client knows.
+    """
+
+    def __init__(self, tools: Iterable[ResponsesTool]) -> None:
+        found: list[tuple[str, ResponsesTool]] = []
+        for tool in tools:
+            if tool.type == "namespace":
+                found += [(tool.name or "", each) for each in tool.tools or ()]
+            else:
+                found.append(("", tool))
+        count = Counter(tool.name for _, tool in found)
+        self.tools: list[ResponsesTool] = []
+        self.sent: dict[str, tuple[str, str]] = {}
+        self._called: dict[tuple[str, str], str] = {}
+        for namespace, tool in found:
+            name = tool.name
+            if name and namespace and count[name] > 1:
+                name = f"{namespace}__{name}"[-LONGEST_NAME:]
+            self.tools.append(tool.model_copy(update={"name": name}))
+            if name and tool.name:
+                self.sent[name] = namespace, tool.name
+                self._called[namespace, tool.name] = name
+
+    def called(self, namespace: str | None, name: str) -> str:
+        """Return the name by which the model calls a function."""
+        return self._called.get((namespace or "", name), name)
 
 
 class NamedFunction(Body):
@@ -174,25 +221,26 @@ class NamedFunction(Body):
 
     type: Literal["function"]
     name: ToolName
+    namespace: Text | None = None
 
 
-class AllowedFunctions(Body):
+class AllowedTool(Body):
+    """A tool that may be called: a function, or one of OpenAI's own, which are skipped."""
+
+    type: Text
+    name: ToolName | None = None
+    namespace: Text | None = None
+
+
+class AllowedTools(Body):
     """Some of the tools may be called, or must be."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, fail_fast=True)]
 
 
-ToolChoice = Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
-
-
-class Reasoning(Body):
-    """Whether a model thinks, if it can."""
-
-    without_effect = frozenset({"summary", "generate_summary"})
-
-    effort: str | None = Field(None, description="`none` turns it off; else without effect")
+ToolChoice = Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
 
 
 class FlatSchema(NamedSchema):
@@ -214,9 +262,9 @@ class ResponsesRequest(EngineOptions):
 
     without_effect = frozenset(
         {
-            *("include", "service_tier", "prompt_cache_retention", "stream_options"),
-            *("top_logprobs", "truncation", "client_metadata", "context_management", "moderation"),
-            *("prompt_cache_options", "access_programs", "background_options", "image"),
+            *("service_tier", "prompt_cache_retention", "stream_options", "client_metadata"),
+            *("context_management", "moderation", "prompt_cache_options", "access_programs"),
+            *("background_options", "image"),
         }
     )
 
@@ -231,7 +279,8 @@ class ResponsesRequest(EngineOptions):
         None, ge=1, description="default: what the context and the server allow"
     )
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
-        None, description="functions that the model may call; other types are skipped"
+        None,
+        description="functions that the model may call, and namespaces of such; others are skipped",
     )
     tool_choice: Mode | ToolChoice | None = Field(
         None, description="or a tool to call, or the tools that may be called"
@@ -241,6 +290,15 @@ class ResponsesRequest(EngineOptions):
     text: TextOptions | None = Field(None, description="`format`: the form of the answer")
     store: bool | None = Field(
         True, description="false: references to the answer's items will not be understood"
+    )
+    include: Annotated[list[Text], Field(fail_fast=True)] | None = Field(
+        None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; else no effect"
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="so many likely alternatives, where they are included"
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto`: the oldest items of an input that is too long are left out"
     )
     max_tool_calls: int | None = Field(None, description=_ECHOED)
     metadata: FreeObject | None = Field(None, description=_ECHOED)
@@ -270,6 +328,16 @@ class ResponsesRequest(EngineOptions):
         return own | super().constraints
 
     @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        return (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
+
+    @cached_property
+    def functions(self) -> FunctionNames:
+        """The functions' names, as the model and the client know them."""
+        return FunctionNames(self.tools or ())
+
+    @property
     def references(self) -> list[str]:
         """The ids of the items that the input only refers to, each once."""
         items = () if isinstance(self.input, str) else self.input
@@ -287,25 +355,37 @@ class ResponsesRequest(EngineOptions):
         """
         (mode, allowed), effort = self._choice(), self.effort
         once = isinstance(self.tool_choice, NamedFunction)
-        left_out: list[str] = []
+        left_out = [f"include.{name}" for name in self.include or () if name != _LOGPROBS]
+        if self.top_logprobs and self.token_logprobs is None:
+            left_out.append("top_logprobs")
         return conversation(
             self._messages(recalled, left_out),
             _FIELD,
-            self.tools,
+            self.functions.tools,
             mode,
             allowed=allowed,
             left_out=left_out,
             parallel=self.parallel_tool_calls is not False and not once,
+            truncates=self.truncation == "auto",
+            most_thoughts=self.reasoning.max_tokens if self.reasoning else None,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
         )
 
     def _choice(self) -> tuple[Mode | None, list[str] | None]:
         """Return whether tools are called, and which of them may be; None: all."""
         match self.tool_choice:
-            case NamedFunction(name=name):
-                return "required", [name]
-            case AllowedFunctions(mode=mode, tools=tools):
-                return mode, [tool.name for tool in tools]
+            case NamedFunction(name=name, namespace=namespace):
+                return "required", [self.functions.called(namespace, name)]
+            case AllowedTools(mode=mode, tools=tools):
+                names = [
+                    self.functions.called(tool.namespace, tool.name or "")
+                    for tool in tools
+                    if tool.type == "function"
+                ]
+                if not names and mode == "required":
+                    message = "a call is required, but no tool that is allowed is a function"
+                    raise InvalidField("tool_choice", message)
+                return (mode, names) if names else ("none", None)
             case mode:
                 return mode, None
 
@@ -321,7 +401,7 @@ class ResponsesRequest(EngineOptions):
             system.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
-        history = _History(left_out)
+        history = _History(left_out, self.functions)
         unread = dict(recalled)
         for item in self.input:
             text = unread.pop(item.required("id"), None) if item.refers else None
@@ -338,9 +418,10 @@ class _History:
         left_out: names of items and parts that are not in them.
     """
 
-    def __init__(self, left_out: list[str]) -> None:
+    def __init__(self, left_out: list[str], functions: FunctionNames) -> None:
         self.messages: list[Message] = []
         self.left_out = left_out
+        self._functions = functions
         self._thoughts = ""
 
     def add(self, item: Item) -> None:
@@ -370,14 +451,16 @@ class _History:
             self.messages.append({"role": role, "content": joined(content, _FIELD)})
 
     def _call(self, item: Item) -> None:
-        call, last = item.call(), self.messages[-1] if self.messages else {"role": ""}
+        call_id, name, arguments = item.call()
+        call = call_id, self._functions.called(item.namespace, name), arguments
+        last = self.messages[-1] if self.messages else {"role": ""}
         made = call_message("", [call], self._thoughts)
         if last["role"] == "assistant":
             last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
         else:
             self.messages.append(made)
         if item.type == "mcp_call" and item.output is not None:
-            self._result(call[0], item)
+            self._result(call_id, item)
 
     def _result(self, call_id: str, item: Item) -> None:
         self.messages.append(result_message(call_id, item.result(self.left_out)))
@@ -423,9 +506,9 @@ class Response(BaseModel):
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
-    top_logprobs: int = 0
+    top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponsesUsage | None = None
     user: str | None
 
@@ -470,6 +553,21 @@ async def input_tokens(body: ResponsesRequest, ctx: Ctx) -> InputTokens:
     return InputTokens(input_tokens=count)
 
 
+@router.post(f"{PATH}/compact", include_in_schema=False)
+async def compact() -> None:
+    """Say that conversations are not compacted here.
+
+    Raises:
+        ApiError: always.
+    """
+    raise ApiError(
+        501,
+        "this server does not compact conversations: send a shorter one, let the model summarize "
+        "it, or set `truncation` to auto, which leaves out the oldest items",
+        code="not_supported",
+    )
+
+
 class _Writer(BlockWriter):
     def __init__(
         self,
@@ -479,13 +577,16 @@ class _Writer(BlockWriter):
         keep: Callable[[list[dict[str, Any]]], None] | None,
     ) -> None:
         super().__init__(generation)
-        self._model = engine.info.name
+        self._model, self._tokenizer = engine.info.name, engine.tokenizer
         self._body = body
         self._keep = keep
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._items: list[dict[str, Any]] = []  # one per block: the fields that never change
         self._sent = 0  # events
+        self._placed = 0  # tokens whose block is known
+        self._logprobs: defaultdict[int, list[Any]] = defaultdict(list)  # of tokens, by block
+        self._told: Counter[int] = Counter()  # number of them that deltas have had
 
     def whole(self, error: ApiError | None = None) -> Response:
         body, answer = self._body, self.answer
@@ -527,7 +628,9 @@ class _Writer(BlockWriter):
             text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
             tools=[tool.echoed() for tool in body.tools or ()],
+            top_logprobs=body.token_logprobs or 0,
             top_p=answer.request.sampling.top_p,
+            truncation=body.truncation or "disabled",
             usage=self._usage() if complete else None,
             user=body.user,
         )
@@ -549,12 +652,14 @@ class _Writer(BlockWriter):
         return events if block.kind == "call" else events + self._part_event("added", index, "")
 
     def block_delta(self, index: int, text: str) -> bytes:
-        return self._written("delta", index, delta=text)
+        told, self._told[index] = self._told[index], len(self._tokens(index))
+        return self._written("delta", index, told, delta=text)
 
     def end_block(self, index: int, *, complete: bool) -> bytes:
         block = self.answer.blocks[index]
         if block.kind == "call":
-            events = self._written("done", index, arguments=block.text, name=block.name)
+            name = self._item(index)["name"]
+            events = self._written("done", index, arguments=block.text, name=name)
         else:
             events = self._written("done", index, text=block.text)
             events += self._part_event("done", index, block.text)
@@ -578,29 +683,55 @@ class _Writer(BlockWriter):
 
     def _part_event(self, what: str, index: int, text: str) -> bytes:
         """Return the event of an item's only part."""
-        part = _part(self.answer.blocks[index], text)
+        part = _part(self.answer.blocks[index], text, self._tokens(index) if text else [])
         where = {"item_id": self._item(index)["id"], "output_index": index, "content_index": 0}
         return self._event(f"response.content_part.{what}", part=part, **where)
 
-    def _written(self, what: str, index: int, **fields: str) -> bytes:
-        """Return the event of an item's text, or of a call's arguments."""
+    def _written(self, what: str, index: int, told: int = 0, **fields: str) -> bytes:
+        """Return the event of an item's text, or of a call's arguments.
+
+        Args:
+            told: number of tokens whose probabilities are left out.
+        """
         block = self.answer.blocks[index]
         where: dict[str, Any] = {"item_id": self._item(index)["id"], "output_index": index}
         if block.kind != "call":
             where["content_index"] = 0
         if block.kind == "text":
-            where["logprobs"] = []
+            where["logprobs"] = self._tokens(index)[told:]
         return self._event(f"response.{_STEMS[block.kind]}.{what}", **fields, **where)
 
     def _item(self, index: int) -> dict[str, Any]:
         """Return an item of the output, as far as it has come."""
         blocks = self.answer.blocks
         for block in blocks[len(self._items) :]:
-            self._items.append(_fixed(block))
+            self._items.append(self._fixed(block))
         block = blocks[index]
         if block.kind == "call":
             return self._items[index] | {"arguments": block.text}
-        return self._items[index] | {"content": [_part(block, block.text)]}
+        return self._items[index] | {"content": [_part(block, block.text, self._tokens(index))]}
+
+    def _fixed(self, block: Block) -> dict[str, Any]:
+        """Return the fields of an item that do not change while it is written."""
+        key = uuid.uuid4().hex
+        match block.kind:
+            case "text":
+                return {"id": f"msg_{key}", "type": "message", "role": "assistant"}
+            case "reasoning":
+                return {"id": f"rs_{key}", "type": "reasoning", "summary": []}
+        namespace, name = self._body.functions.sent.get(block.name, ("", block.name))
+        called = {"name": name, "namespace": namespace} if namespace else {"name": name}
+        return {"id": f"fc_{key}", "type": "function_call", "call_id": call_id(), **called}
+
+    def _tokens(self, index: int) -> list[Any]:
+        """Return the probabilities of a block's tokens, as far as they are known to be its own."""
+        if self.answer.request.logprobs is not None and (reader := self.answer.reader):
+            placed = zip(self.answer.pieces, reader.placed, strict=False)
+            for piece, block in islice(placed, self._placed, None):
+                told = token_logprobs([piece], self._tokenizer)
+                self._logprobs[block] += [token.model_dump() for token in told]
+                self._placed += 1
+        return self._logprobs[index]
 
     def _usage(self) -> ResponsesUsage:
         answer = self.answer
@@ -617,21 +748,10 @@ class _Writer(BlockWriter):
         )
 
 
-def _fixed(block: Block) -> dict[str, Any]:
-    """Return the fields of an item that do not change while it is written."""
-    key = uuid.uuid4().hex
-    match block.kind:
-        case "text":
-            return {"id": f"msg_{key}", "type": "message", "role": "assistant"}
-        case "reasoning":
-            return {"id": f"rs_{key}", "type": "reasoning", "summary": []}
-    return {"id": f"fc_{key}", "type": "function_call", "call_id": call_id(), "name": block.name}
-
-
-def _part(block: Block, text: str) -> dict[str, Any]:
+def _part(block: Block, text: str, logprobs: list[Any]) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _choice(body: ResponsesRequest) -> Any:
