@@ -27,7 +27,7 @@ class EmbeddingText(Body):
     """A text as llama-server writes one that may have images: whole, or as parts."""
 
     prompt_string: Text | None = None
-    content: Annotated[list[Part], Field(min_length=1)] | None = None
+    content: Annotated[list[Part], Field(min_length=1, fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
