@@ -5,6 +5,7 @@ Each request is the smallest that those servers answer and a client of theirs se
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from specops.config import Settings
 from specops.request import FinishReason
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import BEGIN_TOKEN, FakeService, output
+from tests.http.chat_clients import TEMPLATE
 from tests.http.openai_api import api
 from tests.http.real_engine import in_process
 
@@ -293,6 +295,24 @@ async def test_the_chosen_token_is_among_the_likeliest(server: httpx.AsyncClient
         told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
     ):
         assert top[token] >= value
+
+
+# As the real programs sent them to a recorder; long texts are replaced by their length.
+RECORDED = [
+    json.loads(file.read_text("utf-8"))
+    for file in sorted(Path(__file__).with_name("recorded").glob("*.json"))
+]
+
+
+@pytest.mark.parametrize("sent", RECORDED, ids=lambda sent: sent["program"])
+async def test_what_programs_sent_is_answered(sent: dict[str, Any]) -> None:
+    service = FakeService([output("Hello"), output("", finish=FinishReason.STOP)])
+    service.loaded.chat_template = ChatTemplate(TEMPLATE, {})
+    async with api(service) as here:
+        answer = await here.client.post(sent["path"], json=sent["body"])
+    assert answer.status_code == 200, answer.text
+    assert "Hello" in answer.text
+    assert answer.text.endswith("[DONE]\n\n") or "response.completed" in answer.text
 
 
 # -- embeddings, templates, tokens -----------------------------------------------------------------

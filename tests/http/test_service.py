@@ -114,7 +114,7 @@ async def test_unknown_path_and_method_are_error_objects() -> None:
 
 
 async def test_an_error_has_no_commands_for_terminals() -> None:
-    async with api() as here:
+    async with api(unknown_model="refuse") as here:
         answers = [
             await here.client.get("/%1b]0;x%07%9b31m"),
             await here.client.post(CHAT, json=ENDPOINTS[CHAT] | {"model": "a\x1b[2J\x7f\u009b"}),
