@@ -7,7 +7,8 @@ A thread reads /metrics five times a second. The report counts a request in the 
 was sent; the API counts it when it arrives, is refused, or is admitted. So a stage's counts lie
 between those of the last reading before its limits and of the first one `SLACK` after them. Tokens
 of answers may be made in a later stage: as many as the requests that were in flight at the limits
-can have. Of the whole run every count is equal.
+can have. The tokens of a prompt come with its answer: of requests that were cut off at the end the
+API alone knows them. Otherwise every count of the whole run is equal.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ COUNTERS = {
     "output_tokens": ("specops_generated_tokens_total",),
 }
 IN_FLIGHT = ("specops_requests_running", "specops_requests_waiting")
-LENGTHS = "specops_request_generated_tokens_bucket"
+LENGTHS = {
+    "specops_request_prompt_tokens_bucket": "input_tokens",
+    "specops_request_generated_tokens_bucket": "output_tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Reading:
     ended: float
     counts: Mapping[str, float]
     in_flight: float
-    longest: float  # answer, in tokens: the limit of its bucket
+    longest: Mapping[str, float]  # prompt and answer, in tokens: the limits of their buckets
 
 
 @dataclass
@@ -72,14 +76,19 @@ class Readings:
     def read(self) -> None:
         begun = time.time()
         text = httpx.get(f"{self.api}/metrics", timeout=PATIENCE).text
-        ended, sums, below = time.time(), dict[str, float](), dict[float, float]()
+        ended, sums = time.time(), dict[str, float]()
+        below = {name: dict[float, float]() for name in LENGTHS.values()}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-                if sample.name == LENGTHS:
-                    below[float(sample.labels["le"])] = sample.value
+                if sample.name in LENGTHS:
+                    limit = float(sample.labels["le"])
+                    below[LENGTHS[sample.name]][limit] = sample.value
         counts = {name: sum(sums[one] for one in parts) for name, parts in COUNTERS.items()}
-        longest = next(limit for limit in below if below[limit] == below[float("inf")])
+        longest = {
+            name: next(limit for limit in limits if limits[limit] == limits[float("inf")])
+            for name, limits in below.items()
+        }
         in_flight = sum(sums[name] for name in IN_FLIGHT)
         self.found.append(Reading(begun, ended, counts, in_flight, longest))
 
@@ -126,9 +135,11 @@ def compare(name: str, report: Mapping[str, Any], readings: Readings) -> Iterato
         for key in COUNTERS:
             told = reported(stage)[key]
             least, most = (end[i].counts[key] - begin[1 - i].counts[key] for i in (0, 1))
+            if key == "input_tokens":
+                least -= stage["cancelled"] * last.longest[key]
             if key == "output_tokens":
-                least -= begin[1].in_flight * last.longest
-                most += end[1].in_flight * last.longest
+                least -= begin[1].in_flight * last.longest[key]
+                most += end[1].in_flight * last.longest[key]
             equal = f"{least:.0f}" if least == most else f"{least:.0f} to {most:.0f}"
             cells.append(f"{told:,.0f} / {equal}{'' if least <= told <= most else ' !'}")
         yield f"| {name} | {label} | {' | '.join(cells)} |"
