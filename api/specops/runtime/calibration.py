@@ -38,7 +38,7 @@ _CHECK_SHARE = 0.2  # of these seconds, at a later start
 # A pass is timed again if it took so many times what others say it can take, until it takes as long
 # again: costs of widths step.
 _DOUBTFUL = 1.1
-_TRIES = 4  # of each pass in a start
+_TRIES = 2  # of each pass in a start
 # The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
 _MAX_LOGITS = 64  # wider passes are prompts, which need one row of logits
