@@ -40,6 +40,7 @@ ADJUSTED = {
         presence_penalty=1.0, frequency_penalty=1.0, repetition_penalty=1.1
     ),
     "logit_bias": SamplingParams(logit_bias=tuple((token, 1.0) for token in range(300))),
+    "allowed_tokens": SamplingParams(allowed_tokens=tuple(range(1000))),
     # A word may be two sequences of tokens: with a space before it, and without.
     "bad_words": SamplingParams(bad_words=((*_WORD, 64),) * 128),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, takewhile, zip_longest
@@ -117,6 +117,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides the logits of the tokens of prompt and answer
     logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer must not have
+    allowed_tokens: tuple[int, ...] = ()  # the only ones that the answer may have; (): all
 
     @property
     def penalizes(self) -> bool:
@@ -126,7 +127,7 @@ class SamplingParams:
     @property
     def adjusts(self) -> bool:
         """Whether tokens are chosen by other logits than the target's."""
-        return bool(self.penalizes or self.logit_bias or self.bad_words)
+        return bool(self.penalizes or self.logit_bias or self.bad_words or self.allowed_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +159,13 @@ class GenerationRequest:
     adaptive: bool = False  # the controller may choose fewer draft tokens where that is faster
     logprobs: int | None = None  # number of likeliest tokens to tell; None: no probabilities
     drawn_logprobs: bool = False  # the probabilities behind penalties and filters are wanted
-    prompt_logprobs: bool = False  # probabilities of the prompt's tokens are wanted, too
+    logprob_tokens: tuple[int, ...] = ()  # to tell, with the chosen one, instead of the likeliest
+    prompt_logprobs: int | None = None  # the same as `logprobs` for the prompt's tokens
     embed: bool = False  # the prompts' embeddings are wanted, and no answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
     stop: tuple[str, ...] = ()  # behind the thoughts
     thoughts: ThoughtMarks | None = None  # None: the model does not think
+    include_stop: bool = False  # the stop string that ends the answer is a part of it
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
     min_tokens: int = 0  # no end token comes before so many tokens
     ignore_eos: bool = False
@@ -210,11 +213,13 @@ TARGET = "target"  # the origin of a token that no drafter proposed
 class Logprob:
     """A token's probability by the target: a natural logarithm, before temperature and filters.
 
-    `top` are the likeliest tokens in its position, likeliest first.
+    `top` are the likeliest tokens in its position, likeliest first, or those that were asked for.
+    `rank` counts from 1, the likeliest; 0: not known, as of an answer's tokens.
     """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
+    rank: int = 0
 
 
 class Piece(NamedTuple):
@@ -343,7 +348,7 @@ class Output:
     error: str | None = None
     stop: str | None = None  # the stop string that ended it
     urgent: bool = True  # a client waits for it; other outputs may be handed over together
-    prompt: tuple[Logprob | None, ...] = ()  # of the prompt's tokens, with the first output
+    prompt: Sequence[Logprob | None] = ()  # of the prompt's tokens, with the first output
     embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
     prompt_computed: int = 0  # tokens of the prompt, where the client wants to see its progress
 
@@ -355,8 +360,10 @@ class Output:
     @property
     def reported_tokens(self) -> int:
         """Number of tokens that it tells of: new ones, the prompt's, likely ones beside each."""
-        reported = (*self.prompt, *(piece.logprob for piece in self.pieces))
-        return len(reported) + sum(len(item.top) for item in reported if item)
+        last = self.prompt[-1] if self.prompt else None  # all tell as many, but the first
+        reported = len(self.prompt) * (1 + len(last.top) if last else 1)
+        told = (piece.logprob for piece in self.pieces)
+        return reported + len(self.pieces) + sum(len(item.top) for item in told if item)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,13 @@ CONSTRAINTS = {
     "guided_grammar": "grammar",
 }
 
+# Unknown fields that ask for another answer are refused: without them it would be a wrong one. So
+# is every other `guided_` field, but not those that concern only how a constraint is kept.
+CONSTRAINING = frozenset(
+    {"use_beam_search", "logits_processors", "chat_template", "regex", "ebnf", "structural_tag"}
+)
+FORM_ONLY = frozenset({"guided_decoding_backend", "guided_whitespace_pattern"})
+
 # Fields of requests that change nothing, with the reason.
 WITHOUT_EFFECT = {
     "exact": "accepted and without effect: output is always bit for bit that of plain decoding, "

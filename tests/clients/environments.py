@@ -21,9 +21,9 @@ class MissingError(Exception):
     """Something is missing that is not installed here; the message says what."""
 
 
-def python(kind: str) -> Path:
-    """Return the Python of an environment that has what `KIND.txt` pins."""
-    pins = HERE / f"{kind}.txt"
+def python(kind: str, pinned: Path = HERE) -> Path:
+    """Return the Python of an environment that has what `KIND.txt` in this folder pins."""
+    pins = pinned / f"{kind}.txt"
     folder = BUILD / kind
     found = folder / "bin" / "python"
     key = _key(pins)

@@ -91,8 +91,8 @@ def test_a_greedy_token_is_drawn_with_certainty(engine: Engine) -> None:
 
 def test_those_of_a_prompt_are_those_of_its_own_tokens(engine: Engine) -> None:
     """In chunks, beside a request that decodes, and although another has computed the same."""
-    asked = replace(REQUEST, prompt_logprobs=True, drafter="draft", k_draft=4)
-    told = [next(iter(output.prompt for output in engine.generate(asked))) for _ in range(2)]
+    asked = replace(REQUEST, prompt_logprobs=3, drafter="draft", k_draft=4)
+    told = [tuple(next(engine.generate(asked)).prompt) for _ in range(2)]
     assert told[0] == told[1]
     assert told[0][0] is None
     assert len(told[0]) == len(PROMPT)

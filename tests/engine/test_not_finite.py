@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "with penalties": {"sampling": SamplingParams(repetition_penalty=1.3)},
     "by a grammar": {"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "yes|no+"))},
     "with probabilities": {"logprobs": 3},
-    "of the prompt": {"logprobs": 1, "prompt_logprobs": True, "max_new_tokens": 0},
+    "of the prompt": {"logprobs": 1, "prompt_logprobs": 1, "max_new_tokens": 0},
     "embedding": {"embed": True, "max_new_tokens": 0},
 }
 

@@ -258,7 +258,7 @@ def test_the_time_to_read_a_prompts_probabilities_is_a_part_of_the_step(
             scheduler.add(make_request(20, 1000))
         for _ in range(30):
             scheduler.step()
-        scheduler.add(make_request(1200, 1, prompt_logprobs=True, logprobs=5))
+        scheduler.add(make_request(1200, 1, prompt_logprobs=5))
         scheduler.step()  # the first piece is a measurement
         before, read = target.clock(), target.passes[-1].num_tokens
         scheduler.step()

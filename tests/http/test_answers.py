@@ -52,7 +52,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     COMPLETIONS: FIGURES | {
         "object": "text_completion",
-        "choices": [{"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop",
+                     "prompt_logprobs": None, "prompt_token_ids": None}],
         "usage": {
             "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9,
             "prompt_tokens_details": {"cached_tokens": 1},
@@ -60,7 +61,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         },
     },
     CHAT: FIGURES | {
-        "object": "chat.completion",
+        "object": "chat.completion", "prompt_logprobs": None,
         "choices": [{
             "index": 0, "logprobs": None, "finish_reason": "stop",
             "message": {"role": "assistant", "content": "Hello world", "refusal": None,
@@ -348,9 +349,9 @@ async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
             model="fake", prompt="abc", echo=True, logprobs=1, stream=stream
         )
         parts = [part async for part in found] if stream else [found]
-        assert here.request.prompt_logprobs
+        assert here.request.prompt_logprobs == 1
         await here.openai.completions.create(model="fake", prompt="abc", logprobs=1)
-        assert not here.request.prompt_logprobs
+        assert here.request.prompt_logprobs is None
     choice = next(part.choices[0] for part in parts if part.choices)
     assert choice.text == "abcy"
     assert choice.logprobs.tokens == ["<|begin|>", "a", "b", "c", "y"]

@@ -183,7 +183,7 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     (COMPLETIONS, "max_tokens", -3, ""),
     *((COMPLETIONS, "temperature", value, "") for value in (2.5, "1")),
     *((COMPLETIONS, "n", value, "") for value in (0, 129)),
-    *((COMPLETIONS, "logprobs", value, "") for value in (6, True)),
+    *((COMPLETIONS, "logprobs", value, "") for value in (21, True)),
     *((COMPLETIONS, "prompt", value, "") for value in ([], None, [-1], [1, INFO.vocab_size])),
     (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
     *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),

@@ -35,6 +35,7 @@ _BEGUN = {
 }
 _ENDED = _BEGUN - {"usage", "completed_at"}
 _FORMED = {"text.format.description", "text.format.strict"}
+_VLLM = {"prompt_logprobs", "prompt_token_ids"}  # its clients read them unasked
 _MODEL = {"line", "deprecated_at", "retires_at"}
 
 
@@ -43,10 +44,11 @@ def _within(prefix: str, names: set[str]) -> set[str]:
 
 
 ASKED: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "completion": (COMPLETIONS, {}, {"choices.logprobs"}),
+    "completion": (COMPLETIONS, {}, {"choices.logprobs", *_within("choices", _VLLM)}),
     "streamed completion": (COMPLETIONS, {"stream": True, **USAGE},
         {"choices.logprobs", "choices.finish_reason", "usage"}),
-    "chat": (CHAT, {"tools": CHAT_TOOLS}, {"choices.message.refusal", "choices.logprobs"}),
+    "chat": (CHAT, {"tools": CHAT_TOOLS},
+        {"choices.message.refusal", "choices.logprobs", "prompt_logprobs"}),
     "streamed chat": (CHAT, {"tools": CHAT_TOOLS, "stream": True},
         {"choices.delta.refusal", "choices.logprobs", "choices.finish_reason"}),
     "streamed chat with its usage": (CHAT, {"stream": True, **USAGE},
@@ -123,7 +125,9 @@ async def test_probabilities_have_no_other_nulls(stream: bool) -> None:
     # Chunks without tokens have no probabilities.
     more = {"choices.finish_reason", "choices.logprobs", "choices.delta.refusal"}
     own = {"choices.logprobs.refusal"}
-    assert found(answer) == own | (more if stream else {"choices.message.refusal"})
+    assert found(answer) == own | (
+        more if stream else {"choices.message.refusal", "prompt_logprobs"}
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

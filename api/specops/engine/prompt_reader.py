@@ -7,6 +7,8 @@ prefix cache, and its pieces need a row of hidden states or of logits for each t
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,36 @@ import numpy.typing as npt
 
 from specops.request import GenerationRequest, Logprob, Output
 from specops.runtime.sampling import Floats, NotFinite, logprob
+
+
+class PromptLogprobs(Sequence[Logprob | None]):
+    """Probabilities of a prompt's tokens, of which the first has none.
+
+    They lie in arrays, in a tenth of the memory: there may be 20 likely tokens beside each of a
+    long prompt's.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._ranks, self._tokens, self._values = array("i"), array("i"), array("d")
+
+    def append(self, logprob: Logprob, rank: int) -> None:
+        """Add the next token's; its rank among all tokens counts from 1."""
+        self._ranks.append(rank)
+        self._tokens.extend([token for token, _ in logprob.top])
+        self._values.extend([logprob.chosen, *(value for _, value in logprob.top)])
+
+    def __len__(self) -> int:
+        return 1 + len(self._ranks)
+
+    def __getitem__(self, place: int) -> Logprob | None:  # type: ignore[override]  # no slices
+        place = range(len(self))[place]
+        if place == 0:
+            return None
+        at, top = place - 1, self._top
+        chosen, *values = self._values[at * (top + 1) : place * (top + 1)]
+        tokens = self._tokens[at * top : place * top]
+        return Logprob(chosen, tuple(zip(tokens, values, strict=True)), self._ranks[at])
 
 
 class PromptReader:
@@ -36,8 +68,8 @@ class PromptReader:
         self._position = 0  # of the first token that was not read
         self._sum: npt.NDArray[np.float64] | None = None
         self._embeddings: list[Floats] = []
-        self._logprobs: list[Logprob | None] = [None]  # a prompt's first token has none
-        self._handed_out = not request.prompt_logprobs
+        self._logprobs = PromptLogprobs(request.prompt_logprobs or 0)
+        self._handed_out = request.prompt_logprobs is None
 
     def read(self, start: int, logits: Floats, hidden: Floats) -> None:
         """Read tokens of the prompt. Tokens that were read before a preemption are skipped.
@@ -54,8 +86,9 @@ class PromptReader:
                 state = hidden[row].astype(np.float64)
                 self._sum = state if self._sum is None else self._sum + state
             elif position + 1 < len(self._prompt):
-                most = self._request.logprobs or 0
-                self._logprobs.append(logprob(logits[row], self._prompt[position + 1], most))
+                token, most = self._prompt[position + 1], self._request.prompt_logprobs or 0
+                rank = 1 + np.count_nonzero(logits[row] > logits[row, token])
+                self._logprobs.append(logprob(logits[row], token, most), int(rank))
             self._position = position + 1
 
     def next_prompt(self) -> tuple[int, ...] | None:
@@ -75,7 +108,7 @@ class PromptReader:
         """Add the probabilities to the first output, and the embeddings to the last."""
         if not self._handed_out:
             self._handed_out = True
-            output = replace(output, prompt=tuple(self._logprobs))
+            output = replace(output, prompt=self._logprobs)
         if self._embeddings and output.finish:
             output = replace(output, embeddings=np.stack(self._embeddings))
         return output

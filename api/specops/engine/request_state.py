@@ -87,7 +87,7 @@ class RequestState:
             draws = any(lookup.draws for lookup in self.chain.lookups)
             self.noise = int(self.rng.integers(1 << 63)) if draws and seed is None else seed
         self.choosing_seconds = 0.0
-        reads = request.embed or request.prompt_logprobs
+        reads = request.embed or request.prompt_logprobs is not None
         self.reader = PromptReader(request) if reads else None
         self._prompt_length = len(request.prompt_tokens)
         # A grammar ends the answer by an end token, so the request cannot ignore it.
@@ -145,6 +145,7 @@ class RequestState:
         return TextStream(
             *(self._tokenizer, request.prompt_tokens, request.stop, request.min_indent or 0),
             request.thoughts,
+            include_stop=request.include_stop,
         )
 
     @cached_property
@@ -285,7 +286,7 @@ class RequestState:
     def _logprob(self, logits: Floats, token: int, origin: str) -> Logprob:
         most = self.request.logprobs or 0
         if not self.request.drawn_logprobs:
-            return logprob(logits, token, most)
+            return logprob(logits, token, most, self.request.logprob_tokens)
         certain = origin == GRAMMAR
         return drawn_logprob(logits, token, most, None if certain else self.request.sampling)
 

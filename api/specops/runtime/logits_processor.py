@@ -1,9 +1,9 @@
 """Changes logits by the tokens before them: penalties, biases and forbidden words.
 
-The order is vLLM's: forbidden words and end tokens, then biases, then the penalties for repetition,
-frequency and presence. A position's logits depend only on the tokens before it, so draft tokens are
-verified against the same numbers that plain decoding would choose from. The kernels do the
-arithmetic, for all positions of a draft at once (`kernels/sampling.c`).
+The order is vLLM's: allowed tokens, forbidden words and end tokens, then biases, then the penalties
+for repetition, frequency and presence. A position's logits depend only on the tokens before it, so
+draft tokens are verified against the same numbers that plain decoding would choose from. The
+kernels do the arithmetic, for all positions of a draft at once (`kernels/sampling.c`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from array import array
 from collections.abc import Collection, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from specops.request import SamplingParams
 from specops.runtime.kernels import Adjustment, library
-from specops.runtime.sampling import Floats, address
+from specops.runtime.sampling import Floats, address, mask
 
 _FIRST_CAPACITY = 64  # different tokens
 _LEAST_PENALTY = 1e-6  # a logit that is divided by a smaller one may become infinite
@@ -41,6 +42,8 @@ class LogitsProcessor:
         end_tokens: Collection[int],
         min_tokens: int,
     ) -> None:
+        self._bits: npt.NDArray[np.uint32] | None = None
+        self._allowed = np.array(params.allowed_tokens, np.int64)
         self._end_tokens = sorted(end_tokens)
         self._min_tokens = min_tokens
         # The answer, and the beginning of each word, as bytes: to compare their ends takes 0.1 us.
@@ -86,6 +89,8 @@ class LogitsProcessor:
             tokens: may follow the answer; they are not appended to it.
         """
         rows, vocab = logits.shape
+        if len(self._allowed):
+            mask(logits, np.tile(self._allowed_bits(vocab), (rows, 1)))
         first = len(tokens) + 1 - rows
         length = len(self._answer)
         for token in tokens[:first]:
@@ -106,6 +111,14 @@ class LogitsProcessor:
         del self._answer[length:]
         for token in tokens[:first] if self._counts_tokens else ():
             self._counts[self._index_of[token]] -= 1
+
+    def _allowed_bits(self, vocab: int) -> npt.NDArray[np.uint32]:
+        """The allowed tokens' bits, as `mask` reads them."""
+        if self._bits is None:
+            allowed = np.zeros(-(-vocab // 32) * 32, np.uint8)
+            allowed[self._allowed] = 1
+            self._bits = np.packbits(allowed, bitorder="little").view(np.uint32)
+        return self._bits
 
     def _ban(self, banned: array[int]) -> None:
         """Add the tokens that must not follow the answer."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -115,23 +116,26 @@ def draw_seeded(probs: Floats, seed: int, position: int) -> int:
     return index
 
 
-def logprob(logits: Floats, token: int, top: int) -> Logprob:
+def logprob(logits: Floats, token: int, top: int, tokens: Sequence[int] = ()) -> Logprob:
     """The model's log probability of a token, before any filter.
 
     Args:
         logits: [V] from which the token was chosen.
         token: the chosen token.
         top: number of likeliest tokens to report as well, at most V.
+        tokens: to report, with the chosen one, in place of the likeliest.
 
     Raises:
         NotFinite: a logit is NaN or infinite, or all are -inf.
     """
     logits = np.ascontiguousarray(logits, np.float32)
+    top = 0 if tokens else top
     indices = (ctypes.c_int64 * top)()
     log_sum: float = library.specops_top(address(logits), len(logits), top, indices)
     if math.isnan(log_sum):
         raise NotFinite
-    values = tuple((index, float(logits[index]) - log_sum) for index in indices)
+    told = dict.fromkeys((token, *tokens)) if tokens else indices
+    values = tuple((index, float(logits[index]) - log_sum) for index in told)
     return Logprob(float(logits[token]) - log_sum, values)
 
 

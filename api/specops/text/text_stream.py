@@ -20,10 +20,11 @@ class TextStream:
     Args:
         tokenizer: the model's tokenizer.
         prompt_tokens: the tokens of the prompt.
-        stop: strings that end the text and are left out of it.
+        stop: strings that end the text.
         min_indent: the text ends before a line break behind which fewer spaces and tabs stand, an
             empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
         marks: of thoughts, in which stop strings are only text; None: there are none.
+        include_stop: the stop string is a part of the text.
 
     Attributes:
         stopped: the stop string that was found; after that, no token may be pushed.
@@ -37,9 +38,11 @@ class TextStream:
         stop: tuple[str, ...],
         min_indent: int = 0,
         marks: ThoughtMarks | None = None,
+        *,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
-        self._stop = stop
+        self._stop, self._include_stop = stop, include_stop
         self._held: list[Piece] = []
         self._thoughts = Thoughts(marks) if marks and stop else None
         self._unshown = dict(marks.unshown) if marks else {}
@@ -91,6 +94,7 @@ class TextStream:
         if ends:
             at, stop = min(ends)
             self.stopped, self.dedented = stop or None, not stop
+            at += len(stop) if self._include_stop else 0
             pieces, self._held = _cut(self._held, at), []
             return pieces
         shown = len(text) - self._possible_stop(text[self._thought :])

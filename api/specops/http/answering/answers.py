@@ -52,7 +52,7 @@ class Answer:
     request: GenerationRequest
     reader: AnswerReader | None = None
     pieces: list[Piece] = field(default_factory=list)
-    prompt: tuple[Logprob | None, ...] = ()
+    prompt: Sequence[Logprob | None] = ()
     last: Output | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
     prompt_computed: int = 0
@@ -65,8 +65,9 @@ class Answer:
     @property
     def reported_tokens(self) -> int:
         """Number of tokens that the answer tells of: its own, the likely ones beside each."""
-        likely = 1 + (self.request.logprobs or 0)
-        return (len(self.pieces) + len(self.prompt)) * likely
+        asked = self.request
+        beside = max(asked.logprobs or 0, len(asked.logprob_tokens)), asked.prompt_logprobs or 0
+        return len(self.pieces) * (1 + beside[0]) + len(self.prompt) * (1 + beside[1])
 
     @property
     def blocks(self) -> list[Block]:
@@ -78,7 +79,7 @@ class Answer:
         """Number of tokens of the thoughts, by their share of the characters."""
         thought = sum(len(block.text) for block in self.blocks if block.kind == "reasoning")
         whole = sum(len(block.text) for block in self.blocks)
-        return self.stats.generated_tokens * thought // max(1, whole)
+        return self.generated_tokens * thought // max(1, whole)
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
@@ -91,6 +92,11 @@ class Answer:
         """Why the answer to a chat ended, in OpenAI's words."""
         called = any(block.kind == "call" for block in self.blocks)
         return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
+
+    @property
+    def generated_tokens(self) -> int:
+        """Number of tokens so far; while the answer goes on, those whose text is not held back."""
+        return self.stats.generated_tokens if self.last else len(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

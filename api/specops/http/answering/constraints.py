@@ -95,6 +95,8 @@ class StructuredOutputs(Body):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
+        for name in (self.model_extra or {}).keys() - self.without_effect:
+            raise wrong_together("structured_outputs", f"this server has no {name[:64]!r}")
         if len(self.grammars) != 1:
             message = "needs exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`"
             raise wrong_together("structured_outputs", message)
@@ -140,6 +142,14 @@ class Constraints(Body):
     )
 
     @model_validator(mode="after")
+    def _known_constraints(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            guided = name.startswith("guided_") and name not in synonyms.FORM_ONLY
+            if (guided or name in synonyms.CONSTRAINING) and value not in _NEUTRAL:
+                raise wrong_together(name[:64], "this server does not support it")
+        return self
+
+    @model_validator(mode="after")
     def _one_constraint(self) -> Self:
         names = list(self.constraints)
         if len(names) > 1:
@@ -170,6 +180,9 @@ class Constraints(Body):
         if self.structured_outputs is not None:
             (by_field["structured_outputs"],) = self.structured_outputs.grammars
         return by_field
+
+
+_NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def json_grammar(schema: Any, *, strict: bool = False) -> Grammar:

@@ -30,6 +30,7 @@ from specops.request import FIXED_K_DRAFT, SUGGESTION, GenerationRequest
 from specops.text.fill_in import FillIn, GapPrompt
 
 _ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
+_MOST_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB of them, 20 MB of JSON
 _sequence = itertools.count(1)
 
 
@@ -96,10 +97,14 @@ async def generate(
             "grammar": prepared.format.grammar(grammar) if prepared.format else grammar,
             "logit_bias": biases(body, engine),
             "bad_words": bad_words(body, engine),
+            "allowed_tokens": prompt_tokens(
+                body.allowed_token_ids or [], engine, "allowed_token_ids"
+            ),
         }
 
     prepared, spelled = await run_off_loop(ctx, work, ctx.body_bytes + more, renders=renders)
     ignore(ctx, prepared.skipped)
+    _check_prompt_logprobs(body, prepared.prompts)
     if spelled["grammar"] is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
         ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
@@ -117,7 +122,9 @@ async def generate(
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.token_logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+        logprob_tokens=prompt_tokens([*body.logprob_tokens], engine, "logprob_token_ids"),
+        prompt_logprobs=body.prompt_top,
+        include_stop=body.includes_stop,
         stream=body.streams,
         **body.turn_and_end | ({"priority": SUGGESTION} if suggests else {}),
     )
@@ -131,6 +138,16 @@ async def generate(
         for one in sampling
     ]
     return enqueue(ctx, requests, prepared.shown, choices=body.choices, format=prepared.format)
+
+
+def _check_prompt_logprobs(body: EngineOptions, prompts: Sequence[Tokens]) -> None:
+    """Refuse an answer whose probabilities of prompts would take more memory than is spare."""
+    if body.prompt_top is None:
+        return
+    told = (1 + body.prompt_top) * body.choices * sum(map(len, prompts))
+    if told > _MOST_PROMPT_LOGPROBS:
+        message = f"{told:,} probabilities of prompt tokens: at most {_MOST_PROMPT_LOGPROBS:,}"
+        raise InvalidField("prompt", f"{message} in one answer; send shorter or fewer prompts")
 
 
 def _reserve(ctx: Context, answers: int) -> None:

@@ -6,12 +6,13 @@ the one view that the rest of the server has of all of them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from specops import synonyms
-from specops.http.answering.body import Text, TokenId
+from specops.http.answering.body import Text, TokenId, wrong_together
 from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
@@ -70,7 +71,8 @@ StopString = Annotated[Text, Field(min_length=1, max_length=256)]
 MOST_STOPS = 64
 
 
-def _not_zero(tokens: int) -> int:
+def not_zero(tokens: int) -> int:
+    """Refuse 0, which would be no limit of anything."""
     if tokens == 0:
         raise ValueError("must be at least 1, or -1 for as many as the server allows")
     return tokens
@@ -80,7 +82,7 @@ def _not_zero(tokens: int) -> int:
 MostTokens = Annotated[
     int,
     Field(ge=-2),
-    AfterValidator(_not_zero),
+    AfterValidator(not_zero),
     WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
 ]
 
@@ -172,6 +174,9 @@ class EngineOptions(Constraints):
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens never occur in the answer in sequence"
     )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, description="the only tokens that the answer may have"
+    )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         default=[], description="tokens that end the output and are part of it"
     )
@@ -181,6 +186,13 @@ class EngineOptions(Constraints):
     ignore_eos: bool | None = Field(
         False, description="continue after an end token, unless a grammar ends the answer"
     )
+
+    @model_validator(mode="after")
+    def _leaves_tokens(self) -> Self:
+        for name in ("bad_words", "min_tokens"):  # together they might forbid every token
+            if self.allowed_token_ids and getattr(self, name):
+                raise wrong_together(name, "cannot be combined with `allowed_token_ids`")
+        return self
 
     @property
     def choices(self) -> int:
@@ -204,8 +216,18 @@ class EngineOptions(Constraints):
         return None
 
     @property
-    def prompt_logprobs(self) -> bool:
-        """Report the probabilities of the prompt's tokens, too."""
+    def logprob_tokens(self) -> Sequence[int]:
+        """Tokens to report beside each token, in place of the likeliest."""
+        return ()
+
+    @property
+    def prompt_top(self) -> int | None:
+        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        return None
+
+    @property
+    def includes_stop(self) -> bool:
+        """The stop string that ends an answer is a part of it."""
         return False
 
     @property
@@ -214,7 +236,7 @@ class EngineOptions(Constraints):
 
         Prompts that are only computed, for the requests after them, leave the queue last.
         """
-        return {"priority": int(self.limit == 0 and not self.prompt_logprobs)}
+        return {"priority": int(self.limit == 0 and self.prompt_top is None)}
 
     @property
     def streams(self) -> bool:

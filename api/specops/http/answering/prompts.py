@@ -44,7 +44,8 @@ def prompt_tokens(
         return engine.encode(prompt, any_length=any_length)
     if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
         raise InvalidField(
-            field, f"token {wrong[0]} does not exist (the vocabulary has {engine.info.vocab_size})"
+            field,
+            f"token {wrong[0]} is out of vocabulary, which has {engine.info.vocab_size} tokens",
         )
     return tuple(prompt)
 

@@ -29,7 +29,9 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
     for token, bias in (body.logit_bias or {}).items():
         tokens = (token,) if isinstance(token, int) else _spelled(token, engine)
         if not tokens or max(tokens) >= engine.info.vocab_size:
-            raise InvalidField("logit_bias", f"this model has no token {token!r}")
+            vocab = engine.info.vocab_size
+            message = f"token {token!r} is out of vocabulary, which has {vocab} tokens"
+            raise InvalidField("logit_bias", message)
         by_token |= dict.fromkeys(tokens, bias)
     if body.bans_ends and body.ignore_eos:
         by_token |= dict.fromkeys(sorted(engine.info.end_tokens), NEVER)
@@ -71,7 +73,7 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
         InvalidField: compiling failed, or an option forbids tokens besides.
     """
     field = body.grammar_field or "tools"
-    for name in ("bad_words", "min_tokens"):
+    for name in ("bad_words", "min_tokens", "allowed_token_ids"):
         if getattr(body, name):  # together they might forbid every token
             raise InvalidField(name, f"cannot be combined with `{field}`")
     grammars = ctx.engine.grammars

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -34,6 +35,7 @@ from specops.http.protocols.openai.common import (
     InputTokens,
     OpenAiRequest,
     OpenAiWriter,
+    PromptLogprobs,
     Timings,
     Usage,
     timings,
@@ -120,7 +122,7 @@ class Message(Body):
         if self.content is None:
             raise InvalidField("messages", "a message has no content", code="missing_parameter")
         # `developer` is OpenAI's newer name of `system`.
-        role = self.role.replace("developer", "system")
+        role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": joined(self.content, "messages")} | name
 
 
@@ -196,6 +198,9 @@ class ChatRequest(OpenAiRequest):
     chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
     )
+    truncate_prompt_tokens: Annotated[Any, Unsupported(None)] = Field(
+        None, description="not supported: a conversation would be cut within a message"
+    )
     return_tokens: bool | None = Field(
         False, description="streams: each choice has `tokens`, like the events of `/generate`"
     )
@@ -213,8 +218,6 @@ class ChatRequest(OpenAiRequest):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
-        if self.stream_options is not None and not self.stream:
-            raise wrong_together("stream_options", "requires `stream` to be true")
         if self.top_logprobs and not self.logprobs:
             raise wrong_together("top_logprobs", "requires `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -306,6 +309,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = Field(None, exclude_if=absent)
 
 
 class ChatCompletion(BaseModel):
@@ -319,6 +323,8 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: list[int] | None = Field(None, exclude_if=absent)
 
 
 PATH = "/v1/chat/completions"
@@ -355,11 +361,13 @@ async def input_tokens(body: ChatRequest, ctx: Ctx) -> InputTokens:
 class _Writer(OpenAiWriter):
     def __init__(self, generation: Generation, engine: Engine, body: ChatRequest) -> None:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        super().__init__(generation, engine, "chatcmpl", kind, include_usage=body.include_usage)
+        super().__init__(generation, engine, "chatcmpl", kind, body)
         self._shows_tokens = bool(body.return_tokens)
         self._begun: set[int] = set()
 
     def whole(self) -> ChatCompletion:
+        answers = self.generation.answers
+        ids = [self.token_ids(index, answer.pieces) for index, answer in enumerate(answers)]
         return ChatCompletion(
             **self.heading,
             choices=[
@@ -368,27 +376,37 @@ class _Writer(OpenAiWriter):
                     message=_message(answer.blocks),
                     logprobs=self._logprobs(answer.pieces),
                     finish_reason=answer.chat_finish_reason,
+                    token_ids=ids[index].get("token_ids"),
                 )
-                for index, answer in enumerate(self.generation.answers)
+                for index, answer in enumerate(answers)
             ],
             usage=usage(self.generation),
-            timings=timings(self.generation.answers),
+            timings=timings(answers),
+            prompt_logprobs=self.prompt_logprobs(0),
+            prompt_token_ids=ids[0].get("prompt_token_ids"),
         )
 
     def step(self, step: Step) -> bytes:
-        index, events = step.index, b""
+        index, events, pieces = step.index, b"", step.output.pieces
+        ids = self.token_ids(index, pieces)
         if index not in self._begun:
+            prompt = {} if self._begun else ids  # all answers have the same
             self._begun.add(index)
-            events += self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
-        logprobs = self._logprobs(step.output.pieces)
+            first = {"role": "assistant", "content": "", "refusal": None}
+            events += self._chunk(index, first, prompt_token_ids=prompt.get("prompt_token_ids"))
+        logprobs = self._logprobs(pieces)
         deltas = list(self._deltas(step))
-        tokens = token_events(step.output) if self._shows_tokens else []
-        told = logprobs or tokens or step.output.prompt_computed
-        if told and not deltas:  # the text of these tokens is held back, or there are none yet
+        told: dict[str, Any] = {}
+        if pieces and self._shows_tokens:
+            told["tokens"] = token_events(step.output)
+        if pieces and ids:
+            told["token_ids"] = ids["token_ids"]
+        shown = logprobs or told or step.output.prompt_computed
+        if shown and not deltas:  # the text of these tokens is held back, or there are none yet
             deltas = [{"content": ""}]
         for delta in deltas:
-            events += self._chunk(index, delta, logprobs, tokens)
-            logprobs, tokens = None, []
+            events += self._chunk(index, delta, logprobs, told)
+            logprobs, told = None, {}
         if step.output.finish:
             finish = self.generation.answers[index].chat_finish_reason
             events += self._chunk(index, {}, finish=finish)
@@ -414,8 +432,10 @@ class _Writer(OpenAiWriter):
         index: int,
         delta: dict[str, Any],
         logprobs: ChatLogprobs | None = None,
-        tokens: Sequence[dict[str, Any]] = (),
+        tokens: Mapping[str, Any] = MappingProxyType({}),
+        *,
         finish: str | None = None,
+        prompt_token_ids: list[int] | None = None,
     ) -> bytes:
         choice = {
             "index": index,
@@ -423,11 +443,13 @@ class _Writer(OpenAiWriter):
             "logprobs": logprobs and logprobs.model_dump(),
             "finish_reason": finish,
         }
-        return self.chunk(choice | {"tokens": tokens} if tokens else choice)
+        more = {"prompt_token_ids": prompt_token_ids} if prompt_token_ids else {}
+        return self.chunk(choice | dict(tokens), **more)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
         """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
-        content = token_logprobs(pieces, self.engine.tokenizer)
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        content = token_logprobs(pieces, self.engine.tokenizer, as_ids=as_ids)
         return ChatLogprobs(content=content) if content else None
 
 

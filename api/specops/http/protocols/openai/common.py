@@ -9,22 +9,27 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import FOUND_IN, Answer, Generation, Writer
-from specops.http.answering.body import Body, Text
+from specops.http.answering.body import Body, Text, TokenId, wrong_together
+from specops.http.answering.logprobs import prompt_logprobs
 from specops.http.answering.options import ReportingOptions
 from specops.http.answering.served_model import fingerprint
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.sse import DONE, event
+from specops.request import Piece
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
+MOST_LIKELY = 20  # tokens beside each token: OpenAI's bound of `top_logprobs`
+_ITEMS = {"type": ["object", "null"]}
+PromptLogprobs = Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": _ITEMS})]
 
 
 class StreamOptions(Body):
@@ -33,6 +38,9 @@ class StreamOptions(Body):
     without_effect = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = Field(None, description="one more chunk, with the usage")
+    continuous_usage_stats: bool | None = Field(
+        None, description="every chunk has the usage so far; only with `include_usage`"
+    )
 
 
 class OpenAiRequest(ReportingOptions):
@@ -43,6 +51,35 @@ class OpenAiRequest(ReportingOptions):
     model: Text | None = Field(None, description="as in GET /v1/models")
     n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MOST_LIKELY)] | None
+    ) = Field(None, description="with `logprobs`: report these tokens in place of the likeliest")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_LIKELY,
+        description="report the probability and the rank of each token of the prompt, and those of "
+        "this many likely ones; not in streams",
+    )
+    return_token_ids: bool | None = Field(
+        False, description="`prompt_token_ids`, and of each choice `token_ids`"
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        False, description="log-probabilities name tokens as `token_id:NUMBER`"
+    )
+    include_stop_str_in_output: bool | None = Field(
+        False, description="the stop string that ends an answer is a part of it"
+    )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong_together("stream_options", "requires `stream` to be true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong_together("prompt_logprobs", "cannot be combined with `stream`")
+        if self.logprob_token_ids and self.token_logprobs is None:
+            raise wrong_together("logprob_token_ids", "requires `logprobs`")
+        return self
 
     @property
     def choices(self) -> int:
@@ -50,9 +87,19 @@ class OpenAiRequest(ReportingOptions):
         return self.n or 1
 
     @property
-    def include_usage(self) -> bool:
-        """A stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def logprob_tokens(self) -> Sequence[int]:
+        """Tokens to report beside each token, in place of the likeliest."""
+        return self.logprob_token_ids or ()
+
+    @property
+    def prompt_top(self) -> int | None:
+        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        return self.prompt_logprobs
+
+    @property
+    def includes_stop(self) -> bool:
+        """The stop string that ends an answer is a part of it."""
+        return bool(self.include_stop_str_in_output)
 
 
 class PromptTokensDetails(BaseModel):
@@ -113,14 +160,14 @@ class OpenAiWriter(Writer):
     Args:
         prefix: of the answer's id.
         kind: the `object` of each body or chunk.
-        include_usage: a last chunk has the usage, which is null in the others.
+        body: what the client asks for.
 
     Attributes:
         heading: the fields that every body and every chunk begins with.
     """
 
     def __init__(
-        self, generation: Generation, engine: Engine, prefix: str, kind: str, *, include_usage: bool
+        self, generation: Generation, engine: Engine, prefix: str, kind: str, body: OpenAiRequest
     ) -> None:
         super().__init__(generation)
         self.engine = engine
@@ -131,14 +178,35 @@ class OpenAiWriter(Writer):
             "model": engine.info.name,
             "system_fingerprint": fingerprint(engine),
         }
-        self._include_usage = include_usage
+        self._body = body
+        options = body.stream_options
+        self._include_usage = bool(options and options.include_usage)
+        self._continuous_usage = bool(options and options.continuous_usage_stats)
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
+    def prompt_logprobs(self, index: int) -> Iterator[dict[str, Any] | None] | None:
+        """Return the probabilities of the prompt of an answer, if the client wants them."""
+        answer, top = self.generation.answers[index], self._body.prompt_logprobs
+        if top is None:
+            return None
+        sent = answer.request.prompt_tokens
+        return prompt_logprobs(sent, answer.prompt, top, self.engine.tokenizer)
+
+    def token_ids(self, index: int, pieces: Sequence[Piece]) -> dict[str, list[int]]:
+        """Return the tokens of these pieces, and with an answer's first also of its prompt."""
+        if not self._body.return_token_ids:
+            return {}
+        answer, ids = self.generation.answers[index], [piece.token for piece in pieces]
+        first = len(answer.pieces) == len(pieces)
+        prompt = {"prompt_token_ids": list(answer.request.prompt_tokens)} if first else {}
+        return {"token_ids": ids, **prompt}
+
+    def chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         """Return the event of a chunk; the chunk that ends the last answer has the timings."""
         answer = self.generation.answers[choice["index"]]
-        data = self.heading | {"choices": [choice]}
+        data = self.heading | more | {"choices": [choice]}
         if self._include_usage:
-            data["usage"] = None
+            so_far = usage(self.generation).model_dump() if self._continuous_usage else None
+            data["usage"] = so_far
         elif self.generation.complete and choice["finish_reason"]:
             data["timings"] = timings(self.generation.answers).model_dump()
         begins = "role" in choice.get("delta", ())  # a chunk that tells nothing yet
@@ -156,10 +224,10 @@ class OpenAiWriter(Writer):
 
 
 def usage(generation: Generation) -> Usage:
-    """Count the tokens; the choices of one prompt share its tokens."""
+    """Count the tokens so far; the choices of one prompt share its tokens."""
     prompts = generation.answers[:: generation.choices]
     prompt = sum(len(answer.request.prompt_tokens) for answer in prompts)
-    generated = sum(answer.stats.generated_tokens for answer in generation.answers)
+    generated = sum(answer.generated_tokens for answer in generation.answers)
     cached = sum(answer.stats.cached_prompt_tokens for answer in prompts)
     return Usage(
         prompt_tokens=prompt,

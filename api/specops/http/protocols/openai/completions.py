@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
-from specops.http.answering.body import MixedPrompt, Text, listed, wrong_together
+from specops.http.answering.body import MixedPrompt, Text, absent, listed, wrong_together
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.prompts import fill_in, mixed_tokens
+from specops.http.answering.logprobs import token_name
+from specops.http.answering.options import not_zero
+from specops.http.answering.prompts import Tokens, fill_in, mixed_tokens
 from specops.http.answering.served_model import check_model
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
     MOST_CHOICES,
+    MOST_LIKELY,
     RESPONSES,
     OpenAiRequest,
     OpenAiWriter,
+    PromptLogprobs,
     Timings,
     Usage,
     timings,
@@ -53,7 +58,7 @@ class CompletionRequest(OpenAiRequest):
     logprobs: int | None = Field(
         None,
         ge=0,
-        le=5,
+        le=MOST_LIKELY,
         description="report each token's probability, and those of this many others",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
@@ -63,20 +68,25 @@ class CompletionRequest(OpenAiRequest):
         le=MOST_CHOICES,
         description="sample this many answers, return the `n` of the highest mean log-probability",
     )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(not_zero)] | None = Field(
+        None, description="most tokens of a prompt; -1: what leaves the answer room in the context"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="where what is too much is left out; default: `left`, of the beginning"
+    )
     suffix: Text | None = Field(
         None, description="what follows the answer, for models that were trained to fill in"
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
-        if self.stream_options is not None and not self.stream:
-            raise wrong_together("stream_options", "requires `stream` to be true")
         if self.best_of is not None and self.best_of < self.returned:
             raise wrong_together("best_of", "must be at least `n`")
         if self.ranks and self.stream:
             raise wrong_together("best_of", "must be at most `n` where `stream` is true")
-        if self.suffix and self.echo:
-            raise wrong_together("suffix", "cannot be combined with `echo`")
+        for name in ("echo", "truncate_prompt_tokens"):
+            if self.suffix and getattr(self, name):
+                raise wrong_together("suffix", f"cannot be combined with `{name}`")
         return self
 
     @property
@@ -106,9 +116,18 @@ class CompletionRequest(OpenAiRequest):
         return 0 if self.ranks and self.logprobs is None else self.logprobs
 
     @property
-    def prompt_logprobs(self) -> bool:
-        """Report the probabilities of the prompt's tokens, too."""
-        return bool(self.echo) and self.logprobs is not None
+    def prompt_top(self) -> int | None:
+        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in wanted if count is not None), default=None)
+
+    def truncated(self, tokens: Sequence[int], context: int) -> Tokens:
+        """Return the end of a prompt, or its beginning, if the client wants no more of it."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return tuple(tokens)
+        most = context - min(context - 1, self.limit or 1) if most < 0 else most
+        return tuple(tokens[:most] if self.truncation_side == "right" else tokens[-most:])
 
     @property
     def prompts(self) -> list[str | list[int | str]]:
@@ -132,6 +151,9 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = Field(None, exclude_if=absent)
 
 
 class Completion(BaseModel):
@@ -166,11 +188,13 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     asked for it; then `[DONE]`.
     """
     engine = check_model(ctx, body.model or "")
+    cuts = body.truncate_prompt_tokens is not None
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
     def encode(prompt: str | list[int | str], behind: Sequence[int]) -> GapPrompt:
         if gap is None:
-            return GapPrompt(mixed_tokens(prompt, engine, "prompt"), truncated=False)
+            tokens = mixed_tokens(prompt, engine, "prompt", any_length=cuts)
+            return GapPrompt(body.truncated(tokens, engine.info.context), truncated=False)
         before = prompt if isinstance(prompt, str) else mixed_tokens(prompt, engine, "prompt")
         return gap.prompt(before, behind, engine.info.context)
 
@@ -184,9 +208,8 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
 
 class _Writer(OpenAiWriter):
     def __init__(self, generation: Generation, engine: Engine, body: CompletionRequest) -> None:
-        include_usage = body.include_usage
-        super().__init__(generation, engine, "cmpl", "text_completion", include_usage=include_usage)
-        self._body = body
+        super().__init__(generation, engine, "cmpl", "text_completion", body)
+        self._body: CompletionRequest = body
         self._texts = [
             _Text(engine.tokenizer, body, answer, body.prompts[index // generation.choices])
             for index, answer in enumerate(generation.answers)
@@ -197,7 +220,13 @@ class _Writer(OpenAiWriter):
         return Completion(
             **self.heading,
             choices=[
-                self._texts[index].choice(rank, answers[index].pieces, answers[index].finish_reason)
+                self._texts[index].choice(
+                    rank,
+                    answers[index].pieces,
+                    answers[index].finish_reason,
+                    prompt_logprobs=self.prompt_logprobs(index),
+                    **self.token_ids(index, answers[index].pieces),
+                )
                 for rank, index in enumerate(self._returned())
             ],
             usage=usage(self.generation),
@@ -206,8 +235,10 @@ class _Writer(OpenAiWriter):
 
     def step(self, step: Step) -> bytes:
         finish = self.generation.answers[step.index].finish_reason if step.output.finish else None
-        choice = self._texts[step.index].choice(step.index, step.output.pieces, finish)
-        return self.chunk(choice.model_dump())
+        index, pieces = step.index, step.output.pieces
+        ids = self.token_ids(index, pieces)
+        choice = self._texts[index].choice(index, pieces, finish, **ids)
+        return self.chunk(choice.model_dump(exclude_unset=True))
 
     def _returned(self) -> Sequence[int]:
         """Return the indexes of the answers that the client gets: the best ones of each prompt."""
@@ -240,14 +271,19 @@ class _Text:
         self._tokenizer = tokenizer
         self._answer = answer
         self._shows_logprobs = body.logprobs is not None
+        tokens = len(body.logprob_tokens)
+        self._top = 1 + tokens if tokens else body.logprobs or 0
+        self._names_ids = bool(body.return_tokens_as_token_ids)
         self._length = 0  # of the text whose tokens have been reported
         self._prompt_reported = False
         self._echo = ""  # text that the next choice begins with
         if body.echo:
-            sent = answer.request.prompt_tokens
-            self._echo = prompt if isinstance(prompt, str) else tokenizer.decode(sent)
+            sent, whole = answer.request.prompt_tokens, body.truncate_prompt_tokens is None
+            self._echo = prompt if isinstance(prompt, str) and whole else tokenizer.decode(sent)
 
-    def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> CompletionChoice:
+    def choice(
+        self, index: int, pieces: Sequence[Piece], finish: Any, **more: Any
+    ) -> CompletionChoice:
         """Return the choice with the text and the probabilities of these pieces."""
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         if self._shows_logprobs and not self._prompt_reported:
@@ -260,6 +296,7 @@ class _Text:
             text=text,
             logprobs=logprobs if logprobs.tokens else None,
             finish_reason=finish,
+            **more,
         )
 
     def _report_prompt(self, logprobs: CompletionLogprobs) -> None:
@@ -275,13 +312,14 @@ class _Text:
         self, logprobs: CompletionLogprobs, token: int, logprob: Logprob | None, length: int
     ) -> None:
         """Report a token that adds `length` characters to the text."""
-        spelling = self._tokenizer.spelling
-        logprobs.tokens.append(spelling(token)[0])
+        name = partial(token_name, tokenizer=self._tokenizer, as_id=self._names_ids)
+        logprobs.tokens.append(name(token))
         logprobs.token_logprobs.append(None if logprob is None else logprob.chosen)
         # Of two tokens with the same spelling the likelier one stays; the chosen one is among them.
-        top = None if logprob is None else [(token, logprob.chosen), *reversed(logprob.top)]
+        likely = logprob.top[: self._top] if logprob else ()
+        top = None if logprob is None else [(token, logprob.chosen), *reversed(likely)]
         logprobs.top_logprobs.append(
-            None if top is None else {spelling(item)[0]: value for item, value in top}
+            None if top is None else {name(item): value for item, value in top}
         )
         logprobs.text_offset.append(self._length)
         self._length += length

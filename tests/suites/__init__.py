@@ -1,0 +1,1 @@
+"""Other servers' own tests, run against this service: see `__main__`."""
