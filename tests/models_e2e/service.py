@@ -29,11 +29,12 @@ _CONVERTER = "specops.models.child"  # a module that runs in a process of its ow
 class Memory:
     """The peak memory of each kind of process, in bytes.
 
-    `resident` includes mapped files. `together` is the peak of the anonymous memory of all
-    processes at one time, which the container's cap counts.
+    The server's includes mapped files; the converter's does not, for it maps all weights in turn.
+    `together` is the peak of the anonymous memory of all processes at one time, which the
+    container's cap counts.
     """
 
-    resident: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
     together: int = 0
 
     def sample(self, pid: int) -> None:
@@ -45,14 +46,15 @@ class Memory:
                 status = Path(f"/proc/{process}/status").read_text()
             except OSError:  # it ended just now
                 continue
-            kind = "converter" if _CONVERTER.encode() in words else "server"
+            converts = _CONVERTER.encode() in words
+            kind, row = ("converter", "RssAnon") if converts else ("server", "VmHWM")
             kib = {
                 line.split(":")[0]: int(line.split()[1])
                 for line in status.splitlines()
                 if line.startswith(("VmHWM", "RssAnon"))
             }
             total += kib.get("RssAnon", 0) * 1024
-            self.resident[kind] = max(self.resident.get(kind, 0), kib.get("VmHWM", 0) * 1024)
+            self.peaks[kind] = max(self.peaks.get(kind, 0), kib.get(row, 0) * 1024)
         self.together = max(self.together, total)
 
 
