@@ -199,6 +199,13 @@ async def test_a_prompt_is_cut_where_the_client_wants_it(
     assert choice["prompt_token_ids"] == sent[kept]
 
 
+async def test_the_echo_of_tokens_spells_special_ones_out(server: httpx.AsyncClient) -> None:
+    (choice,) = (await asked(server, prompt=[0, 0, 40], echo=True, logprobs=1))["choices"]
+    begins = "".join(choice["logprobs"]["tokens"][:3])
+    assert choice["text"].startswith(begins)
+    assert choice["logprobs"]["text_offset"][2] == 2 * len(choice["logprobs"]["tokens"][0]) > 0
+
+
 async def test_a_prompt_is_cut_to_leave_its_answer_room(server: httpx.AsyncClient) -> None:
     long = "a b " * 30_000
     answer = await asked(server, prompt=long, truncate_prompt_tokens=-1, ignore_eos=True)

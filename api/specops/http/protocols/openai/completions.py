@@ -277,9 +277,11 @@ class _Text:
         self._length = 0  # of the text whose tokens have been reported
         self._prompt_reported = False
         self._echo = ""  # text that the next choice begins with
+        self._spells = False  # it is made of tokens, of which the special ones are spelled, too
         if body.echo:
             sent, whole = answer.request.prompt_tokens, body.truncate_prompt_tokens is None
-            self._echo = prompt if isinstance(prompt, str) and whole else tokenizer.decode(sent)
+            self._spells = not (isinstance(prompt, str) and whole)
+            self._echo = tokenizer.decode(sent, special=True) if self._spells else str(prompt)
 
     def choice(
         self, index: int, pieces: Sequence[Piece], finish: Any, **more: Any
@@ -305,7 +307,10 @@ class _Text:
         tokens = self._answer.request.prompt_tokens
         text = IncrementalDetokenizer(self._tokenizer, ())
         for token, logprob in zip(tokens, self._answer.prompt, strict=False):
-            self._report(logprobs, token, logprob, len(text.push(token)))
+            shown = text.push(token)
+            if self._spells and not self._tokenizer.shown_bytes(token):
+                shown = self._tokenizer.spelling(token)[0]
+            self._report(logprobs, token, logprob, len(shown))
         self._length = len(self._echo)
 
     def _report(
