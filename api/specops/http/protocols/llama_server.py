@@ -40,7 +40,7 @@ _SAMPLERS = {  # llama-server's name of the sampler that reads a field
 # Samplers that are not here, and their values that ask for nothing.
 _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
-    **dict.fromkeys(("adaptive_target",), (-1,)),
+    "adaptive_target": (-1, -0.01),
     "lora": ([],),
     "image_data": ([],),
     "n_parallel": (1,),
