@@ -211,7 +211,9 @@ async def test_a_long_text_without_a_place_to_cut_it_is_refused(path: str) -> No
         refused = await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
         counted = await here.client.post("/tokenize", json={"content": text})
     for answer in (refused, counted):
-        assert "put spaces or line ends between them" in problem(answer, 400)["message"]
+        error = problem(answer, 400)
+        assert error["code"] == "unbroken_text"
+        assert "put spaces or line ends between them" in error["message"]
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.text import template_process
 from specops.text.confined_process import ProgramProcessError
+from specops.text.cuts import UncutText
 from specops.tracing import RequestTrace, Tracing, tracing_from_env
 
 _PROMPTS = PROTOCOLS.prompts
@@ -195,6 +196,8 @@ def _api_error(error: Exception, request: Request, protocol: Protocol) -> ApiErr
             return queue_full(error)
         case InvalidField():
             status, code, field = protocol.invalid_status, error.code, error.field
+        case UncutText():
+            code = "unbroken_text"
     message, more = str(error), {}
     if isinstance(error, PromptTooLong):
         message, code = protocol.too_long(error, field), "context_length_exceeded"
