@@ -1,8 +1,8 @@
 """`sudo .venv/bin/python -m tests.caps MODEL --mib 800`: mixed requests below a memory limit.
 
 It serves a model (a GGUF file, or a folder) in a cgroup of its own and sends schemas, tools,
-regular expressions, long prompts, four answers at once, log-probabilities and embeddings, several
-at the same time. The kernel must kill nothing, each answer must be whole, and the memory that the
+regular expressions, long prompts, four answers at once, log-probabilities, embeddings and texts to
+count of almost a megabyte, several at the same time. The kernel must kill nothing, each answer must be whole, and the memory that the
 service holds at its peak must be what its plan said, within 8 %: a plan that is too large gives
 away KV cache. `--level 2000` asks as well that anonymous memory stays level after so many requests.
 The exit status is 1 if that does not hold; the reasons follow.
@@ -77,7 +77,7 @@ def asks(
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Requests without end: their kinds, paths and bodies."""
     longest = min(context * 3 // 4, 3_000)
-    kinds = ["schema", "regex", "long", "n", "logprobs", "echo", "plain"]
+    kinds = ["schema", "regex", "long", "n", "logprobs", "echo", "plain", "text"]
     kinds += ["tools", "chat"] * chat + ["embeddings"] * embeds
     for number in count():
         kind = kinds[number % len(kinds)]
@@ -100,6 +100,8 @@ def asks(
                 body |= {"logprobs": 5}
             case "echo":
                 body |= {"logprobs": 5, "echo": True}
+            case "text":
+                path, body = "/tokenize", {"content": " ".join(rng.choices(_WORDS, k=140_000))}
             case "embeddings":
                 path, body = "/v1/embeddings", {"model": "", "input": [words, words[:50]]}
             case "chat" | "tools":
