@@ -1,4 +1,4 @@
-"""`sudo .venv/bin/python -m tests.caps MODEL --mib 800`: mixed requests below a memory limit.
+"""`sudo .venv/bin/python -m tests.caps [MODEL] --mib 800`: mixed requests below a memory limit.
 
 It serves a model (a GGUF file, or a folder) in a cgroup of its own and sends schemas, tools,
 regular expressions, long prompts, four answers at once, log-probabilities, embeddings and texts to
@@ -190,7 +190,9 @@ async def ask(
 def run(options: argparse.Namespace) -> Seen:
     """Serve the model below the limit, and load it."""
     cache = options.cache.resolve()
-    variables = {"SPECOPS_TARGET": str(options.model), "SPECOPS_CACHE_DIR": str(cache)}
+    variables = {"SPECOPS_CACHE_DIR": str(cache)}
+    if options.model:
+        variables["SPECOPS_TARGET"] = str(options.model)
     variables |= dict(one.split("=", 1) for one in options.set)
     with serving(variables):  # makes what is made once, without a limit
         pass
@@ -241,7 +243,7 @@ def judged(seen: Seen, options: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.caps", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", default="", help="default: SPECOPS_MODEL's")
+    parser.add_argument("model", type=Path, nargs="?", help="default: SPECOPS_MODEL's")
     parser.add_argument("--mib", type=int, default=800, help="the limit")
     parser.add_argument("--swap-mib", type=int, default=0, help="swap beside it")
     parser.add_argument("--requests", type=int, default=200)
