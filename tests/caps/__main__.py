@@ -2,10 +2,10 @@
 
 It serves a model (a GGUF file, or a folder) in a cgroup of its own and sends schemas, tools,
 regular expressions, long prompts, four answers at once, log-probabilities, embeddings and texts to
-count of almost a megabyte, several at the same time. The kernel must kill nothing, each answer must be whole, and the memory that the
-service holds at its peak must be what its plan said, within 8 %: a plan that is too large gives
-away KV cache. `--level 2000` asks as well that anonymous memory stays level after so many requests.
-The exit status is 1 if that does not hold; the reasons follow.
+count of almost a megabyte, several at the same time. The kernel must kill nothing, each answer must
+be whole, and the memory that the service holds at its peak must be what its plan said, within 8 %:
+a plan that is too large gives away KV cache. `--level 2000` asks as well that anonymous memory
+stays level after so many requests. The exit status is 1 if that does not hold; the reasons follow.
 """
 
 from __future__ import annotations

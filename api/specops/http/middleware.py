@@ -50,7 +50,7 @@ from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
 # So many of 1 MiB are what every memory plan leaves spare.
-MOST_LARGE_BODIES = 48
+MOST_LARGE_BODIES = 36
 _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 # Bodies of more, with texts to embed, that are here at a time: until they are answered.
 MOST_BATCHES = 4
