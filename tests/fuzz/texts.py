@@ -71,6 +71,7 @@ _BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/api/generate": lambda text: {"prompt": text, "options": {"num_predict": 1}},
     "/api/embed": lambda text: {"input": [text, text[:100]]},
     "/v1/embeddings": lambda text: {"input": text},
+    "/embedding": lambda text: {"content": text},
     "/completions": lambda text: {"prompt": text, "n_predict": 1},
     "/api/embeddings": lambda text: {"prompt": text},
     "/tokenize": lambda text: {"content": text},
