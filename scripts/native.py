@@ -237,8 +237,8 @@ def awaited(url: str) -> str | None:
     if b'"state"' not in answer:  # Prometheus reads its data, or no replica of the gateway is ready
         return ""
     health = json.loads(answer)
-    if health["error"]:
-        raise StartError(f"The model cannot be served: {health['error']}")
+    if reason := health.get("error"):
+        raise StartError(f"The model cannot be served: {reason}")
     return health["detail"] or health["state"]
 
 
