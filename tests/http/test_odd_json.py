@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.http.chat_clients import ASK, CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, clients
+from tests.http.costly import usual_of
 from tests.http.openai_api import CHAT, MESSAGES, RESPONSES
 
 pytestmark = pytest.mark.anyio
@@ -117,6 +119,17 @@ async def test_ollamas_client_reads_texts_with_line_ends_of_unicode() -> None:
             async for part in await here.ollama.chat("fake", ASKED, stream=True)
         ]
     assert "".join(parts) == text
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, "/api/chat"])
+async def test_no_event_has_a_character_at_which_clients_end_lines(path: str) -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    async with clients() as here:
+        here.say(text)
+        body = usual_of(path, "fake") | {"stream": True}
+        answer = await here.http.post(path, json=body)
+    assert answer.text.splitlines() == re.split("\r\n|\n", answer.text.removesuffix("\n"))
+    assert r"\u2028b\u2029c\u0085d" in answer.text
 
 
 @pytest.mark.parametrize("origin", [None, "http://elsewhere"])

@@ -20,6 +20,7 @@ from fastapi import APIRouter, Response
 
 from specops.http.errors import ApiError
 from specops.request import PromptTooLong
+from specops.text.json_values import line
 
 OPENAI_TYPES = {
     401: "authentication_error",
@@ -87,7 +88,7 @@ class Protocol:
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after a failure."""
-        return self.event % orjson.dumps(self.error_json(error))
+        return self.event % line(self.error_json(error))
 
     def error_response(self, error: ApiError) -> Response:
         """Return the whole response to a request that failed."""

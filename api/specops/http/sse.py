@@ -22,24 +22,17 @@ from starlette.types import Receive, Scope, Send
 
 from specops.http.errors import ApiError
 from specops.http.state import Context
-from specops.text.json_values import dumps
+from specops.text.json_values import line
 
 DONE = b"data: [DONE]\n\n"
 PAUSE = b": waiting\n\n"  # a comment: clients ignore it, proxies see that the stream lives
 UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of its response
-_LINE_ENDS = [(end.encode(), rb"\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 WHOLE = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
 
 
 def event(data: Any) -> bytes:
-    """Return an event with `data` as JSON.
-
-    Characters at which some clients end a line, as Python's `splitlines` does, are escaped.
-    """
-    text = dumps(data)
-    for letter, escaped in _LINE_ENDS:
-        text = text.replace(letter, escaped)
-    return b"data: " + text + b"\n\n"
+    """Return an event with `data` as JSON."""
+    return b"data: " + line(data) + b"\n\n"
 
 
 def named_event(data: dict[str, Any]) -> bytes:

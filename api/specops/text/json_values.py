@@ -19,6 +19,8 @@ MOST_PARTS = 1 << 14
 MOST_VALUES = 1 << 17
 """Items and fields of a text: as many as the longest context has tokens."""
 _QUOTE, _BACKSLASH = b'"\\'
+# Control characters are escaped anyway, and these stand in texts only.
+_LINE_ENDS = [(end.encode(), rb"\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 Bytes = npt.NDArray[np.uint8]
 # Objects in objects. pydantic and orjson write 250, and an answer puts some around a client's.
 DEEPEST = 100
@@ -101,6 +103,14 @@ def dumps(value: Any) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # a number of more than 64 bits, or half a surrogate pair
         return json.dumps(value).encode()
+
+
+def line(value: Any) -> bytes:
+    """Write JSON on one line, also for clients that end lines as Python's `splitlines` does."""
+    text = dumps(value)
+    for end, escaped in _LINE_ENDS:
+        text = text.replace(end, escaped)
+    return text
 
 
 def writable(value: dict[str, Any]) -> dict[str, Any]:

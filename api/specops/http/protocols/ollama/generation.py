@@ -51,7 +51,7 @@ from specops.http.state import Ctx
 from specops.request import Grammar, Piece
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import question
-from specops.text.json_values import dumps
+from specops.text.json_values import line
 
 _NO_IMAGES = Field(None, description="not supported: this server reads texts only")
 _LARGEST = (1 << 63) - 1
@@ -377,8 +377,6 @@ def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
     return messages
 
 
-# Ollama's client for Python ends a line at each of these. They stand in texts only.
-_LINE_ENDS = "\u0085\u2028\u2029"
 CHAT_PATH, PROMPT_PATH = "/api/chat", "/api/generate"
 router = APIRouter(tags=["ollama"])
 PROTOCOL = Protocol(
@@ -481,10 +479,7 @@ class _Writer(Writer):
 
     def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
         fields = _heading(self._body) | self._fields(text, thoughts, calls) | more
-        line = dumps(fields)
-        for end in _LINE_ENDS:
-            line = line.replace(end.encode(), rb"\u%04x" % ord(end))
-        return line + b"\n"
+        return line(fields) + b"\n"
 
     def _calls(self) -> Calls:
         called = [block for block in self._answer.blocks if block.kind == "call"]
