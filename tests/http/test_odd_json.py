@@ -41,10 +41,6 @@ async def test_half_a_character_in_an_earlier_call_becomes_a_replacement_charact
     [
         (CHAT, {"tools": [FUNCTION]}),
         (MESSAGES, {"max_tokens": 9, "tools": [{"name": "f", "input_schema": 0}]}),
-        (
-            "/api/chat",
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 0}}]},
-        ),
         (CHAT, {"chat_template_kwargs": 0}),
     ],
 )

@@ -75,7 +75,7 @@ class OllamaModel(OllamaBody):
     @classmethod
     def _as_go_reads_texts(cls, raw: Any) -> Any:
         try:
-            return in_whole_characters(raw)
+            return in_whole_characters(raw) if isinstance(raw, dict) else raw
         except RecursionError:
             return raw  # and is refused
 
