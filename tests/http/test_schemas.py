@@ -132,7 +132,7 @@ ODD: dict[str, tuple[Any, str]] = {
     "no type": ({"type": "object", "properties": {"a": {"type": "king"}}}, "#/properties/a/type"),
     "a reference to nowhere": ({"$ref": "https://example.com/a.json"}, "#/$ref"),
     "a contradiction": ({"properties": {"a": False}, "required": ["a"]}, "#"),
-    "very large": ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "#"),
+    "very large": ({"properties": {"a": {"enum": ["x " * 100_000]}}}, "#"),
 }
 
 
