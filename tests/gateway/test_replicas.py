@@ -13,6 +13,7 @@ import pytest
 
 from specops.http.errors import ApiError
 from specops.http.protocols import PROTOCOLS
+from specops.http.request_body import MAX_BATCH_BYTES
 from specops.http.sse import WHOLE
 from specops.system import logs
 from tests.gateway.running import Fake, Row, row
@@ -217,9 +218,9 @@ def test_if_no_replica_is_healthy_the_answer_is_503_in_the_protocols_form(
     assert isinstance(error, str) if fields is None else set(error) == fields
 
 
-def test_a_body_of_a_mebibyte_passes_and_a_larger_one_is_refused(three: Row) -> None:
-    assert three.post({"prompt": "x" * ((1 << 20) - 20)}).status_code == 200
-    refused = three.post({"prompt": "x" * (2 << 20)})
+def test_a_body_as_large_as_any_passes_and_a_larger_one_is_refused(three: Row) -> None:
+    assert three.post({"prompt": "x" * (MAX_BATCH_BYTES - 20)}).status_code == 200
+    refused = three.post({"prompt": "x" * (MAX_BATCH_BYTES + (1 << 20))})
     assert refused.status_code == 413
     assert refused.json()["error"]["code"] == "gateway"
 
