@@ -417,7 +417,7 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     importlib.import_module("bench.serving.knee").main()
     assert picture.stat().st_size > 10_000
     row = capsys.readouterr().out.strip().splitlines()[-1]
-    assert row.startswith("| fast | 2 | 2.0 |")
+    assert row.startswith("| fast | 2.0 | 2.0 |")
     assert row.endswith("| - | - | 0 |")
 
 

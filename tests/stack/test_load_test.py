@@ -271,7 +271,7 @@ def test_a_spike_comes_and_leaves_at_once_and_is_counted_by_stage(tmp_path: Path
 
 
 def test_open_loops_and_long_runs_are_counted_by_stage(tmp_path: Path) -> None:
-    for shape, scale, stages in (("ramp", "0.02", 8), ("soak", "0.002", 1)):
+    for shape, scale, stages in (("ramp", "0.05", 8), ("soak", "0.005", 1)):
         api = StandIn("refuse")
         found = run_locust(api, tmp_path, "--shape", shape, "--time-scale", scale)
         assert found.status == 0, found.output

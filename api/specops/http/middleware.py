@@ -32,6 +32,7 @@ from specops.http.errors import (
 )
 from specops.http.hosts import Hosts
 from specops.http.keys import ApiKeys
+from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
 from specops.http.request_body import (
     LARGE_BODY_BYTES,
@@ -133,19 +134,12 @@ class RequestContext:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        _to_origin_form(scope)
+        protocol = _addressed(scope)
         headers = Headers(scope=scope)
-        scope["path"] = PATHS.get(scope["path"], scope["path"])
-        protocol = PROTOCOLS.of(scope["path"])
-        if protocol.any_media_type and "origin" not in headers:
-            # A stranger's page can send a body of another type without asking: it has an origin.
-            MutableHeaders(scope=scope)["content-type"] = "application/json"
         sent = headers.get("x-request-id", "")
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         ids = dict.fromkeys(protocol.id_headers, request_id)
-        prompt = PROTOCOLS.prompts.get(scope["path"])
-        embeds = prompt is not None and prompt.operation == "embeddings"
-        most = MAX_BATCH_BYTES if embeds else MAX_BODY_BYTES
+        most = _most_bytes(scope["path"])
         exchange = _Exchange(receive, send, ids, _length(headers), most)
         context = Context(
             app=self.state,
@@ -339,6 +333,24 @@ def _to_origin_form(scope: Scope) -> None:
     path = scope["raw_path"] = match[2] or b"/"
     scope["path"] = unquote(path.decode("ascii"))
     MutableHeaders(scope=scope)["host"] = match[1].decode("ascii")
+
+
+def _addressed(scope: Scope) -> Protocol:
+    """Have the target and the type of the body be those that the endpoints know."""
+    _to_origin_form(scope)
+    scope["path"] = PATHS.get(scope["path"], scope["path"])
+    protocol = PROTOCOLS.of(scope["path"])
+    headers = MutableHeaders(scope=scope)
+    if protocol.any_media_type and "origin" not in headers:
+        # A stranger's page can send a body of another type without asking: it has an origin.
+        headers["content-type"] = "application/json"
+    return protocol
+
+
+def _most_bytes(path: str) -> int:
+    prompt = PROTOCOLS.prompts.get(path)
+    embeds = prompt is not None and prompt.operation == "embeddings"
+    return MAX_BATCH_BYTES if embeds else MAX_BODY_BYTES
 
 
 def _length(headers: Headers) -> int:

@@ -134,20 +134,8 @@ class ChatTemplate:
             return before + (begun.removeprefix(mark).lstrip() if opened else begun)
         if begun:
             messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
-        adapted = for_template(messages, tools, self.traits)
-        try:
-            text = self._render(*adapted, extra, asks=asks and not begun)
-        except ChatTemplateLimitError:
-            raise
-        except ChatTemplateError:  # what it refuses as calls, it may take as text
-            plainest = for_template(messages, tools, self.traits.plainest())
-            if plainest == adapted:
-                raise
-            text = self._render(*plainest, extra, asks=asks and not begun)
-        for message in messages:
-            role, said = message["role"], message.get("content") or ""
-            if role not in _ROLES and said.strip() not in text:
-                raise ChatTemplateError(f"the model's chat template shows no role {role[:64]!r}")
+        text = self._adapted(messages, tools, extra, asks=asks and not begun)
+        _check_roles(messages, text)
         if not begun:
             return text
         before, mark, _ = text.rpartition(_PROBE)
@@ -171,6 +159,26 @@ class ChatTemplate:
         if not mark:
             raise ChatTemplateError("the model's chat template leaves out earlier answers")
         return text
+
+    def _adapted(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool],
+        options: Mapping[str, Any],
+        *,
+        asks: bool,
+    ) -> str:
+        """Render messages as the template takes them."""
+        adapted = for_template(messages, tools, self.traits)
+        try:
+            return self._render(*adapted, options, asks=asks)
+        except ChatTemplateLimitError:
+            raise
+        except ChatTemplateError:  # what it refuses as calls, it may take as text
+            plainest = for_template(messages, tools, self.traits.plainest())
+            if plainest == adapted:
+                raise
+            return self._render(*plainest, options, asks=asks)
 
     def _render(
         self,
@@ -260,6 +268,13 @@ class ChatTemplate:
             return self.render(question(text)).strip() != text
         except ChatTemplateError:
             return False
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    for message in messages:
+        role, said = message["role"], message.get("content") or ""
+        if role not in _ROLES and said.strip() not in text:
+            raise ChatTemplateError(f"the model's chat template shows no role {role[:64]!r}")
 
 
 def _today(source: str) -> dict[str, str]:

@@ -92,15 +92,8 @@ async def generate(
     limits = _drafting(body, settings, engine.info) | {"max_new_tokens": _limit(body, settings)}
 
     def work() -> tuple[Prepared, dict[str, Any]]:
-        prepared, grammar = prepare(), body.grammar
-        return prepared, {
-            "grammar": prepared.format.grammar(grammar) if prepared.format else grammar,
-            "logit_bias": biases(body, engine),
-            "bad_words": bad_words(body, engine),
-            "allowed_tokens": prompt_tokens(
-                body.allowed_token_ids or [], engine, "allowed_token_ids"
-            ),
-        }
+        prepared = prepare()
+        return prepared, _constraints(body, engine, prepared.format)
 
     prepared, spelled = await run_off_loop(ctx, work, ctx.body_bytes + more, renders=renders)
     ignore(ctx, prepared.skipped)
@@ -138,6 +131,18 @@ async def generate(
         for one in sampling
     ]
     return enqueue(ctx, requests, prepared.shown, choices=body.choices, format=prepared.format)
+
+
+def _constraints(
+    body: EngineOptions, engine: Engine, format: AnswerFormat | None
+) -> dict[str, Any]:
+    """Return what the answer's tokens have to be, as `SamplingParams` have it."""
+    return {
+        "grammar": format.grammar(body.grammar) if format else body.grammar,
+        "logit_bias": biases(body, engine),
+        "bad_words": bad_words(body, engine),
+        "allowed_tokens": prompt_tokens(body.allowed_token_ids or [], engine, "allowed_token_ids"),
+    }
 
 
 def _check_prompt_logprobs(body: EngineOptions, prompts: Sequence[Tokens]) -> None:
