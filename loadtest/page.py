@@ -19,6 +19,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, make_response, request
 from locust import argument_parser
 from locust.env import Environment
+from locust.runners import STATE_STOPPED, STATE_STOPPING, Runner
 
 import options as load_options
 from access import Guard
@@ -252,6 +253,7 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
                 load_options.check_page_dataset(filled.dataset)
             load_options.check(filled, workers)
             served_model(request.form.get("host", environment.host), environment.access)
+            let_the_last_end(environment.runner)
         except ValueError as error:
             return jsonify({"success": False, "message": str(error), "host": environment.host})
         if not request.form.get("run_time"):
@@ -273,6 +275,21 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
             found = [{"key": key, "data": _numbered(make(report))} for key, make in TABLES.values()]
             response.set_data(json.dumps({**response.json, "extended_stats": found}))
         return response
+
+
+def let_the_last_end(runner: Runner) -> None:
+    """Wait for what follows a test that has stopped, such as its report.
+
+    Meanwhile Locust says that a test can be started, says that it was, and starts none.
+
+    Raises:
+        ValueError: the last test still runs.
+    """
+    if runner.shape_greenlet is None:
+        return
+    if runner.state not in (STATE_STOPPING, STATE_STOPPED):
+        raise ValueError("A test is running: press STOP first")
+    runner.shape_greenlet.join()
 
 
 def _filled_in(options: Namespace, form: Mapping[str, str]) -> Namespace:

@@ -13,7 +13,7 @@ import pytest
 from tests.loopback import HOST, Handler, listening
 from tests.stack.forwarding import ENVIRONMENT, NAME
 from tests.stack.support import tool
-from tests.stack.test_load_page import form_of, load_page, post, ready
+from tests.stack.test_load_page import form_of, load_page, post, stats
 from tests.stack.test_load_test import StandIn, locust_command
 from tests.waiting import PATIENCE, wait
 
@@ -42,8 +42,8 @@ class Elsewhere(Handler):
         self.reply(404, {})
 
 
-def three(seen: list[Any]) -> bool:
-    return len(seen) >= 3
+def loaded(page: str, seen: list[Any]) -> bool:
+    return len(seen) >= 3 and stats(page)["state"] == "stopped"
 
 
 def test_a_stranger_gets_neither_the_key_nor_the_load(tmp_path: Path) -> None:
@@ -75,11 +75,10 @@ def test_a_stranger_gets_neither_the_key_nor_the_load(tmp_path: Path) -> None:
             got = elsewhere.seen  # type: ignore[attr-defined]
             # A person may load another host, but it gets no key; the stand-in insists on it.
             for host, seen in ((evil, got), (target, api.asked)):
-                wait("it can start", lambda: ready(page))
                 start = form | {"number_of_requests": 3, "host": host}
                 begun = httpx.post(f"{page}/swarm", data=start, headers=own, timeout=PATIENCE)
                 assert begun.json()["success"], begun.text
-                wait(f"requests come to {host}", partial(three, seen))
+                wait(f"a load of {host}", partial(loaded, page, seen))
             assert set(got) == {None}
 
 
