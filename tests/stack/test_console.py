@@ -96,7 +96,7 @@ def test_the_model_the_controller_and_moving_charts_are_shown(page: Any, console
 
 
 def test_a_refused_request_shows_the_services_error(page: Any) -> None:
-    ask(page, 10_000_000)
+    ask(page, -5)
     alert = page.get_by_role("alert")
     alert.wait_for()
     assert "422" in alert.inner_text()
