@@ -8,6 +8,7 @@ a JSON text, so these are counted first.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ MOST_PARTS = 1 << 14
 MOST_VALUES = 1 << 17
 """Items and fields of a text: as many as the longest context has tokens."""
 _QUOTE, _BACKSLASH = b'"\\'
+_HALVES = re.compile("[\ud800-\udfff]+")  # of surrogate pairs
 # Control characters are escaped anyway, and these stand in texts only.
 _LINE_ENDS = [(end.encode(), rb"\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 Bytes = npt.NDArray[np.uint8]
@@ -93,7 +95,7 @@ def in_whole_characters(value: Any) -> Any:
         return value
     except orjson.JSONEncodeError:  # it may also have a number of more than 64 bits
         written = json.dumps(value, ensure_ascii=False)
-    whole = written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    whole = _HALVES.sub(lambda found: "\ufffd" * len(found[0]), written)
     return value if whole == written else json.loads(whole)
 
 
