@@ -37,6 +37,7 @@ MixedPrompt = Annotated[
     list[TokenId | Text], Field(min_length=1, fail_fast=True), AfterValidator(_has_token)
 ]
 
+MOST_TOOLS = 1 << 10  # of one request
 STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
@@ -84,11 +85,13 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
         if value in neutral.get(name, ()):
             continue
         yield at + name, name in harmless
-    for name in type(body).model_fields:  # `model_fields_set` has the unknown ones, too
-        value = getattr(body, name)
-        for item in value if isinstance(value, list) else (value,):
-            if isinstance(item, BaseModel):
-                yield from unknown_fields(item, f"{at}{name}.")
+    for name, value in vars(body).items():  # without the unknown ones
+        if isinstance(value, BaseModel):
+            yield from unknown_fields(value, f"{at}{name}.")
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, BaseModel):
+                    yield from unknown_fields(item, f"{at}{name}.")
 
 
 def known_fields(body: BaseModel) -> dict[str, Any]:

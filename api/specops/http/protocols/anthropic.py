@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import BlockWriter, Generation, arguments, call_id, json_answer
-from specops.http.answering.body import Body, FreeObject, Text
+from specops.http.answering.body import MOST_TOOLS, Body, FreeObject, Text
 from specops.http.answering.constraints import json_grammar
 from specops.http.answering.conversation import (
     Conversation,
@@ -232,8 +232,8 @@ class TokensRequest(Body):
     model: Text | None = Field(None, description="as in GET /v1/models")
     messages: list[Turn] = Field(min_length=1, fail_fast=True, description="the conversation")
     system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
-        None, description="functions that the model may call; Anthropic's own are skipped"
+    tools: Annotated[list[MessagesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
+        Field(None, description="functions that the model may call; Anthropic's own are skipped")
     )
     tool_choice: Choice | None = Field(None, description="`auto`, `any`, `none` or one tool")
     thinking: Thinking | None = Field(None, description="`disabled`: no reasoning")

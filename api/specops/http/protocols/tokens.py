@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer, list_answer
-from specops.http.answering.body import Body, FreeObject, Text, TokenId
+from specops.http.answering.body import MOST_TOOLS, Body, FreeObject, Text, TokenId
 from specops.http.answering.conversation import ChatTool, Conversation, conversation
 from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.offload import run_aside
@@ -63,7 +63,7 @@ class ApplyTemplateRequest(Body):
     """A conversation to write as one text."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
-    tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: FreeObject | None = None
     add_generation_prompt: bool | None = Field(
         True, description="false: without what begins the assistant's answer"

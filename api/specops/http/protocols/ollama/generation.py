@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_va
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation, Step, Writer, arguments, call_id, joined_text
-from specops.http.answering.body import FreeObject, Text, TokenId, Unsupported
+from specops.http.answering.body import MOST_TOOLS, FreeObject, Text, TokenId, Unsupported
 from specops.http.answering.constraints import ANY_OBJECT, json_grammar
 from specops.http.answering.conversation import (
     ChatTool,
@@ -230,7 +230,7 @@ class OllamaChat(OllamaRequest):
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = Field(
         None, description="none: asks only whether the model is loaded"
     )
-    tools: Annotated[list[OllamaTool], Field(fail_fast=True)] | None = Field(
+    tools: Annotated[list[OllamaTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
 

@@ -11,7 +11,15 @@ from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation, Step, call_id, joined_text, token_events
-from specops.http.answering.body import Body, FreeObject, Text, Unsupported, absent, wrong_together
+from specops.http.answering.body import (
+    MOST_TOOLS,
+    Body,
+    FreeObject,
+    Text,
+    Unsupported,
+    absent,
+    wrong_together,
+)
 from specops.http.answering.conversation import (
     ChatTool,
     Content,
@@ -176,7 +184,7 @@ class ChatRequest(OpenAiRequest):
         description="report this many likely alternatives, too; only with `logprobs`",
     )
 
-    tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(
+    tools: Annotated[list[ChatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
     tool_choice: Mode | ToolChoice | None = None

@@ -19,7 +19,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import BlockWriter, Generation, call_id
-from specops.http.answering.body import Body, FreeObject, Text, Unsupported, known_fields
+from specops.http.answering.body import (
+    MOST_TOOLS,
+    Body,
+    FreeObject,
+    Text,
+    Unsupported,
+    known_fields,
+)
 from specops.http.answering.constraints import AnyText, JsonObject, NamedSchema
 from specops.http.answering.conversation import (
     Content,
@@ -153,8 +160,8 @@ class ResponsesTool(Body):
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="arguments follow the schema")
-    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
-        None, description="of a namespace"
+    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
+        Field(None, description="of a namespace")
     )
 
     def tool(self) -> Tool | None:
@@ -278,9 +285,11 @@ class ResponsesRequest(EngineOptions):
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
     )
-    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
-        None,
-        description="functions that the model may call, and namespaces of such; others are skipped",
+    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
+        Field(
+            None,
+            description="functions that may be called, and namespaces of such; others are skipped",
+        )
     )
     tool_choice: Mode | ToolChoice | None = Field(
         None, description="or a tool to call, or the tools that may be called"
