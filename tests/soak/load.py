@@ -58,7 +58,7 @@ WRONG: tuple[tuple[Ask | bytes, int], ...] = (
     (Ask(GENERATE, {}), 422),
     (Ask(COMPLETIONS, {"model": "demo"}), 400),
     (Ask(COMPLETIONS, {"model": "demo", "prompt": "a", "max_tokens": "b"}), 400),
-    (Ask(COMPLETIONS, {"model": "other", "prompt": "a"}), 404),
+    (Ask(COMPLETIONS, {"model": 1, "prompt": "a"}), 400),
     (Ask(GENERATE, {"prompt": "word " * 20_000}), 400),
     (Ask(GENERATE, {"prompt": "a" * (1 << 20)}), 413),
     (Ask("/nothing"), 404),
