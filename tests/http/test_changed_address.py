@@ -27,11 +27,6 @@ PROMPT = {"prompt": "def f(x):", "n_predict": 2, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
     folder: Path = tmp_path_factory.mktemp("cache")
     settings = Settings(model="demo", cache_dir=folder, threads=1, max_batched_tokens=64)

@@ -54,12 +54,6 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """As everywhere, but for all tests here, which share a server."""
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""

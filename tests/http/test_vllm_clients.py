@@ -28,11 +28,6 @@ BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "i
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
     folder: Path = tmp_path_factory.mktemp("cache")
     async with in_process(Settings(model="demo", cache_dir=folder, threads=1)) as (_, client):
