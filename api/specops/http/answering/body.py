@@ -38,6 +38,7 @@ MixedPrompt = Annotated[
 ]
 
 MOST_TOOLS = 1 << 10  # of one request
+_PLAIN = (str, int, float, type(None))
 STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
@@ -86,6 +87,8 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
             continue
         yield at + name, name in harmless
     for name, value in vars(body).items():  # without the unknown ones
+        if isinstance(value, _PLAIN):
+            continue  # pydantic takes longer to tell what is no model
         if isinstance(value, BaseModel):
             yield from unknown_fields(value, f"{at}{name}.")
         elif isinstance(value, list):
