@@ -188,7 +188,7 @@ class Engine:
         parts = self.tokenizer.parts(prompt, special_tokens=False)
         tokens = self._encoded(parts, any_length)
         begin = self.tokenizer.begin if begins else ()
-        return tokens if tokens[:1] == begin else (*begin, *tokens)
+        return tokens if tokens[: len(begin)] == begin else (*begin, *tokens)
 
     def _encoded(self, parts: Iterable[Sequence[int]], any_length: bool) -> tuple[int, ...]:
         """Collect a text's tokens, and no more than shows that no context holds it."""
