@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +239,10 @@ class FakeEngine:
             raise ChatTemplateError("there is no template")
         return self.chat_template.render(messages, tools, options, asks=asks)
 
-    def check_length(self, text: str, any_length: bool = False) -> None:
-        pass
+    def collected(
+        self, parts: Iterable[Sequence[int]], *, any_length: bool = False
+    ) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(parts)) or (BEGIN_TOKEN,)
 
     def encode_chat(
         self, prompt: str, *, begins: bool = True, any_length: bool = False

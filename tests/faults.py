@@ -1,13 +1,11 @@
 """Requests that fail inside the engine, among others, which must get the same tokens as alone.
 
 Each faulty request says where it fails: a drafter, sampling, log-probabilities or detokenizing
-raises an error for that request. Tests run it for a moment. The full run is
-`python -m tests.faults --honest 4000 --faulty 1000`.
+raises an error for that request.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,13 +16,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from specops.config import Settings
 from specops.engine import request_state, scheduler
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.speculation.drafters.base import Chain
 from specops.text.text_stream import TextStream
-from tests.leavers import alone, heldout, kinds
+from tests.leavers import alone
 
 AT_ONCE = 48  # requests at a time
 DRAFTER = ("begin", "look_up", "num_uncomputed", "prefill", "propose", "release")
@@ -197,22 +194,3 @@ def _take(
     else:
         assert tuple(got) == expected
         tally.right += 1
-
-
-def main() -> None:
-    """The full run, on the demo pair."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--honest", type=int, default=4000)
-    parser.add_argument("--faulty", type=int, default=1000)
-    options = parser.parse_args()
-    settings = Settings(model="demo", max_inter_token_latency=0.05)
-    engine = Engine.load(settings)
-    requests = kinds(engine, heldout(settings), 60)
-    tally = play(engine, requests, options.honest, options.faulty)
-    print(f"{tally.right} requests got what they get alone")
-    print(f"{tally.failed.total()} ended in their own error: {dict(sorted(tally.failed.items()))}")
-    print(f"{tally.escaped.total()} never came to theirs: {dict(sorted(tally.escaped.items()))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,7 @@
-"""Clients that leave an engine at random moments; the clients that stay must not notice.
-
-Tests run it for a moment. As a long test: `python -m tests.leavers --seconds 300`.
-"""
+"""Clients that leave an engine at random moments; the clients that stay must not notice."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -163,27 +158,3 @@ def _take(tally: Tally, clients: dict[str, Client], output: Output) -> None:
     else:
         assert got == client.expected
         tally.stayed += 1
-
-
-def main() -> None:
-    """The soak, on the demo pair."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--kv-tokens", type=int, default=0, help="0: what memory allows")
-    options = parser.parse_args()
-    settings = Settings(
-        model="demo", slots=options.slots, kv_tokens=options.kv_tokens, max_inter_token_latency=0.05
-    )
-    engine = Engine.load(settings)
-    prompts = heldout(settings)
-    end = time.monotonic() + options.seconds
-    tally = play(engine, kinds(engine, prompts, 60), lambda: time.monotonic() < end)
-    print(f"{tally.stayed} stayed and got what they get alone; {tally.left.total()} left:")
-    print(f"{dict(tally.left)}, {tally.wasted_tokens} tokens wasted")
-    print(f"{tally.cached_tokens} prompt tokens came from the prefix cache; all slots are free")
-    print(f"{tally.preemptions} times a request gave its KV blocks up")
-
-
-if __name__ == "__main__":
-    main()

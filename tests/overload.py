@@ -1,22 +1,12 @@
-"""Many clients of a real server that send at the same moment; it records how each request ends.
-
-`python -m tests.overload --clients 200` prints the figures.
-"""
+"""A real server in a process of its own, and many clients that send at the same moment."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import re
-import signal
 import subprocess
-import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from bench.serving import server
@@ -68,45 +58,3 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
         int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
         for name in ("RssAnon", "RssShmem")
     )
-
-
-def served_seconds(log: Path, status: int) -> list[float]:
-    """Return the seconds of all answers with a status, from the server's log."""
-    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
-    return [line["seconds"] for line in lines if line.get("status") == status]
-
-
-def _described(answers: list[Answer]) -> str:
-    """Describe a burst."""
-    refused = [answer.first * 1000 for answer in answers if answer.status == 429]
-    waits = [
-        answer.events[-1]["timings"]["queue_ms"] / 1000 / estimate
-        for answer in answers
-        if answer.complete and (estimate := float(answer.headers["x-estimated-wait"]))
-    ]
-    text = str(dict(sorted(Counter(answer.outcome for answer in answers).items())))
-    if len(refused) > 1:
-        text += f", 429 after {median(refused):.1f} ms (median)"
-        text += f" and {quantiles(refused, n=20)[-1]:.1f} ms (95 %)"
-    if waits:
-        text += f", waits of {median(waits):.2f} times the estimate (median)"
-    return text
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--bursts", type=int, default=5)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
-        for number in range(options.bursts):
-            seen = _described(asyncio.run(crowd(port, options.clients)))
-            print(f"burst {number + 1}: {seen}, {resident_bytes(process) / 1e6:.1f} MB")
-        process.send_signal(signal.SIGTERM)
-        print("exit code", process.wait(60))
-        if refused := served_seconds(Path(folder) / "log", 429):
-            print(f"the server's own part of a 429: {median(refused) * 1000:.1f} ms (median)")
-
-
-if __name__ == "__main__":
-    _main()

@@ -125,7 +125,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
         "metrics/collectors",
     }
     assert importers("tokenizers") == {
-        *("text/tokenizer", "text/added_tokens", "text/least_tokens", "text/cuts"),
+        *("text/tokenizer", "text/added_tokens", "text/cuts"),
         *("models/sentencepiece", "models/convert/gguf/tokenizer"),
         "models/convert/gguf/pretokenizers",
     }

@@ -12,7 +12,7 @@ import pytest
 
 from tests.caps.__main__ import Seen, asks, judged
 
-PLAN = {"anonymous": 500_000_000}
+PLAN = {"anonymous": 500_000_000, "KV cache": 80_000_000}
 LEVELS = [(100, 400_000_000), (2_100, 480_000_000), (4_000, 481_000_000)]
 
 
@@ -21,8 +21,9 @@ LEVELS = [(100, 400_000_000), (2_100, 480_000_000), (4_000, 481_000_000)]
     [
         ({}, None),
         ({"kills": 1}, "the kernel killed 1 processes"),
-        ({"peak": 430_000_000}, "the peak is 86% of the plan"),
-        ({"peak": 545_000_000}, "the peak is 109% of the plan"),
+        ({"peak": 430_000_000}, "the peak is 86.0% of the plan"),
+        ({"peak": 545_000_000}, "the peak is 109.0% of the plan"),
+        ({"peak": 430_000_000, "kv_tokens": 4_000, "unused_tokens": 3_000}, None),
         ({"plan": {}}, "there is no plan in the log"),
         ({"problems": ["schema: 500"]}, "schema: 500"),
         ({"first": {"at once": 7.0}}, "the first schema waited 7.0 s"),

@@ -15,7 +15,6 @@ from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftReque
 from tests.simulated_target import (
     VOCAB,
     Clock,
-    Rest,
     SimulatedTarget,
     Text,
     make_request,
@@ -32,18 +31,16 @@ STRETCH = 25  # tokens
 
 
 class Lookup(LookupDrafter):
-    """Knows each next token with a probability, and says with which; sometimes it knows none."""
+    """Knows each next token with a probability, and says with which."""
 
-    def __init__(self, right: float, name: str = "suffix", *, silent: float = 0.0) -> None:
+    def __init__(self, right: float, name: str = "suffix") -> None:
         self.name = name  # type: ignore[misc]
-        self.right, self._silent = right, silent
+        self.right = right
         self._rng = np.random.default_rng(3)
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
     ) -> Draft:
-        if self._silent and self._rng.random() < self._silent:
-            return NO_DRAFT
         found = [tokens[-1]]
         for wrong in self._rng.random(min(count, 3)) >= self.right:
             found.append((3 * found[-1] + 7 + int(wrong)) % VOCAB)
@@ -191,33 +188,3 @@ def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
                 serve(scheduler, make_request(4, 100, drafter=name, k_draft=8, adaptive=True))
             seconds[name] = target.clock.now - begun
     assert min(seconds["suffix"], seconds["draft"]) / seconds["cascade"] > times_as_fast
-
-
-@pytest.mark.parametrize("requests", [1, 8])
-@pytest.mark.parametrize("rest", [Rest(), Rest(draft_token=100e-6), Rest(token=500e-6)])
-def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, requests: int) -> None:
-    """A pass takes 0.25 ms, so the rest of a step counts; 7 draft tokens of 10 are right."""
-    small = [tinyllama(0.02) for _ in range(2)]
-    target = SimulatedTarget(
-        text=Text(surprise=0.0), reuse=PrefixCache.OFF, rest=rest, costs=small[0]
-    )
-    scheduler = make_scheduler(target, [Lookup(0.7, silent=0.2)], costs=small[1])
-
-    def serving(drafter: str) -> tuple[float, float, float]:
-        """Seconds that some answers take, the gain that they are told of, and tokens a pass."""
-        fields = {"drafter": drafter, "k_draft": 8, "adaptive": True}
-        asked, begun = [make_request(4, 400, **fields) for _ in range(requests)], target.clock.now
-        served = serve(scheduler, *asked)
-        stats = [served.stats(item) for item in asked]
-        told, jump = (
-            float(np.mean([getattr(item, name) for item in stats]))
-            for name in ("estimated_speedup", "tokens_per_jump")
-        )
-        return target.clock.now - begun, told, jump
-
-    serving("suffix")  # learns
-    seconds, told, jump = serving("suffix")
-    plain, *_ = serving("none")
-    assert plain / seconds > 0.99
-    assert told == pytest.approx(plain / seconds, rel=0.1)  # some end before others
-    assert told <= jump

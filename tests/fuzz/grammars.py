@@ -9,7 +9,6 @@ processor, whatever tokens and drafts come, and the process does not grow.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import random
 import re
@@ -32,6 +31,7 @@ from specops.text.grammar import Grammars, Matcher
 from specops.text.grammar_process import GrammarProcess
 from specops.text.grammar_source import GrammarError
 from specops.text.tokenizer import Tokenizer
+from tests.fuzz.cases import FindingError, seeds
 
 _T = TypeVar("_T")
 _STALL_SECONDS = 0.25
@@ -211,7 +211,7 @@ class _Case:
         """Compile and follow the grammar; returns how that ended.
 
         Raises:
-            AssertionError: a call took too long; the message has the seed.
+            FindingError: a call took too long.
         """
         begun = time.process_time()
         try:
@@ -221,7 +221,7 @@ class _Case:
         finally:
             taken = time.process_time() - begun
             self.slowest["compile"] = taken
-            assert taken < _COMPILE_SECONDS, f"seed {self._seed}: {taken:.2f} s to compile"
+            self._check(taken < _COMPILE_SECONDS, f"{taken:.2f} s to compile")
         try:
             for _ in range(_STEPS):
                 if matcher.complete or not self._step(matcher):
@@ -252,12 +252,19 @@ class _Case:
         finally:
             taken = time.thread_time() - begun
             self.slowest[name] = max(self.slowest.get(name, 0.0), taken)
-            assert taken < _STALL_SECONDS, f"seed {self._seed}: {taken:.2f} s for {name}"
+            self._check(taken < _STALL_SECONDS, f"{taken:.2f} s for {name}")
+
+    def _check(self, holds: bool, told: str) -> None:
+        if not holds:
+            raise FindingError(f"seed {self._seed}: {told}")
 
 
-def run(cases: int, seconds: float, first: int) -> int:
-    """Try random grammars; returns the exit status."""
-    end = time.monotonic() + seconds
+def run(cases: int, seconds: float, first: int) -> str:
+    """Try random grammars; return how they ended.
+
+    Raises:
+        FindingError: a call took too long, or the process grew.
+    """
     outcomes: Counter[str] = Counter()
     slowest: dict[str, float] = {}
     process, most, grown = GrammarProcess(), 0, 0
@@ -270,9 +277,7 @@ def run(cases: int, seconds: float, first: int) -> int:
     grammars.matcher(Grammar(GrammarKind.CHOICE, '["a"]'))
     before = _held()
     try:
-        for seed in itertools.count(first):
-            if seed - first == cases if cases else time.monotonic() >= end:
-                break
+        for seed in seeds(cases, seconds, first):
             case = _Case(grammars, seed)
             outcomes[case.run()] += 1
             for name, taken in case.slowest.items():
@@ -280,19 +285,15 @@ def run(cases: int, seconds: float, first: int) -> int:
             if seed % 20 == 0:
                 grown = _held() - before
                 most = max(most, grown)
-                assert grown < _GROWTH_BYTES, f"seed {seed}: the process grew by {grown >> 20} MiB"
-    except AssertionError as finding:
-        print(f"grammars: {finding}", file=sys.stderr)
-        return 1
+                if grown > _GROWTH_BYTES:
+                    raise FindingError(f"seed {seed}: the process grew by {grown >> 20} MiB")
     finally:
         process.close()
     told = ", ".join(f"{name} {1000 * taken:.0f}" for name, taken in slowest.items())
-    print(
-        f"grammars: {outcomes.total():,} cases ({dict(outcomes)}), at most {most >> 20} MiB more, "
-        f"slowest in ms: {told}",
-        flush=True,
+    return (
+        f"{outcomes.total():,} cases ({dict(outcomes)}), at most {most >> 20} MiB more, "
+        f"slowest in ms: {told}"
     )
-    return 0
 
 
 def _held() -> int:

@@ -7,10 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+
+from tests.fuzz.cases import FindingError
 
 ROOT = Path(__file__).resolve().parents[2]
 UNDEFINED = "-fsanitize=undefined"  # zig's compiler has this one only
@@ -106,14 +109,15 @@ def _call(*command: str) -> None:
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
 
 
-def run(program: Path, cases: int, seconds: float, seed: int) -> int:
-    """Run the program, which prints what it did or which seed fails; return its exit status.
+def fuzz(cases: int, seconds: float, seed: int) -> str:
+    """Run the program, which prints what it did or which seed fails.
 
-    Args:
-        program: made by `build`.
-        cases: number of cases; 0: as many as `seconds` allow.
-        seconds: time to run.
-        seed: of the first case.
+    Raises:
+        FindingError: it failed.
     """
-    command = [str(program), str(cases), str(round(seconds)), str(seed)]
-    return subprocess.run(command, check=False, env=OPTIONS).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(build(Path(folder))), str(cases), str(round(seconds)), str(seed)]
+        status = subprocess.run(command, check=False, env=OPTIONS).returncode
+    if status:
+        raise FindingError(f"the program ended with {status}")
+    return "the figures stand above"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
 import signal
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,11 +33,13 @@ from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tokenizer import Tokenizer, TokenizerError
 from tests.checkpoints import make_llama_checkpoint
 from tests.fuzz import gguf_files
+from tests.fuzz.cases import FindingError, seeds
 from tests.fuzz.damage import damaged
 from tests.models.test_sentencepiece import write_model
 from tests.models.test_state_dict import archive, storage, tensor
 
 LONGEST = 20  # seconds
+MOST_MEMORY = 4 << 30  # of addresses; the largest tables of positions take 1.5 GB of them
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}
 <|user|>{{ message.content | trim }}{% elif loop.first %}{{ raise_exception('no') }}{% else %}
 {%- set ns = namespace(x=1) %}{% generation %}{{ message['content'][:-1] | tojson(indent=2) }}
@@ -192,10 +196,6 @@ READERS = {
 # -- running ---------------------------------------------------------------------------------------
 
 
-class FindingError(AssertionError):
-    """A reader neither read a file nor said what is wrong with it."""
-
-
 @contextmanager
 def _within(seconds: int) -> Iterator[None]:
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -224,7 +224,7 @@ class Subject:
         """Damage a file as the seed says and read; return whether the reader accepted it.
 
         Raises:
-            FindingError: the reader failed in another way.
+            FindingError: the reader neither read the file nor said what is wrong with it.
         """
         chance = random.Random(f"{self.name} {seed}")
         file = self._folder / chance.choice(self._reader.files.split())
@@ -243,3 +243,17 @@ class Subject:
             file.write_bytes(whole)
             shutil.rmtree(self._folder.parent / "arranged", ignore_errors=True)
         return True
+
+
+def run(name: str, cases: int, seconds: float, first: int) -> str:
+    """Damage a reader's files; return what was read.
+
+    Raises:
+        FindingError: see `Subject.run`; to believe a file's huge sizes is one, too.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, most))
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(name, Path(folder))
+        read = [subject.run(seed) for seed in seeds(cases, seconds, first)]
+    return f"{len(read):,} damaged files, {sum(read):,} of them read all the same"

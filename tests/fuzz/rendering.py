@@ -12,7 +12,6 @@ import inspect
 import itertools
 import random
 import resource
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from bench.tools.repeating import repeating
 from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
 from specops.text.template_process import TemplateProcess
 from specops.text.template_worker import environment
+from tests.fuzz.cases import FindingError, seeds
 
 MOST_SECONDS = 6.0  # of a rendering: 1 s of processor time, and at most 5 by the clock
 NEXT_SECONDS = 0.5
@@ -159,12 +159,14 @@ def _arguments(kind: str, what: str, draw: random.Random) -> str:
     return ", ".join(draw.choice(_VALUES) for _ in range(draw.randint(0, min(most, 3))))
 
 
-def run(cases: int, seconds: float, seed: int) -> int:
-    """Make calls for a time, or so many; return 1 after the first finding.
+def run(cases: int, seconds: float, seed: int) -> str:
+    """Make calls for a time, or so many; return what came of them.
 
     Only calls for a time are held against the clock: the other kind runs beside other tests.
+
+    Raises:
+        FindingError: a call took too much.
     """
-    end = time.monotonic() + seconds
     process, given = TemplateProcess(), values()
     process.render("", {}, {})
     outcomes = dict.fromkeys(("text", "refused", "limit"), 0)
@@ -172,10 +174,8 @@ def run(cases: int, seconds: float, seed: int) -> int:
     before = _own_bytes()
     peak = _Peak(process)
     with repeating(peak.look, 0.01):
-        for number, name in enumerate(itertools.cycle(NAMES)):
-            if number == cases if cases else time.monotonic() >= end:
-                break
-            call = Call.draw(name, random.Random(f"{seed} {number}"))
+        for own, name in zip(seeds(cases, seconds, seed), itertools.cycle(NAMES), strict=False):
+            call = Call.draw(name, random.Random(own))
             begin = time.monotonic()
             outcome, broken = _outcome(process, call, given)
             took = time.monotonic() - begin
@@ -187,20 +187,16 @@ def run(cases: int, seconds: float, seed: int) -> int:
             grown = _own_bytes() - before
             late = not cases and (took > MOST_SECONDS or waited > NEXT_SECONDS)
             if broken or late or grown > MOST_GROWTH or peak.bytes > MOST_BYTES:
-                print(
+                raise FindingError(
                     f"seed {seed}: {broken} {took:.2f} s, the next {waited:.2f} s, "
-                    f"{grown >> 20} MiB more here, {peak.bytes >> 20} MiB there: {call.source}",
-                    file=sys.stderr,
+                    f"{grown >> 20} MiB more here, {peak.bytes >> 20} MiB there: {call.source}"
                 )
-                return 1
     process.close()
-    print(
-        f"rendering: {sum(outcomes.values()):,} calls of {len(NAMES)} names ({outcomes}), "
+    return (
+        f"{sum(outcomes.values()):,} calls of {len(NAMES)} names ({outcomes}), "
         f"{slowest:.2f} s at most, the next answer after {next_slowest:.2f} s at most, "
-        f"{peak.bytes >> 20} MiB at most",
-        flush=True,
+        f"{peak.bytes >> 20} MiB at most"
     )
-    return 0
 
 
 def _outcome(process: TemplateProcess, call: Call, given: dict[str, Any]) -> tuple[str, str]:

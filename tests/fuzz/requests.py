@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import json
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from hypothesis import strategies as st
 from specops.config import Settings
 from specops.http.errors import internal_error
 from specops.serving.async_engine import AsyncEngine
+from tests.fuzz.cases import seeds
 from tests.http.costly import LongestCallback, fields_of, usual_of
 from tests.http.real_engine import in_process
 from tests.text.schemas import odd
@@ -202,8 +200,8 @@ async def filling_in(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, htt
         yield service, http
 
 
-def attack(folder: Path, goes_on: Callable[[int], bool], first: int) -> Attack:
-    """Send bodies to the demo pair, batch by batch; return what came of them."""
+def attack(folder: Path, batches: Iterable[int]) -> Attack:
+    """Send bodies to the demo pair, a batch for each seed; return what came of them."""
     settings = Settings(model="demo", cache_dir=folder, threads=1, max_new_tokens=8, queue_size=64)
     with asyncio.Runner() as runner:
         opened = filling_in(settings)
@@ -213,28 +211,20 @@ def attack(folder: Path, goes_on: Callable[[int], bool], first: int) -> Attack:
         gc.collect()
         gc.freeze()  # as the server does: a full collection would hold the loop
         try:
-            for batch in itertools.count():
-                if not goes_on(made.counts.total()):
-                    break
-                made.run(_BATCH, first + batch, runner)
+            for seed in batches:
+                made.run(_BATCH, seed, runner)
         finally:
             runner.run(opened.__aexit__(None, None, None))
     return made
 
 
-def run(cases: int, seconds: float, first: int) -> int:
-    """Send random bodies to the demo pair; returns the exit status."""
-    end = time.monotonic() + seconds
+def run(cases: int, seconds: float, first: int) -> str:
+    """Send random bodies to the demo pair; return what came of them.
 
-    def goes_on(count: int) -> bool:
-        return count < cases if cases else time.monotonic() < end
-
+    Raises:
+        AssertionError, TimeoutError: there is a finding.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            made = attack(Path(folder), goes_on, first)
-        except (AssertionError, TimeoutError) as finding:
-            print(f"requests: {finding!r} {getattr(finding, '__notes__', '')}", file=sys.stderr)
-            return 1
+        made = attack(Path(folder), seeds(-(-cases // _BATCH), seconds, first))
     told = ", ".join(f"{count:,} times {status}" for status, count in sorted(made.counts.items()))
-    print(f"requests: {made.counts.total():,} bodies, {told}; the loop was held {made.held:.3f} s")
-    return 0
+    return f"{made.counts.total():,} bodies, {told}; the loop was held {made.held:.3f} s"

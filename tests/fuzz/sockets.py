@@ -30,13 +30,13 @@ from typing import Any
 
 from bench.serving.load import Ask, metric, once
 from specops.system.resources import raise_open_files
+from tests.fuzz.cases import FindingError, seeds
 from tests.loopback import HOST
 from tests.overload import PROMPT, serving
 
 HONEST = 8
 WORKERS = 400  # cases at a time, most of which wait for the server's patience to end
 MOST_LOG_BYTES = 1_000_000
-CASES = 10  # for each case of a reader
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 _PATIENCE = 60.0  # of an honest client, and of the whole for its end
 _NEVER = "neither answered nor closed"
@@ -331,38 +331,24 @@ async def honest_clients(port: int) -> AsyncIterator[Honest]:
 # -- the whole -------------------------------------------------------------------------------------
 
 
-class FindingError(AssertionError):
-    """The server, or an honest client, was hurt."""
-
-
 async def _cases(port: int, cases: int, seconds: float, first: int) -> str:
     """Run cases; return what was done."""
     attack = Attack(port)
-    end = time.monotonic() + seconds
-    seeds = iter(range(first, first + cases) if cases else _until(end, first))
-    done = 0
+    chosen = seeds(cases, seconds, first)
 
     async def work() -> None:
-        nonlocal done
-        for seed in seeds:
+        for seed in chosen:
             await attack.run(seed)
-            done += 1
 
     async with honest_clients(port) as honest:
         await asyncio.gather(*(work() for _ in range(WORKERS)))
     _judge(honest)
     if stuck := attack.ended[_NEVER]:
         raise FindingError(f"{stuck} connections were neither answered nor closed")
+    done = attack.ended.total()
     share = f"{min(1.0, done / attack.number):.0%} of all {attack.number:,}"
     ends = ", ".join(f"{count:,} {name}" for name, count in attack.ended.most_common())
     return f"{done:,} cases, {share} ({ends}); {_described(honest)}"
-
-
-def _until(end: float, first: int) -> Iterator[int]:
-    seed = first
-    while time.monotonic() < end:
-        yield seed
-        seed += 1
 
 
 def _described(honest: Honest) -> str:
@@ -426,13 +412,11 @@ def _check_log(log: Path) -> str:
     return f"log {size:,} bytes, with a line for each answer {whole:,}"
 
 
-def run(cases: int, seconds: float, seed: int) -> int:
-    """Attack a server; return the exit status.
+def run(cases: int, seconds: float, seed: int) -> str:
+    """Attack a server; return what was done.
 
-    Args:
-        cases: number of cases; 0: as many as there is time for.
-        seconds: the time, where there is no number.
-        seed: of the first case.
+    Raises:
+        FindingError: the server, or an honest client, was hurt.
     """
     raise_open_files(4 * WORKERS)
     with tempfile.TemporaryDirectory() as name:
@@ -446,12 +430,9 @@ def run(cases: int, seconds: float, seed: int) -> int:
                 process.send_signal(signal.SIGTERM)
                 if status := process.wait(_PATIENCE):
                     raise FindingError(f"the server ended with {status} at SIGTERM")
-                line += "; " + _check_log(folder / "log")
+                return f"{line}; {_check_log(folder / 'log')}"
             except (FindingError, OSError, ValueError) as finding:
                 alive = process.poll()
                 state = "it serves" if alive is None else f"the server ended with {alive}"
-                print(f"sockets, seed {seed}: {finding!r}; {state}", file=sys.stderr)
-                print((folder / "log").read_text("utf-8")[-2000:], file=sys.stderr)
-                return 1
-    print(f"sockets: {line}")
-    return 0
+                told = (folder / "log").read_text("utf-8")[-2000:]
+                raise FindingError(f"seed {seed}: {finding!r}; {state}\n{told}") from finding

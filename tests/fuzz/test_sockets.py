@@ -6,7 +6,7 @@ from tests.fuzz import sockets
 
 
 def test_clients_that_break_off_end_neither_the_server_nor_others() -> None:
-    assert sockets.run(60, 0, 1) == 0
+    assert "60 cases" in sockets.run(60, 0, 1)
 
 
 def test_every_byte_of_every_request_is_a_case_and_seeds_visit_all() -> None:

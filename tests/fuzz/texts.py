@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import itertools
 import json
 import multiprocessing
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +25,7 @@ from typing import Any
 from bench.serving.load import Answer, Ask, metric, once
 from bench.tools.repeating import repeating
 from specops.runtime.memory_plan import spare_bytes
+from tests.fuzz.cases import FindingError, seeds
 from tests.loopback import HOST
 from tests.overload import resident_bytes, serving
 from tests.waiting import wait
@@ -134,22 +133,15 @@ class Attack:
     found: list[str] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
 
-    async def run(self, cases: int, seconds: float, seed: int) -> int:
-        """Send; return the number of requests."""
-        seeds, end = itertools.count(seed), time.monotonic() + seconds
-
-        def left() -> Iterator[int]:
-            for number in seeds:
-                if self.found or (number - seed >= cases if cases else time.monotonic() >= end):
-                    return
-                yield number
-
-        turns = left()
+    async def run(self, cases: int, seconds: float, seed: int) -> None:
+        """Send."""
+        turns = seeds(cases, seconds, seed)
         await asyncio.gather(*(self._sender(turns) for _ in range(AT_ONCE)))
-        return next(seeds) - seed - 1
 
     async def _sender(self, turns: Iterator[int]) -> None:
         for seed in turns:
+            if self.found:
+                return
             ask, leaves, kind = request(seed, self.model)
             try:
                 async with asyncio.timeout(leaves):
@@ -165,8 +157,12 @@ class Attack:
             self.found.append(f"{what}: {answer.status} without a word: {answer.body[:200]!r}")
 
 
-def run(cases: int, seconds: float, seed: int) -> int:
-    """Attack a server; returns the exit status."""
+def run(cases: int, seconds: float, seed: int) -> str:
+    """Attack a server; return what came of it.
+
+    Raises:
+        FindingError: there are findings.
+    """
     keys = ",".join(f"{name}:{key}" for name, key in _KEYS.items())
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -191,7 +187,7 @@ def run(cases: int, seconds: float, seed: int) -> int:
         alone, before = waits(ALONE_SECONDS), resident_bytes(process)
         attack, held = Attack(port, model), [before]
         with repeating(lambda: held.append(resident_bytes(process)), 0.05):
-            count = asyncio.run(attack.run(cases, seconds, seed))
+            asyncio.run(attack.run(cases, seconds, seed))
         beside, peak = waits(), max(held)
         here.send("end")
         neighbour.join()
@@ -209,11 +205,10 @@ def run(cases: int, seconds: float, seed: int) -> int:
             )
         if not cases and beside.prompt > alone.prompt + WAITS:
             attack.found.append(f"5 KB waited {beside.prompt:.2f} s, {alone.prompt:.2f} alone")
-    print(
-        f"texts: {count:,} requests, {dict(sorted(attack.ends.items()))}; beside them a stream "
-        f"paused {beside.gap:.2f} s at most ({alone.gap:.2f} alone), a prompt of 5 KB took "
+    if attack.found:
+        raise FindingError("\n".join(attack.found))
+    return (
+        f"{attack.ends.total():,} requests, {dict(sorted(attack.ends.items()))}; beside them a "
+        f"stream paused {beside.gap:.2f} s at most ({alone.gap:.2f} alone), a prompt of 5 KB took "
         f"{beside.prompt:.2f} s ({alone.prompt:.2f}), {(peak - before) / 1e6:+.0f} MB at the peak"
     )
-    for finding in attack.found:
-        print(finding, file=sys.stderr)
-    return int(bool(attack.found))

@@ -100,7 +100,7 @@ def test_it_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> No
         assert may.wait(60)
         return LLTokenizer("byte")
 
-    monkeypatch.setattr("specops.text.grammar_vocabulary.LLTokenizer", slow)
+    monkeypatch.setattr("specops.text.grammar_source.LLTokenizer", slow)
     vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset({0}))
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(vocabulary.get) for _ in range(3)]
@@ -117,7 +117,7 @@ def test_what_the_library_does_not_take_is_said_to_everyone(
     def fails(*arguments: object, **options: object) -> LLTokenizer:
         raise Panic("too long")
 
-    monkeypatch.setattr("specops.text.grammar_vocabulary.LLTokenizer", fails)
+    monkeypatch.setattr("specops.text.grammar_source.LLTokenizer", fails)
     vocabulary = GrammarVocabulary(Tokenizer(published.gpt2(600)), 600, frozenset({0}))
     for _ in range(2):
         with pytest.raises(UnsupportedTokenizer, match="does not support grammars: too long"):

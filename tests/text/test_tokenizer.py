@@ -101,6 +101,19 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
             Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("change", ["truncation", "padding"])
+def test_a_published_file_cuts_or_fills_up_no_text(change: str, tmp_path: Path) -> None:
+    """Some files have it in them: a prompt was cut at so many tokens, and nobody told."""
+    fast = FastTokenizer.from_str(KINDS["byte-level"]._tokenizer.to_str())
+    if change == "truncation":
+        fast.enable_truncation(4)
+    else:
+        fast.enable_padding(length=512)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())[change] is not None
+    assert Tokenizer.load(tmp_path).encode("a b c d") == KINDS["byte-level"].encode("a b c d")
+
+
 def test_an_unknown_kind_of_decoder_is_refused(tmp_path: Path) -> None:
     tokenizer = FastTokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     for decoder in (None, decoders.WordPiece(), decoders.CTC()):

@@ -42,7 +42,6 @@ class UnknownToken(ValueError):  # noqa: N818 - named as what it says
     """The prompt has a token that the tokenizer knows and the model does not."""
 
 
-_MOST_BYTES = 4  # of a letter, which has no more tokens
 PROMPT_ERRORS = (PromptTooLong, UnknownToken, UncutText)
 """What `Engine.admit` and `Engine.encode` raise."""
 
@@ -122,7 +121,6 @@ class Engine:
         """Make now what requests will need, and what holds the interpreter while it is made."""
         with suppress(UnsupportedTokenizer):
             self.grammars.vocabulary.get()
-        self.tokenizer.least_tokens("")
 
     def encode(self, text: str, *, any_length: bool = False) -> tuple[int, ...]:
         """Tokens of a prompt, at least one.
@@ -132,23 +130,10 @@ class Engine:
             any_length: encode what no context holds, too.
 
         Raises:
-            PromptTooLong: no context holds it; most often this shows before it is encoded.
+            PromptTooLong: no context holds it; no more is encoded than shows this.
             UncutText: see `Tokenizer.parts`.
         """
-        self.check_length(text, any_length)
-        return self._encoded(self.tokenizer.parts(text), any_length)
-
-    def check_length(self, text: str, any_length: bool = False) -> None:
-        """Refuse a text that no context holds, before it is encoded.
-
-        Raises:
-            PromptTooLong: its bytes alone show it.
-        """
-        context = self.info.context
-        if any_length or len(text) <= context // _MOST_BYTES:
-            return
-        if (least := self.tokenizer.least_tokens(text)) > context:
-            raise PromptTooLong(least, context, at_least=True)
+        return self.collected(self.tokenizer.parts(text), any_length=any_length)
 
     def render_chat(
         self,
@@ -184,14 +169,15 @@ class Engine:
         Raises:
             PromptTooLong, UncutText: see `encode`.
         """
-        self.check_length(prompt, any_length)
         parts = self.tokenizer.parts(prompt, special_tokens=False)
-        tokens = self._encoded(parts, any_length)
+        tokens = self.collected(parts, any_length=any_length)
         begin = self.tokenizer.begin if begins else ()
         return tokens if tokens[: len(begin)] == begin else (*begin, *tokens)
 
-    def _encoded(self, parts: Iterable[Sequence[int]], any_length: bool) -> tuple[int, ...]:
-        """Collect a text's tokens, and no more than shows that no context holds it."""
+    def collected(
+        self, parts: Iterable[Sequence[int]], *, any_length: bool = False
+    ) -> tuple[int, ...]:
+        """Collect the tokens of a prompt's parts; see `encode`."""
         tokens, context = array("I"), self.info.context
         for part in parts:
             if len(tokens) > context and not any_length:

@@ -9,13 +9,11 @@ short passes what is long, and nothing waits forever. What nobody waits for any 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specops.engine.order import PATIENCE
@@ -25,12 +23,12 @@ MOST_ACCOUNTS = 4096
 _T = TypeVar("_T")
 
 
-@dataclass(order=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Work:
+    client: str
     rank: float
-    number: int  # of those with the same rank the first one goes first
-    do: Callable[[], Any] = field(compare=False)
-    done: asyncio.Future[Any] = field(compare=False)
+    do: Callable[[], Any]
+    done: asyncio.Future[Any]
 
 
 class ClientTurns:
@@ -44,15 +42,14 @@ class ClientTurns:
     def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._thread = ThreadPoolExecutor(1, name)
         self._clock = clock
-        self._waiting: dict[str, list[_Work]] = {}  # heaps; only clients that wait are in it
+        self._waiting: list[_Work] = []  # as it came; admission bounds how much there is
         self._had: defaultdict[str, float] = defaultdict(float)  # seconds, by client
         self._least = 0.0  # no client that comes has had less
         self._busy = False
-        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         """Number of those who wait for their turn."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     async def run(
         self,
@@ -71,46 +68,35 @@ class ClientTurns:
             stop: called if the client leaves during the work. What goes on all the same counts
                 against the client, and its result is dropped.
         """
-        if client not in self._waiting:
+        waiting = {item.client for item in self._waiting}
+        if client not in waiting:
             if len(self._had) >= MOST_ACCOUNTS:  # who does not wait begins where the others are
-                self._had = defaultdict(float, {name: self._had[name] for name in self._waiting})
+                self._had = defaultdict(float, {name: self._had[name] for name in waiting})
             self._had[client] = max(self._had[client], self._least)
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        rank = self._clock() + PATIENCE * seconds
-        item = _Work(rank, next(self._numbers), work, done)
-        heapq.heappush(self._waiting.setdefault(client, []), item)
+        item = _Work(client, self._clock() + PATIENCE * seconds, work, done)
+        self._waiting.append(item)
         self._next()
         try:
             return await done
         except asyncio.CancelledError:
-            if done.cancelled() and not self._drop(client, item):
+            if item in self._waiting:
+                self._waiting.remove(item)
+            elif done.cancelled():
                 stop()  # it runs: what has its result runs no more, and another one does
             raise
-
-    def _drop(self, client: str, item: _Work) -> bool:
-        """Take work out of the queue; return whether it was there."""
-        waiting = self._waiting.get(client, [])
-        if item not in waiting:
-            return False
-        waiting.remove(item)
-        heapq.heapify(waiting)
-        if not waiting:
-            del self._waiting[client]
-        return True
 
     def _next(self) -> None:
         if self._busy or not self._waiting:
             return
-        client = min(self._waiting, key=lambda name: (self._had[name], self._waiting[name][0]))
-        item = heapq.heappop(self._waiting[client])
-        if not self._waiting[client]:
-            del self._waiting[client]
-        self._busy, self._least, begun = True, self._had[client], self._clock()
+        item = min(self._waiting, key=lambda item: (self._had[item.client], item.rank))
+        self._waiting.remove(item)
+        self._busy, self._least, begun = True, self._had[item.client], self._clock()
         running = asyncio.get_running_loop().run_in_executor(self._thread, item.do)
 
         def finished(result: asyncio.Future[Any]) -> None:
             self._busy = False
-            self._had[client] += self._clock() - begun
+            self._had[item.client] += self._clock() - begun
             error = result.exception()
             if not item.done.done():
                 if error is None:

@@ -27,7 +27,6 @@ from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.prefix_trie import common_prefix
 from specops.speculation.acceptance import Acceptance, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
-from specops.speculation.overhead import Overhead
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
@@ -61,13 +60,9 @@ class Controller:
         target: costs of the target's passes.
         draft: costs of the passes of a draft model or head; None where there are none.
         positions: length of the longest draft.
-
-    Attributes:
-        overhead: what steps take beside their passes.
     """
 
     def __init__(self, target: CostModel, draft: CostModel | None, positions: int) -> None:
-        self.overhead = Overhead()
         self._target = target
         self._draft = draft
         self._positions = positions
@@ -158,19 +153,15 @@ class Controller:
             first = requests + prompt_tokens
             begin, *wider = self._target.costs(first, requests * self._positions)
             added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
-            # What a token takes outside passes it takes with draft tokens and without.
-            saved = self._plain(requests) / requests - self.overhead.token
-            bound = max(LEAST_REACH, (added + self.overhead.draft_token) / saved)
+            # To draw a token costs as much with draft tokens as without, and so cancels out.
+            plain = self._target.cost(requests, spans=requests)
+            bound = max(LEAST_REACH, added * requests / plain)
             self._bounds[requests, prompt_tokens] = bound
         return bound
 
     def token_seconds(self, requests: int) -> float:
         """Seconds per token lately, where this many requests decode together."""
-        return self._plain(requests) / requests / self.estimated_speedup
-
-    def _plain(self, requests: int) -> float:
-        """Seconds of a step in which so many requests get a token each, without drafts."""
-        return self._target.cost(requests, spans=requests) + self.overhead.seconds(requests)
+        return self._target.cost(requests) / requests / self.estimated_speedup
 
     # -- how many draft tokens to verify ---------------------------------------------------------
 
@@ -215,20 +206,16 @@ class Controller:
         """
         pair = self._target.attention_seconds(1)
         per_token = [item.start * pair + item.speculation.adjusting for item in requests]
-        row = self.overhead.draft_token
         tokens = len(requests) + sum(item.max_draft for item in requests if not item.adaptive)
-        # What each token that comes takes: drawn or not, it becomes text.
-        drawing = [self._drawing_of(item) + self.overhead.token for item in requests]
-        outside = self.overhead.seconds(len(requests), tokens=0)
-        outside += self._target.state_seconds(len(requests))
-        expected, extra = float(len(requests)), sum(per_token) + sum(drawing) + outside
+        drawing = [self._drawing_of(item) for item in requests]
+        states = self._target.state_seconds(len(requests))
+        expected, extra = float(len(requests)), sum(per_token) + sum(drawing) + states
         expected_tokens, extra_seconds = [expected], [extra]
         # Tokens and costs of the draft model's passes.
         widths, model_costs = [0] * self._positions, [0.0] * self._positions
         for missed, index, position in places:
             expected -= missed
-            # drawn where it is reached
-            extra += row + per_token[index] - missed * drawing[index]
+            extra += per_token[index] - missed * drawing[index]  # drawn where it is reached
             if (uncomputed := requests[index].num_uncomputed) and self._draft is not None:
                 widths[position] += 1 if position else uncomputed
                 cost = self._draft.cost(widths[position])
@@ -311,7 +298,7 @@ class Controller:
             draft_seconds: measured time to get the draft tokens.
         """
         count, width = len(requests), sum([len(item.tokens) for item in requests])
-        alone = self._plain(count)
+        alone = self._target.cost(count, spans=count)
         token, seconds, plain_seconds = alone / count, alone + draft_seconds, alone
         if width > count or any(item.asked for item in requests):
             seconds, plain_seconds = self._drafted(requests, alone, width, draft_seconds)
@@ -336,31 +323,27 @@ class Controller:
         Returns:
             The seconds that it took, and those of plain decoding for the same tokens.
         """
-        count, each = len(requests), self.overhead.token
-        together, token = alone, alone / count
-        if width > count:
-            wider = self._target.cost(width, spans=count) - self._target.cost(count, spans=count)
-            together += wider + self.overhead.draft_token * (width - count)
-        added = (together - alone) / max(1, width - count)
+        count = len(requests)
+        together = alone if width == count else self._target.cost(width, spans=count)
+        token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
         least = added / self.token_seconds(count)
         asked: dict[str, list[tuple[DraftRequest, float]]] = {}  # with what was saved
         for item in requests:
             speculation, own, got = item.speculation, len(item.tokens), item.emitted
             drawing, adjusting = self._drawing_of(item), speculation.adjusting
-            choosing = got * drawing + own * adjusting + (got - 1) * each
+            choosing = got * drawing + own * adjusting
             speculation.seconds += token + (own - 1) * added + choosing + drafting * own
             plain = got * (token + drawing + adjusting)
             speculation.plain_seconds += plain
             seconds += choosing
             plain_seconds += plain
-            worth = token + adjusting - each
-            saved = _saved(item.draft, item.came, worth, added + adjusting)
+            saved = _saved(item.draft, item.came, token + adjusting, added + adjusting)
             for name, one in reversed(item.asked.items()):
                 without, before = saved, one.before
                 if item.draft.tokens and before.drafter != item.draft.drafter:
                     before = before.likely(len(before.tokens), least)  # what would have paid
-                    without = _saved(before, item.came, worth, added + adjusting)
+                    without = _saved(before, item.came, token + adjusting, added + adjusting)
                 asked.setdefault(name, []).append((item, saved - without))
                 saved = without
         for name, items in asked.items():
@@ -415,8 +398,7 @@ class Controller:
         """A request's share of a pass's seconds, by the number of draft tokens of each request."""
         if (costs := self._shares.get(requests)) is None:
             passes = self._target.costs(requests, requests * self._positions)[::requests]
-            outside = self.overhead.seconds(requests)
-            costs = self._shares[requests] = [(cost + outside) / requests for cost in passes]
+            costs = self._shares[requests] = [cost / requests for cost in passes]
         return costs
 
     def _acceptance_of(self, request: DraftRequest, drafter: str) -> Acceptance:

@@ -10,21 +10,15 @@ because some tokenizers put a space before a text.
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
-
-from specops.text.least_tokens import (
-    entries,
-    keeps,
-    parts_of,
-    splits_into_letters,
-    unknown_bytes,
-)
 
 PART = 1 << 14  # characters
 LONGEST = 1 << 16  # bytes of a part, where there is no cut for so long
@@ -55,13 +49,13 @@ class Cuts:
     """Cuts texts for one tokenizer."""
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
-        kinds = [*parts_of(tokenizer.normalizer), *parts_of(tokenizer.pre_tokenizer)]
+        kinds = [*_parts_of(tokenizer.normalizer), *_parts_of(tokenizer.pre_tokenizer)]
         places: list[str] = []
-        if all(map(keeps, kinds)) and splits_into_letters(tokenizer.model, "BPE"):
+        if all(map(_keeps, kinds)) and _merges_letters(tokenizer.model):
             words = partial(_words, tokenizer)
             by_bytes = any(kind["type"] == "ByteLevel" for kind in kinds)
             # Letters that the library drops could have merges across what it dropped.
-            apart = not (by_bytes or [*unknown_bytes(tokenizer)]) and _never_splits(words)
+            apart = not by_bytes and _knows_all_bytes(tokenizer) and _never_splits(words)
             for before, behind, *some in _PLACES:
                 if apart or _separates(words, *some):
                     places.append(f"(?<={before})(?={behind})")
@@ -69,7 +63,7 @@ class Cuts:
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         self._ends = {content[-1:] for content in added}
         self._inside: set[str] = set()  # pairs that a token has inside
-        for entry in [*added, *entries(tokenizer)] if places else ():
+        for entry in [*added, *_entries(tokenizer)] if places else ():
             spelled = entry.translate(_SPELLED)
             for found in self._place.finditer(spelled):
                 self._inside.add(spelled[found.start() - 1 : found.start() + 1])
@@ -97,6 +91,54 @@ class Cuts:
             if pair[0] not in self._ends and pair not in self._inside:
                 return found.start()
         return len(text)
+
+
+def _entries(tokenizer: FastTokenizer) -> Iterable[str]:
+    """Return the vocabulary without added tokens; one entry at a time where its ids have no gap."""
+    model, size = tokenizer.model, tokenizer.get_vocab_size(with_added_tokens=False)
+    if any(model.id_to_token(index) is None for index in range(size)):
+        return tokenizer.get_vocab(with_added_tokens=False)
+    return map(model.id_to_token, range(size))
+
+
+def _parts_of(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a normalizer or a pre-tokenizer, as tokenizer.json describes them."""
+    waiting = [json.loads(part.__getstate__())] if part is not None else []
+    while waiting:
+        described = waiting.pop()
+        inner = described.get("normalizers", described.get("pretokenizers"))
+        if described["type"] == "Sequence" and inner is not None:
+            waiting += inner
+        else:
+            yield described
+
+
+def _keeps(part: Mapping[str, Any]) -> bool:
+    """Return whether every letter still has its own bytes behind a part, but for Unicode forms."""
+    match part:
+        case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
+            return behavior != "Removed"
+        case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+            return True
+        case {"type": "Metaspace", "replacement": "▁"}:
+            return True
+        case {"type": kind}:
+            forms = {"NFC", "NFD", "NFKC", "NFKD"}
+            return kind in {"ByteLevel", "Digits", "Prepend", "UnicodeScripts", *forms}
+    return False
+
+
+def _merges_letters(model: Any) -> bool:
+    """Return whether a model merges a word's letters, without signs of its own beside them."""
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    return type(model).__name__ == "BPE" and not any(getattr(model, it, None) for it in affixes)
+
+
+def _knows_all_bytes(tokenizer: FastTokenizer) -> bool:
+    """Return whether each byte has a token: of other letters the library drops or merges some."""
+    names = (f"<0x{byte:02X}>" for byte in range(256))
+    falls_back = getattr(tokenizer.model, "byte_fallback", False)
+    return falls_back and all(tokenizer.token_to_id(name) is not None for name in names)
 
 
 Words = Callable[[str], list[str]]

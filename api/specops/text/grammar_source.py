@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.gbnf import is_gbnf, to_lark
@@ -47,6 +47,45 @@ LAYOUT: JsonCompileOptions = {
 LIMITS = LLParserLimits(
     step_max_items=5_000, step_lexer_fuel=25_000, max_lexer_states=20_000, verbose_errors=False
 )
+
+
+SPECIAL = b"\xff"
+"""Stands before a special token's name: no text has this byte."""
+
+
+class _Source(TokenizerWrapper):
+    """What the library asks a tokenizer for, by the names that it uses."""
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+    special_token_ids: Sequence[int] = ()  # `SPECIAL` marks them already
+
+    def __init__(
+        self, tokens: Sequence[bytes], end: int, encode: Callable[[str], Sequence[int]]
+    ) -> None:
+        self.tokens, self.eos_token_id, self._encode = tokens, end, encode
+
+    def __call__(self, text: str) -> list[int]:
+        return [*self._encode(text)]
+
+
+def vocabulary_of(
+    tokens: Sequence[bytes],
+    ends: Sequence[int],
+    encode: Callable[[str], Sequence[int]],
+    slices: list[str],
+) -> LLTokenizer:
+    """Return the library's form of a vocabulary.
+
+    Args:
+        tokens: the bytes of each token.
+        ends: the tokens that end a text, in order.
+        encode: returns the tokens of a text that goes on from others.
+        slices: sets of tokens for which masks are kept, as regular expressions.
+    """
+    source = _Source(tokens, ends[0], encode)
+    made = LLTokenizer(source, eos_token=[*ends], slices=slices)
+    source.tokens = []  # the library has read them
+    return made
 
 
 class GrammarError(ValueError):

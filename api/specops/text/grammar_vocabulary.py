@@ -8,14 +8,13 @@ So it gets the bytes of the tokens, and asks our tokenizer for those of a text: 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
-from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer
 
 from specops.system.allocator import give_back
+from specops.text.grammar_source import SPECIAL, vocabulary_of
 from specops.text.tokenizer import Tokenizer
 
-_SPECIAL = b"\xff"  # before a special token's name: no text has this byte
 # For these sets of tokens the library keeps masks, and the trees of the tokens beside each. The one
 # of spaces alone is left out: it takes a sixth of the memory, and our JSON has no free spaces.
 _SLICES = LLTokenizer.general_slices()[1:]
@@ -36,26 +35,6 @@ def grammar_bytes(tokens: int) -> int:
 
 class UnsupportedTokenizer(ValueError):  # noqa: N818 - named as what it says
     """There are no grammars for the model; the message says why."""
-
-
-class _Source(TokenizerWrapper):
-    """What the library asks a tokenizer for, by the names that it uses."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, tokenizer: Tokenizer, size: int, end: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id, self.bos_token_id = end, None
-        self.special_token_ids: Sequence[int] = ()  # `tokens` marks them already
-        marks = set(tokenizer.marks.values())
-        spelled = (tokenizer.spelling(token)[1] for token in range(size))
-        self.tokens = [
-            _SPECIAL + text if token in marks else text for token, text in enumerate(spelled)
-        ]
-
-    def __call__(self, text: str) -> list[int]:
-        """Tokens of a text that goes on from others."""
-        return [*self._tokenizer.encode_further(text)]
 
 
 class GrammarVocabulary:
@@ -102,8 +81,8 @@ class GrammarVocabulary:
     def _make(self) -> LLTokenizer:
         if not self._end_tokens:
             raise ValueError("no token ends a text")
-        self.size = max(self.size, 1 + max(self._tokenizer.vocabulary().values()))
-        source = _Source(self._tokenizer, self.size, self._end_tokens[0])
-        made = LLTokenizer(source, eos_token=self._end_tokens, slices=_SLICES)
-        source.tokens = []  # the library has read them
-        return made
+        tokenizer, marks = self._tokenizer, set(self._tokenizer.marks.values())
+        self.size = max(self.size, 1 + max(tokenizer.vocabulary().values()))
+        spelled = (tokenizer.spelling(token)[1] for token in range(self.size))
+        tokens = [SPECIAL * (token in marks) + text for token, text in enumerate(spelled)]
+        return vocabulary_of(tokens, self._end_tokens, tokenizer.encode_further, _SLICES)

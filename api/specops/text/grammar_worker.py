@@ -22,13 +22,13 @@ from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance._tokenizer import TokenizerWrapper
 
 from specops.request import Grammar
 from specops.text.confined_worker import EXCEEDED, REFUSED, TEXT, confine, serve
 from specops.text.grammar_source import (
     LIMITS,
     MEMORY_BYTES,
+    SPECIAL,
     STACK_BYTES,
     GrammarError,
     Source,
@@ -36,6 +36,7 @@ from specops.text.grammar_source import (
     efforts,
     explained,
     grammar_of,
+    vocabulary_of,
     write,
 )
 from specops.text.schemas.trial import forget
@@ -48,33 +49,16 @@ _BYTES = 256
 _ERROR_CHARACTERS = 1000  # the library shows the grammar's lines
 
 
-class _Bytes:
-    """A tokenizer with a token for each byte, and the model's marks where they are."""
-
-    bos_token_id = None
-
-    def __init__(self, marks: dict[str, int], size: int) -> None:
-        taken = set(marks.values())
-        free = (token for token in itertools.count() if token not in taken)
-        *self._ids, self.eos_token_id = itertools.islice(free, _BYTES + 1)
-        self.tokens = [b""] * max(size, self.eos_token_id + 1, *(token + 1 for token in taken))
-        for byte, token in enumerate(self._ids):
-            self.tokens[token] = bytes([byte])
-        for mark, token in marks.items():
-            self.tokens[token] = mark.encode()
-        self.special_token_ids = [*taken, self.eos_token_id]
-
-    def __call__(self, text: bytes) -> list[int]:
-        return [self._ids[byte] for byte in text]
-
-
 @lru_cache(maxsize=1)
 def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
-    letters = _Bytes(dict(marks), size)
-    source = TokenizerWrapper(letters)
-    made = LLTokenizer(source, slices=[])
-    letters.tokens = source.tokens = []  # the library has read them
-    return made
+    """A vocabulary with a token for each byte, and the model's marks where they are."""
+    taken = {token: SPECIAL + mark.encode() for mark, token in marks}
+    free = (token for token in itertools.count() if token not in taken)
+    *letters, end = itertools.islice(free, _BYTES + 1)
+    taken |= {token: bytes([byte]) for byte, token in enumerate(letters)}
+    taken[end] = SPECIAL + b"end"
+    tokens = [taken.get(token, b"") for token in range(max(size - 1, *taken) + 1)]
+    return vocabulary_of(tokens, [end], lambda text: [letters[it] for it in text.encode()], [])
 
 
 def answer(request: bytes) -> tuple[bytes, bytes]:
@@ -139,15 +123,9 @@ def _try(grammar: Grammar, source: Source, vocabulary: LLTokenizer) -> int:
 
 
 class _Allocated(ctypes.Structure):
-    """`struct mallinfo2`."""
+    """`struct mallinfo2`: its fifth and eighth figures are the bytes of blocks in use."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
+    _fields_ = (("figures", ctypes.c_size_t * 10),)
 
 
 def _mallinfo2() -> Any:
@@ -164,8 +142,8 @@ def _allocated() -> int:
     """Return the bytes that the process has allocated; 0 where that is not known."""
     if _info is None:
         return 0
-    info = _info()
-    return int(info.uordblks + info.hblkhd)
+    figures = _info().figures
+    return int(figures[4] + figures[7])
 
 
 def main(parent: int) -> None:

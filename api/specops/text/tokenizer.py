@@ -18,7 +18,6 @@ from tokenizers import Tokenizer as FastTokenizer
 from specops.text.added_tokens import add_missing
 from specops.text.cuts import PART, Cuts
 from specops.text.files import TOKENIZER
-from specops.text.least_tokens import LeastTokens
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
@@ -129,7 +128,7 @@ class Tokenizer:
     def _parts(
         self, tokenizer: FastTokenizer, text: str, *, special_tokens: bool = False
     ) -> Iterator[list[int]]:
-        parts = self._cuts.parts(text) if len(text) > PART else ()
+        parts = self.cuts.parts(text) if len(text) > PART else ()
         if len(parts) < 2:
             yield _encoded(tokenizer, text, special_tokens=special_tokens)
             return
@@ -141,7 +140,8 @@ class Tokenizer:
         yield end
 
     @cached_property
-    def _cuts(self) -> Cuts:
+    def cuts(self) -> Cuts:
+        """Where long texts may be cut."""
         return Cuts(self._tokenizer)
 
     @cached_property
@@ -175,14 +175,6 @@ class Tokenizer:
         plain.add_tokens(tokens)
         plain.encode_special_tokens = True  # by their letters
         return plain
-
-    def least_tokens(self, text: str) -> int:
-        """Return a number of tokens of which a text has no fewer, in a fraction of the time."""
-        return self._least.of(text)
-
-    @cached_property
-    def _least(self) -> LeastTokens:
-        return LeastTokens(self._tokenizer, _BYTES)
 
     def encode_further(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text that goes on from others: no space is put before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -63,15 +63,15 @@ def mixed_tokens(
     """
     if isinstance(prompt, str):
         return engine.encode(prompt, any_length=any_length)
-    engine.check_length("".join(item for item in prompt if isinstance(item, str)), any_length)
-    tokens: list[int] = []
-    for place, item in enumerate(prompt):
-        if isinstance(item, str):
-            for part in engine.tokenizer.parts(item, special_tokens=place == 0):
-                tokens += part
-        else:
-            tokens += prompt_tokens([item], engine, field)
-    return tuple(tokens) or engine.empty_prompt
+
+    def parts() -> Iterator[Sequence[int]]:
+        for place, item in enumerate(prompt):
+            if isinstance(item, str):
+                yield from engine.tokenizer.parts(item, special_tokens=place == 0)
+            else:
+                yield prompt_tokens([item], engine, field)
+
+    return engine.collected(parts(), any_length=any_length)
 
 
 def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
