@@ -12,7 +12,7 @@ import numpy as np
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from training.corpus import read_prompts
 
 AT_ONCE = 64  # clients
@@ -80,7 +80,7 @@ def kinds(
 def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
     """Return the tokens of plain decoding without other requests, before or beside it."""
     cache = engine.scheduler.target.cache
-    before, cache.reuse = cache.reuse, PrefixCache.OFF
+    before, cache.reuse = cache.reuse, PrefixSharing.OFF
     request = replace(request, request_id=f"alone {next(_ids)}", drafter=NO_DRAFTER)
     found = [piece.token for output in engine.generate(request) for piece in output.pieces]
     cache.reuse = before

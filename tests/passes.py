@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import graph_key
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import ROLLBACK
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kvcache.block_pool import ROLLBACK
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 
@@ -44,12 +45,12 @@ class Passes:
             num_blocks=blocks,
             num_slots=slots,
             context=context,
-            reuse=PrefixCache.OFF,
+            reuse=PrefixSharing.OFF,
         )
         self.runner = ModelRunner(session, self.cache, max_tokens=slots * context)
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         for slot in range(slots):
-            self.cache.begin(slot, [0])
+            self.cache.allocate(slot, [0])
 
     def step(self, slot: int, tokens: Sequence[int], *, num_logits: int | None = None) -> Float:
         """Run `tokens` in one slot; return the last tokens' logits [num_logits, vocabulary]."""

@@ -33,10 +33,11 @@ from specops.request import (
     Step,
 )
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
@@ -156,7 +157,7 @@ class SimulatedTarget:
         num_slots: int = 8,
         context: int = 1024,
         num_blocks: int | None = None,
-        reuse: PrefixCache = PrefixCache.CLIENT,
+        reuse: PrefixSharing = PrefixSharing.CLIENT,
         max_tokens: int = 96,
         text: Text = Text(),
         clock: Clock | None = None,

@@ -77,7 +77,7 @@ class OurSide(Side):
     def _truncate(self, slot: int, length: int) -> None:
         if slot not in self._begun:
             self._begun.add(slot)
-            self._cache.begin(slot, [], share=False)
+            self._cache.allocate(slot, [], share=False)
         del self._held[slot][length:]  # no token is ever final: the next pass overwrites the rest
 
     def _compute(self, slot: int, tokens: Sequence[int]) -> None:

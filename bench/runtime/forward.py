@@ -26,7 +26,7 @@ def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
         ValueError: the cache is too small for the text.
     """
     cache, most = runner.cache, runner.max_tokens
-    cache.begin(0, tokens, share=False)  # a cached beginning has no logits
+    cache.allocate(0, tokens, share=False)  # a cached beginning has no logits
     for start in range(0, len(tokens), most):
         part = tokens[start : start + most]
         if not cache.reserve(0, start + len(part)):

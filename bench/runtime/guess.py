@@ -95,7 +95,7 @@ def outcome(found: Mapping[str, Seconds], plan: Plan) -> Outcome:
 
 def one_token(runner: ModelRunner) -> Callable[[], object]:
     """A pass over one token with a past."""
-    runner.cache.begin(0, [1], share=False)
+    runner.cache.allocate(0, [1], share=False)
     runner.cache.reserve(0, _PAST + 1)
     runner.cache.zero(0)  # of layers with a state, too
     batch = Batch()

@@ -24,7 +24,8 @@ from specops.models.graph.weight_cache import prepacked_graph
 from specops.runtime import session
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import ATTENTION, BLOCK_TOKENS, MATMUL
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.system.cpus import available_threads
 
@@ -107,11 +108,11 @@ def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
         num_blocks=_SLOTS * -(-_CONTEXT // BLOCK_TOKENS),
         num_slots=_SLOTS,
         context=_CONTEXT,
-        reuse=PrefixCache.OFF,
+        reuse=PrefixSharing.OFF,
     )
     past = [0] * _PAST
     for slot in range(_SLOTS):
-        cache.begin(slot, [*past, 0])
+        cache.allocate(slot, [*past, 0])
         cache.reserve(slot, _CONTEXT)
         cache.zero(slot)
         cache.commit(slot, past, _PAST)

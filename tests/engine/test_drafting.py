@@ -13,7 +13,7 @@ from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
 from specops.request import FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.manager import KvCache
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import (
     NO_DRAFT,
@@ -121,7 +121,7 @@ def cache_of(*states: RequestState, num_blocks: int | None = None) -> KvCache:
     cache = SimulatedTarget(num_blocks=num_blocks).cache
     for slot, state in enumerate(states):
         state.slot = slot
-        cache.begin(slot, state.tokens)
+        cache.allocate(slot, state.tokens)
         assert cache.reserve(slot, state.num_computed + 1)
         cache.commit(slot, state.tokens, state.num_computed)
     return cache

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
 from tests.simulated_target import (
     VOCAB,
@@ -103,7 +103,9 @@ class Service:
     """Answers one request after the other: by a lookup alone, or by a head as well."""
 
     def __init__(self, lookup: float, head: float, *, repeats: bool = False) -> None:
-        self.target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixCache.OFF)
+        self.target = SimulatedTarget(
+            clock=Clock(), text=Text(surprise=0.0), reuse=PrefixSharing.OFF
+        )
         self.head = Head(self.target.clock, head, repeats=repeats)
         before = Lookup(lookup)
         self.scheduler = make_scheduler(self.target, [before, self.head])
@@ -176,7 +178,7 @@ class Model(ScriptedModel):
 def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
     lookup: Lookup, model: float, times_as_fast: float
 ) -> None:
-    target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixCache.OFF)
+    target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixSharing.OFF)
     smaller = Model(target, model)
     seconds = {}
     for name in ("suffix", "draft", "cascade"):

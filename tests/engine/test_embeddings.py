@@ -172,9 +172,9 @@ def test_they_take_nothing_from_the_prefix_cache_and_leave_nothing_in_it() -> No
     scheduler = make_scheduler(target)
     talk = make_request(longer(3, 200), 8)
     serve(scheduler, talk)
-    kept = target.cache.kept_blocks
+    kept = target.cache.cached_blocks
     asked = request(talk.prompt_tokens, longer(4, 500))
     served = serve(scheduler, asked)
     assert served.stats(asked).cached_prompt_tokens == 0
-    assert target.cache.kept_blocks == kept
+    assert target.cache.cached_blocks == kept
     assert (served.outputs["e"][-1].embeddings[0] == simulated(talk.prompt_tokens)).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from tests.simulated_target import (
     VOCAB,
@@ -22,12 +22,12 @@ PROMPT = tuple(range(1, 60)) * 4
 @pytest.mark.parametrize(
     ("reuse", "shared"),
     [
-        (PrefixCache.OFF, set[str]()),
-        (PrefixCache.CLIENT, {"ann"}),
-        (PrefixCache.ALL, {"ann", "bob"}),
+        (PrefixSharing.OFF, set[str]()),
+        (PrefixSharing.CLIENT, {"ann"}),
+        (PrefixSharing.ALL, {"ann", "bob"}),
     ],
 )
-def test_only_clients_that_share_skip_work(reuse: PrefixCache, shared: set[str]) -> None:
+def test_only_clients_that_share_skip_work(reuse: PrefixSharing, shared: set[str]) -> None:
     """One slot: each gets what the last one has left. Work is counted in tokens computed."""
     models = [SimulatedTarget(num_slots=1, text=Text(seed=seed), reuse=reuse) for seed in (0, 1)]
     target, draft = models

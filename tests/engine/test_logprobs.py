@@ -110,7 +110,7 @@ def test_they_are_those_of_the_models_logits(engine: Engine) -> None:
     tokens = [*PROMPT, *(piece.token for piece in pieces)]
     target = engine.scheduler.target
     cache, logits = target.cache, []
-    cache.begin(0, tokens, "nobody has asked for this before")
+    cache.allocate(0, tokens, "nobody has asked for this before")
     cache.reserve(0, len(tokens))
     for start in range(0, len(tokens), 16):
         batch = Batch()

@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specops.request import FinishReason, GenerationRequest, SamplingParams
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from tests.engine.test_scheduler import DRAFTERS, drafters
+from tests.runtime.kvcache.naive import check_integrity
 from tests.simulated_target import (
     VOCAB,
     Served,
@@ -44,7 +45,7 @@ class Serving(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 4),
         spare=st.integers(0, 4) | st.just(20),
-        reuse=st.sampled_from(PrefixCache),
+        reuse=st.sampled_from(PrefixSharing),
         budget=st.sampled_from([16, 50, 96]),
         pause=st.sampled_from([0.05, float("inf")]),
     )
@@ -53,7 +54,7 @@ class Serving(RuleBasedStateMachine):
         *,
         slots: int,
         spare: int,
-        reuse: PrefixCache,
+        reuse: PrefixSharing,
         budget: int,
         pause: float,
     ) -> None:
@@ -130,8 +131,7 @@ class Serving(RuleBasedStateMachine):
         cache, running = self.target.cache, self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running)
         assert cache.tokens == sum(sequence.num_computed for sequence in running)
-        free = cache.available_blocks - cache.kept_blocks
-        assert cache.used_blocks + cache.kept_blocks + free == cache.num_blocks
+        check_integrity(cache)
         most = sum(-(-(len(item.tokens) + 9) // BLOCK_TOKENS) for item in running)
         assert cache.used_blocks <= most
         for request in self.requests:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specops.request import FinishReason
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from tests.simulated_target import Served, SimulatedTarget, make_request, make_scheduler
 
 # client, prompt and output lengths, steps until it comes, steps until it leaves (or not)
@@ -68,7 +68,7 @@ def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_besid
 
 
 def test_who_is_preempted_is_not_charged_again_and_loses_no_place() -> None:
-    target = SimulatedTarget(num_slots=2, context=256, num_blocks=4, reuse=PrefixCache.OFF)
+    target = SimulatedTarget(num_slots=2, context=256, num_blocks=4, reuse=PrefixSharing.OFF)
     scheduler = make_scheduler(target)
     first = make_request(100, 120, client="ann", arrival=-100.0)
     second = make_request(60, 100, client="bob", arrival=-50.0)

@@ -6,7 +6,7 @@ from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
 from specops.runtime.batch import Batch
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from tests.simulated_target import (
     Served,
     SimulatedTarget,
@@ -26,7 +26,7 @@ def made(
     num_blocks: int, num_slots: int = 4, most_tokens: int = 4096
 ) -> tuple[SlotManager, SimulatedTarget, RequestQueue, Scripted]:
     target = SimulatedTarget(
-        num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=PrefixCache.OFF
+        num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=PrefixSharing.OFF
     )
     drafter = Scripted(Text(), 1.0)
     order = make_order(target.cache)
@@ -147,7 +147,7 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
         scheduler.add(request)
         served.step(scheduler)
     assert [len(batch.spans) for batch in target.passes] == [1, 1]  # the long one is parked
-    target.cache.begin(2, [1])
+    target.cache.allocate(2, [1])
     assert target.cache.reserve(2, 64 * target.cache.available_blocks)
     assert served.step(scheduler).preempted == 1
     assert [len(span.tokens) for span in target.passes[-1].spans] == [150 - 96]

@@ -14,8 +14,8 @@ import pytest
 
 from specops.models.convert import Quantization, export_checkpoint
 from specops.request import FinishReason, GenerationRequest, SamplingParams
-from specops.runtime.kept_inputs import INTERVAL
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.recurrent_state import INTERVAL
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 from specops.speculation.drafters.base import Draft, LookupDrafter
@@ -43,17 +43,14 @@ SAMPLINGS = [SamplingParams(), SamplingParams(0.8, seed=3)]
 class Target(ModelRunner):
     """A runner that knows how many tokens it has computed.
 
-    Its snapshots have room for those of four texts of `longest` tokens for each slot.
+    There is room for four snapshots for each slot.
     """
 
-    def __init__(
-        self, graph: Path, *, slots: int = 3, num_blocks: int = 80, longest: int = 2048
-    ) -> None:
+    def __init__(self, graph: Path, *, slots: int = 3, num_blocks: int = 80) -> None:
         session = open_session(graph)
         shape = cache_shape(session, "fp32")
-        room = 4 * slots * (shape.slot_bytes + 8 * longest)
         sizes = {"num_blocks": num_blocks, "num_slots": slots, "context": 2048}
-        cache = KvCache(shape, **sizes, snapshot_bytes=room)
+        cache = KvCache(shape, **sizes, snapshot_bytes=4 * slots * shape.slot_bytes)
         super().__init__(session, cache, max_tokens=300)
         self.clock = Clock()
         self.computed = 0
@@ -221,7 +218,7 @@ def test_long_prompts_leave_snapshots_at_fixed_places(graph: Path) -> None:
 def test_an_answer_leaves_a_snapshot_only_at_its_end(graph: Path) -> None:
     """A copy of many megabytes would hold up everybody's next token."""
     target = Target(graph, slots=1)
-    kept = target.cache.kept_inputs
+    kept = target.cache.recurrent
     assert kept is not None
     serve(make_scheduler(target), make_request(prompt(INTERVAL - 5), 20))
     assert kept.snapshots == 2  # the prompt's end is the other
@@ -259,19 +256,6 @@ def test_preempted_requests_go_on_with_the_same_text(graph: Path) -> None:
     assert_said(graph, served, *requests)
 
 
-def test_snapshots_have_a_bound(graph: Path) -> None:
-    target = Target(graph, slots=1, num_blocks=32, longest=40)
-    scheduler = make_scheduler(target)
-    for seed in range(9):
-        serve(scheduler, make_request(prompt(30, seed), 4))
-    kept = target.cache.kept_inputs
-    assert kept is not None
-    assert 4 <= kept.snapshots <= 6  # an answer's end has fewer inputs than a prompt's
-    assert kept.used_bytes <= kept.snapshot_bytes
-    request = make_request((*prompt(30, 8), *prompt(10)), 4)  # the latest ones stay
-    assert serve(scheduler, request).stats(request).cached_prompt_tokens == 30
-
-
 def test_a_long_prompt_takes_no_snapshot_from_others_on_its_way(graph: Path) -> None:
     target = Target(graph, slots=2)
     scheduler = make_scheduler(target)
@@ -279,26 +263,14 @@ def test_a_long_prompt_takes_no_snapshot_from_others_on_its_way(graph: Path) -> 
     for text in texts:  # each leaves one at its end and one behind its answer: of eight, all
         serve(scheduler, make_request(text, 4))
     for text in texts:
-        assert target.cache.begin(0, (*text, 0)) == len(text)
+        assert target.cache.allocate(0, (*text, 0)) == len(text)
         target.cache.release(0)
-
-
-def test_a_slot_refuses_to_go_on_where_its_inputs_are_gone(graph: Path) -> None:
-    target = Target(graph, slots=1)
-    kept = target.cache.kept_inputs
-    assert kept is not None
-    kept.write(0, 0, 100, 84)
-    with pytest.raises(ValueError, match="cannot continue at position 50"):
-        kept.write(0, 50, 1)
-    with pytest.raises(ValueError, match="cannot continue at position 101"):
-        kept.write(0, 101, 1)
-    kept.write(0, 90, 1)
 
 
 def test_prompts_are_cut_at_snapshots_only_where_they_are_shared(graph: Path) -> None:
     cache = Target(graph, slots=1).cache
     for share, border in ((False, None), (True, INTERVAL)):
-        cache.begin(0, prompt(600), share=share)
+        cache.allocate(0, prompt(600), share=share)
         assert cache.next_snapshot(0) == border
         cache.release(0)
 

@@ -132,7 +132,7 @@ def test_where_decoding_alone_takes_longer_than_the_bound_prompts_still_get_on()
     position = 1_000_000  # and however dear a token has become
     budget = make_budget(max_inter_token_latency=0.01)
     batch = decoding(7)
-    seconds = budget.pass_seconds(batch, watched=True)
+    seconds = budget.pass_seconds(batch, client_waits=True)
     assert budget.prompt_tokens(batch, position, seconds, first=True) == 8
     assert budget.prompt_tokens(batch, position, seconds, first=False) == 0
 
@@ -198,7 +198,7 @@ def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
     batch.add(0, 0, [1] * 40, 1)
     for _ in range(60):
         budget.observe(batch, costs.cost(40, batch.attention_work))
-    assert budget.pass_seconds(decoding(1), watched=True) > 0.099
+    assert budget.pass_seconds(decoding(1), client_waits=True) > 0.099
 
 
 def test_a_bad_moment_is_forgotten() -> None:
@@ -209,7 +209,7 @@ def test_a_bad_moment_is_forgotten() -> None:
     def room(passes: int, slowness: float) -> int:
         for _ in range(passes):
             batch = decoding(1)
-            seconds = budget.pass_seconds(batch, watched=True)
+            seconds = budget.pass_seconds(batch, client_waits=True)
             found = budget.prompt_tokens(batch, 0, seconds, first=True)
             batch.add(1, 0, [1] * found, 1)
             budget.observe(batch, slowness * costs.cost(batch.num_tokens, batch.attention_work))
@@ -222,10 +222,10 @@ def test_a_bad_moment_is_forgotten() -> None:
 
 def test_short_passes_tell_nothing_of_long_ones() -> None:
     budget = make_budget(max_inter_token_latency=0.1)
-    before = budget.pass_seconds(decoding(1), watched=True)
+    before = budget.pass_seconds(decoding(1), client_waits=True)
     for _ in range(20):
         budget.observe(decoding(2), 0.04)
-    assert budget.pass_seconds(decoding(1), watched=True) == before
+    assert budget.pass_seconds(decoding(1), client_waits=True) == before
 
 
 def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:

@@ -29,6 +29,7 @@ from specops.serving.async_engine import AsyncEngine
 from tests.fuzz.cases import seeds
 from tests.http.costly import LongestCallback, fields_of, usual_of
 from tests.http.real_engine import in_process
+from tests.runtime.kvcache.naive import check_integrity
 from tests.text.schemas import odd
 
 HELD_SECONDS = 0.3  # of the event loop's own time
@@ -207,6 +208,7 @@ def attack(folder: Path, batches: Iterable[int]) -> Attack:
         opened = filling_in(settings)
         service, http = runner.run(opened.__aenter__())
         assert service.info is not None
+        cache = service.engine.scheduler.target.cache
         made = Attack(http, service.info.name)
         gc.collect()
         gc.freeze()  # as the server does: a full collection would hold the loop
@@ -215,6 +217,7 @@ def attack(folder: Path, batches: Iterable[int]) -> Attack:
                 made.run(_BATCH, seed, runner)
         finally:
             runner.run(opened.__aexit__(None, None, None))
+    check_integrity(cache)
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from specops.heads.ngrams import make_table
 from specops.heads.storage import Conversation
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.session import ModelLoadError
 from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.suffix import SuffixDrafter
@@ -42,7 +42,7 @@ def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
     for item in conversations():
         for last, token in pairwise([item.prompt[-1], *item.tokens]):
             after[int(last)][int(token)] += 1
-    drafter = SuffixDrafter(PrefixCache.OFF, ngrams=written(tmp_path / "table.npy"))
+    drafter = SuffixDrafter(PrefixSharing.OFF, ngrams=written(tmp_path / "table.npy"))
     for token in range(VOCAB):
         drafter.begin(0, [token], "ann")
         draft = drafter.look_up(0, [token], 4)
@@ -58,7 +58,7 @@ def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
 
 
 def test_promises_follow_what_comes(tmp_path: Path) -> None:
-    drafter = SuffixDrafter(PrefixCache.OFF, ngrams=written(tmp_path / "table.npy"))
+    drafter = SuffixDrafter(PrefixSharing.OFF, ngrams=written(tmp_path / "table.npy"))
     promised = []
     for token in range(200):
         drafter.begin(0, tokens := [token], "ann")

@@ -101,7 +101,9 @@ def test_a_small_cache_is_enough(
     assert found.cost(1) > 0
     cache = target.cache
     assert cache.available_blocks == blocks
-    assert cache.kept_blocks == cache.tokens == cache.begin(0, [1, 2, 3]) == 0  # slot 0 is free
+    assert (
+        cache.cached_blocks == cache.tokens == cache.allocate(0, [1, 2, 3]) == 0
+    )  # slot 0 is free
 
 
 def test_a_later_start_keeps_the_times_and_measures_for_a_tenth_of_a_second(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specops.config import Settings
-from specops.runtime.block_pool import CacheShape
+from specops.runtime.kvcache.block_pool import CacheShape
 from specops.runtime.layer_shapes import Attention, GatedDelta, LayerShape, ShortConv
 from specops.runtime.memory_plan import (
     DEFAULT_SLOTS,

@@ -12,8 +12,8 @@ from onnx.parser import parse_model
 
 from specops.runtime import layer_shapes
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import CacheShape
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import ModelLoadError, load, plain_options
@@ -69,7 +69,7 @@ def make_runner(session: ort.InferenceSession | None = None) -> ModelRunner:
 
 def begin(runner: ModelRunner, *slots: int) -> None:
     for slot in slots:
-        runner.cache.begin(slot, range(CONTEXT))
+        runner.cache.allocate(slot, range(CONTEXT))
         assert runner.cache.reserve(slot, 64)
 
 

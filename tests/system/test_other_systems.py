@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.runtime.block_pool import BlockPool
+from specops.runtime.kvcache.block_pool import BlockPool
 from specops.system import cpus, memory, page_cache, without_procfs
 from specops.system.checksums import checksums
 from specops.system.resources import raise_open_files, read_throttling

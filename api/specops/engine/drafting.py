@@ -15,7 +15,7 @@ from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import Draft
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.manager import KvCache
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import (
     LEAST_REACH,

@@ -20,7 +20,7 @@ from specops.engine.scheduler import Scheduler
 from specops.models.folder import ModelFolder
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.memory_plan import MemoryPlan
 from specops.sampling_defaults import SamplingDefaults
 from specops.speculation.controller import Controller
@@ -74,7 +74,7 @@ class Engine:
             target.runner.vocab_size,
             draft.runner if draft else None,
             draft.costs if draft else None,
-            reuse=PrefixCache(settings.prefix_cache),
+            reuse=PrefixSharing(settings.prefix_cache),
             head=head.drafter if head else None,
             ngrams=ngrams,
         )
@@ -227,7 +227,7 @@ def _info(
     chat_template: ChatTemplate | None,
 ) -> ModelInfo:
     target, draft, head, ngrams, _, plan = models
-    folder, kept = target.folder, target.runner.cache.kept_inputs
+    folder, kept = target.folder, target.runner.cache.recurrent
     return ModelInfo(
         name=folder.name,
         quant=folder.quant,

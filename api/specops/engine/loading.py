@@ -35,7 +35,8 @@ from specops.runtime import kernels
 from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
     Fusion,
@@ -324,7 +325,7 @@ def _warm_runner(
         num_blocks=plan.num_blocks,
         num_slots=plan.slots,
         context=min(plan.context, folder.context_length),
-        reuse=PrefixCache(settings.prefix_cache),
+        reuse=PrefixSharing(settings.prefix_cache),
         snapshot_bytes=int(plan.snapshot_bytes * share),
         end_tokens=folder.end_tokens,
     )
@@ -332,7 +333,7 @@ def _warm_runner(
     step(WARM_UP)
     batch = Batch()
     batch.add(0, 0, [0, 0], 1)
-    cache.begin(0, [0, 0])
+    cache.allocate(0, [0, 0])
     cache.reserve(0, 2)
     runner.forward(batch)
     cache.release(0)
@@ -395,7 +396,7 @@ def _eagle_head(
     states.receive = lambda slot, start, rows: kept.append(rows.copy())
     states.followed.add(0)
     batch.add(0, 0, tokens, len(tokens))
-    cache.begin(0, tokens, share=False)
+    cache.allocate(0, tokens, share=False)
     cache.reserve(0, len(tokens))
     likeliest = target.runner.forward(batch).argmax(-1)
     target.runner.hand_states(0, len(tokens))

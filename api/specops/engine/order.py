@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 
 from specops.engine.request_state import RequestState
 from specops.runtime.cost_model import ReadingSpeed
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.manager import KvCache
 
 PATIENCE = 8.0
 """A deadline is the arrival plus so many times the seconds that the prompt takes alone."""

@@ -52,15 +52,15 @@ class PassBudget:
             error = min(abs(step_seconds / expected - 1), _MOST_ERROR)
             self._deviation += _SCATTER * (error - self._deviation)
 
-    def pass_seconds(self, decoding: Batch, *, watched: bool, spent: float = 0.0) -> float:
+    def pass_seconds(self, decoding: Batch, *, client_waits: bool, spent: float = 0.0) -> float:
         """Seconds that a pass may take with all prompts that join it.
 
         Args:
             decoding: the batch before the first prompt joins.
-            watched: a client waits for the end of the pass.
+            client_waits: a client waits for the end of the pass.
             spent: seconds of the step before the pass.
         """
-        if not watched:
+        if not client_waits:
             return float("inf")
         return max(self._aim - spent, self.least_seconds(decoding))
 

@@ -13,15 +13,15 @@ from specops.engine.drafting import Drafting
 from specops.engine.pass_budget import PassBudget
 from specops.engine.request_state import RequestState
 from specops.engine.scheduled import Scheduled
-from specops.engine.slots import MOST_RECOMPUTED, SlotManager
+from specops.engine.slots import MAX_RECOMPUTED, SlotManager
 from specops.request import PRIORITY_SECONDS, Step, StepKind
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import ROLLBACK
-from specops.runtime.kv_cache import WORTH_A_PASS, KvCache
+from specops.runtime.kvcache.block_pool import ROLLBACK
+from specops.runtime.kvcache.manager import WORTH_A_PASS, KvCache
 
 # Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that needs the
 # logits of all its tokens takes no more than that.
-_ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
+_ROWS_PER_SLOT, _MIN_ROWS = 8, 8
 
 
 class Planner:
@@ -96,10 +96,10 @@ class Planner:
         urgent = min(request.priority for request in (*others, prompts[0].request))
         # Nobody waits for prompts that are computed ahead, but a request that arrives meanwhile
         # waits for the end of the pass.
-        watched = urgent > 0 or any(request.stream or request.priority < 0 for request in others)
+        client_waits = urgent > 0 or any(item.stream or item.priority < 0 for item in others)
         after = sum(item.state.choosing_seconds for item in scheduled)
         spent = self._clock() - started + after
-        seconds = self._budget.pass_seconds(batch, watched=watched, spent=spent)
+        seconds = self._budget.pass_seconds(batch, client_waits=client_waits, spent=spent)
         least = self._budget.least_seconds(batch)
         decoding = batch.num_tokens
         for state in prompts:
@@ -122,10 +122,11 @@ class Planner:
                 # Later texts often diverge shortly before a prompt's end, which opens the answer:
                 # the snapshot there then serves them, too, wherever the prompt's pieces end. For a
                 # draft head the last tokens before any snapshot may have to be computed again.
-                sure = chunk.start + len(chunk.tokens) - (MOST_RECOMPUTED if followed else 0)
-                sure = min(sure, len(state.tokens) - ROLLBACK)
+                recomputed = MAX_RECOMPUTED if followed else 0
+                end = chunk.start + len(chunk.tokens) - recomputed
+                committed = min(end, len(state.tokens) - ROLLBACK)
                 count, scored = chunk.num_logits, chunk.scored
-                batch.add(chunk.slot, chunk.start, chunk.tokens, count, sure, scored=scored)
+                batch.add(chunk.slot, chunk.start, chunk.tokens, count, committed, scored=scored)
                 scheduled.append(chunk)
                 seconds -= chunk.num_logits * each + len(chunk.tokens) * followed
 
@@ -138,7 +139,7 @@ class Planner:
         reads = state.reader is not None and not state.generated
         if reads and not state.request.embed:
             count = min(
-                count, max(_LEAST_ROWS, _ROWS_PER_SLOT * self._cache.num_slots - batch.num_logits)
+                count, max(_MIN_ROWS, _ROWS_PER_SLOT * self._cache.num_slots - batch.num_logits)
             )
         if (border := self._cache.next_snapshot(state.slot)) is not None:
             count = min(count, border - held)
@@ -162,7 +163,8 @@ class Planner:
         """
         ends = ((item.slot, item.start + len(item.tokens)) for item in scheduled if item.is_prompt)
         return any(
-            end - state.num_computed >= WORTH_A_PASS and self._cache.serves(slot, state.slot, end)
+            end - state.num_computed >= WORTH_A_PASS
+            and self._cache.shares_prefix(slot, state.slot, end)
             for slot, end in ends
         )
 

@@ -218,10 +218,10 @@ class Scheduler:
     def _note_load(self, step: Step) -> None:
         cache = self.target.cache
         step.running = len(self._slots)
-        step.kv_tokens, step.kept_tokens = cache.tokens, cache.kept_tokens
+        step.kv_tokens, step.kept_tokens = cache.tokens, cache.cached_tokens
         step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
-        step.kept_blocks = cache.kept_blocks
-        if (kept := cache.kept_inputs) is not None:
+        step.kept_blocks = cache.cached_blocks
+        if (kept := cache.recurrent) is not None:
             step.snapshot_bytes = kept.used_bytes
             step.snapshots = dict(kept.events)
             kept.events.clear()
@@ -342,7 +342,7 @@ class Scheduler:
             if state.next_prompt():
                 cache = self.target.cache
                 cache.release(state.slot)
-                cache.begin(state.slot, state.tokens, share=False)
+                cache.allocate(state.slot, state.tokens, share=False)
         elif item.ends_prompt and not state.remaining:
             state.finish = FinishReason.LENGTH
         elif item.ends_prompt:

@@ -16,12 +16,12 @@ from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import MIN_COMMON, KvCache
+from specops.runtime.kvcache.manager import MIN_COMMON, KvCache
 from specops.speculation.drafters.base import LookupDrafter
 
 # Most tokens at the end of a cached beginning that the target computes again for a draft head: its
 # own cache may lack a part of a block, and the last token's state is in none.
-MOST_RECOMPUTED = MIN_COMMON + 1
+MAX_RECOMPUTED = MIN_COMMON + 1
 
 
 class SlotManager:
@@ -50,7 +50,7 @@ class SlotManager:
         self._cache, self._most_tokens = cache, most_tokens
         self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
-        self._in_line: list[RequestState] = []  # preempted ones: next for a slot
+        self._preempted: list[RequestState] = []  # next for a slot
         self._free = list(range(cache.num_slots - 1, -1, -1))
         self._refused: tuple[RequestState, int] | None = None  # with the blocks left then
 
@@ -67,13 +67,13 @@ class SlotManager:
         would hold a slot that a short one needs. One that lacks blocks holds up those behind it, or
         it might never get enough; one that goes before it may still arrive.
         """
-        while self._free and (self._in_line or len(waiting)):
-            again = min(self._in_line, key=self.order.rank, default=None)
+        while self._free and (self._preempted or len(waiting)):
+            again = min(self._preempted, key=self.order.rank, default=None)
             state = again or waiting.first()
             if not ((again or self._has_room(state)) and self._admit(state)):
                 return
             if again:
-                self._in_line.remove(again)
+                self._preempted.remove(again)
             else:
                 waiting.take(state)
 
@@ -116,7 +116,7 @@ class SlotManager:
                 state.fail(error)
                 held = None
             most = held if held is not None and held >= state.num_computed else None
-            state.num_computed = self._cache.extend_prefix(state.slot, state.tokens, most)
+            state.num_computed = self._cache.match_prefix(state.slot, state.tokens, most)
         return state.num_computed
 
     def remove_finished(self) -> list[RequestState]:
@@ -124,9 +124,9 @@ class SlotManager:
         ended = [state for state in self._states if state.finish]
         for state in ended:
             self._leave(state)
-        gone = [state for state in self._in_line if state.finish] if self._in_line else []
+        gone = [state for state in self._preempted if state.finish] if self._preempted else []
         for state in gone:
-            self._in_line.remove(state)
+            self._preempted.remove(state)
         return ended + gone
 
     def _has_room(self, state: RequestState) -> bool:
@@ -141,16 +141,16 @@ class SlotManager:
     def _admit(self, state: RequestState) -> bool:
         """Give a request a slot, if its tokens fit beside those that running ones still need."""
         cache = self._cache
-        owed = sum(_lacking(item) for item in self._states)
-        spare = cache.available_blocks - owed
+        reserved_blocks = sum(_missing_blocks(item) for item in self._states)
+        spare = cache.available_blocks - reserved_blocks
         if self._refused is not None and self._states:
             refused, before = self._refused
             if refused is state and spare <= before:
                 return False
         slot, client = self._free[-1], state.request.client
         share = state.reader is None  # a reader needs the result at every token
-        state.num_computed = cache.begin(slot, state.tokens, client, share=share)
-        if self._states and cache.available_blocks - owed < _lacking(state):
+        state.num_computed = cache.allocate(slot, state.tokens, client, share=share)
+        if self._states and cache.available_blocks - reserved_blocks < _missing_blocks(state):
             cache.release(slot)
             self._refused = state, spare
             return False
@@ -164,10 +164,12 @@ class SlotManager:
                 if not isinstance(drafter, LookupDrafter) or self._follows(state, drafter):
                     drafter.begin(slot, state.tokens, client)
             held = self._held(state)
-            most = None if held is None else cache.usable(slot, held)
-            if most is not None and 0 < state.num_computed - most <= MOST_RECOMPUTED:
+            most = None if held is None else cache.matchable_len(slot, held)
+            if most is not None and 0 < state.num_computed - most <= MAX_RECOMPUTED:
                 cache.release(slot)
-                state.num_computed = cache.begin(slot, state.tokens, client, share=share, most=most)
+                state.num_computed = cache.allocate(
+                    slot, state.tokens, client, share=share, most=most
+                )
         except Exception as error:
             state.fail(error)
         return True
@@ -195,7 +197,7 @@ class SlotManager:
         state.num_computed = 0
         state.preemptions += 1
         self.preemptions += 1
-        self._in_line.append(state)
+        self._preempted.append(state)
 
     def _leave(self, state: RequestState) -> None:
         self._states.remove(state)
@@ -209,7 +211,7 @@ class SlotManager:
         state.slot = -1
 
 
-def _lacking(state: RequestState) -> int:
+def _missing_blocks(state: RequestState) -> int:
     """Number of blocks for its tokens and the next one, less the full ones; at least one."""
     blocks = -(-(len(state.tokens) + 1) // BLOCK_TOKENS)
     return blocks - state.num_computed // BLOCK_TOKENS

@@ -21,7 +21,7 @@ from specops.models.folder import ModelFolder
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 
@@ -201,7 +201,7 @@ class EngineTeacher(Teacher):
         states.receive = lambda slot, start, rows: parts.update({slot: torch.from_numpy(rows)})
         states.followed.update(range(len(wholes)))
         for slot, (count, whole) in enumerate(zip(counts, wholes, strict=True)):
-            cache.begin(slot, whole, share=False)
+            cache.allocate(slot, whole, share=False)
             cache.reserve(slot, len(whole) - 1)
             batch.add(slot, 0, whole[:-1], count)
         logits = self._runner.forward(batch)

@@ -100,7 +100,7 @@ def _reserve(runner: ModelRunner) -> _Times:
     past = max(0, min(_PAST, cache.context - widest))
     count = min(_ATTENTION_TOKENS, widest)
     far = min(_LONG_PAST, cache.context - count)
-    cache.begin(0, [0] * 2)
+    cache.allocate(0, [0] * 2)
     while not cache.reserve(0, max(far + count, past + widest)):
         far //= 2  # the cache is small
         if far + count <= past + widest:
@@ -108,7 +108,7 @@ def _reserve(runner: ModelRunner) -> _Times:
     spans = 1
     if cache.shape.state_floats:
         while spans < min(_SPANS, cache.num_slots, widest):
-            cache.begin(spans, [0] * 2)
+            cache.allocate(spans, [0] * 2)
             if not cache.reserve(spans, 2):
                 cache.release(spans)
                 break

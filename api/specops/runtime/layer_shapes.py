@@ -38,7 +38,7 @@ class ShortConv:
     taps: int
 
     @property
-    def kept_floats(self) -> int:
+    def ring_floats_per_token(self) -> int:
         """Numbers that are kept of each of the last tokens."""
         return self.channels
 
@@ -58,7 +58,7 @@ class GatedDelta:
     value_size: int
 
     @property
-    def kept_floats(self) -> int:
+    def ring_floats_per_token(self) -> int:
         """Numbers that are kept of each of the last tokens."""
         keys, values = self.key_heads * self.key_size, self.value_heads * self.value_size
         return keys + values + _padded(self.value_heads)
@@ -79,7 +79,7 @@ class StateSpace:
     state_size: int
 
     @property
-    def kept_floats(self) -> int:
+    def ring_floats_per_token(self) -> int:
         """Numbers that are kept of each of the last tokens."""
         return self.heads * self.size + self.groups * self.state_size + _padded(self.heads)
 

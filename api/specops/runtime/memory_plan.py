@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from specops.config import ConfigError, Settings
-from specops.runtime.kept_inputs import most_snapshots
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
+from specops.runtime.kvcache.recurrent_state import most_snapshots
 from specops.system.allocator import give_back
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
@@ -141,7 +141,7 @@ class Demand:
         slots = settings.slots or DEFAULT_SLOTS
         verified = slots * (settings.max_k_draft + 1)
         slot_bytes = sum(model.slot_bytes for model in models)
-        shares = settings.prefix_cache != PrefixCache.OFF
+        shares = settings.prefix_cache != PrefixSharing.OFF
         tokens = max(settings.max_batched_tokens, verified)
         return cls(
             kv_token_bytes=sum(model.kv_token_bytes for model in models),

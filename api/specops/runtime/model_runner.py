@@ -14,9 +14,9 @@ import onnxruntime as ort
 
 from specops.runtime import layer_shapes
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import KV_DTYPES
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.session import ModelLoadError, Session, bind
 
 Floats = npt.NDArray[np.float32]
@@ -178,7 +178,7 @@ class ModelRunner:
     def _fill(self, batch: Batch) -> None:
         """Write the spans, those of logits, and the progress and positions that the graph reads.
 
-        `kept_inputs` learns what the pass computes.
+        `cache.recurrent` learns what the pass computes.
 
         Raises:
             ValueError: positions are not reserved, or what comes before them is gone.
@@ -197,8 +197,8 @@ class ModelRunner:
                 )
             rows += (slot, start, count)
             last += (slot, start + count - span.num_logits, span.num_logits)
-            if self.cache.kept_inputs is not None:
-                progress += self.cache.kept_inputs.write(slot, start, count, span.settled)
+            if self.cache.recurrent is not None:
+                progress += self.cache.recurrent.write(slot, start, count, span.settled)
             if _POSITIONS in self._given:
                 positions += range(start, start + count)
         self._spans[: len(rows)] = rows
@@ -237,8 +237,8 @@ class ModelRunner:
             inputs[_SCORED_ROWS] = self._scored_rows[:num_logits]
         if _POSITIONS in self._given:
             inputs[_POSITIONS] = self._positions[None, :count]
-        if self.cache.kept_inputs is not None:
-            inputs[_KEPT_INPUTS] = self.cache.kept_inputs.descriptor
+        if self.cache.recurrent is not None:
+            inputs[_KEPT_INPUTS] = self.cache.recurrent.descriptor
         if _PROGRESS in self._given:
             inputs[_PROGRESS] = self._progress.reshape(-1, 2)
         if _LOGIT_SPANS in self._given:

@@ -24,7 +24,7 @@ from itertools import accumulate
 from operator import add, mul, truediv
 
 from specops.runtime.cost_model import CostModel, mean_with
-from specops.runtime.prefix_trie import common_prefix
+from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.speculation.acceptance import Acceptance, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.agents.recorded import FOLDER, expanded, load
 from bench.agents.reuse import FULL, PROTOCOLS, end_of_tools
-from specops.runtime.prefix_trie import common_prefix
+from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.text.chat_template import ChatTemplate
 from tests.text.tools.scripts import TEMPLATES
 

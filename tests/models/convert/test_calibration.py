@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert.calibration import Feedback, draw_samples, samples
 from specops.models.convert.quantize import quantize_blockwise
-from specops.runtime.block_pool import CacheShape
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.manager import KvCache
 from tests.checkpoints import (
     make_gpt2_checkpoint,
     make_llama_checkpoint,

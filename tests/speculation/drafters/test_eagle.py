@@ -7,9 +7,9 @@ import pytest
 
 from specops.request import SamplingParams
 from specops.runtime.batch import Batch
-from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import KvCache
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import LayerStates
 from specops.runtime.sampling import draw_seeded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.suffixes import Estimate, History, Lookups
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.drafters.suffix import SuffixDrafter
@@ -30,7 +30,7 @@ def look_up(
 
 def alone() -> SuffixDrafter:
     """One that remembers nothing over requests."""
-    return SuffixDrafter(PrefixCache.OFF)
+    return SuffixDrafter(PrefixSharing.OFF)
 
 
 def test_continues_the_longest_match_however_old() -> None:
@@ -77,7 +77,7 @@ def test_grown_step_by_step_it_finds_what_a_scan_finds(tokens: list[int], first:
 def test_a_full_text_is_that_of_its_latest_tokens(
     tokens: list[int], capacity: int, stride: int
 ) -> None:
-    drafter = SuffixDrafter(PrefixCache.OFF, text_tokens=capacity)
+    drafter = SuffixDrafter(PrefixSharing.OFF, text_tokens=capacity)
     drafter.begin(0, tokens, ANN)
     for length in range(1, len(tokens) + 1, stride):
         (token,) = drafter.look_up(0, tokens[:length], 1).tokens or (None,)
@@ -169,13 +169,13 @@ def test_promises_are_kept_in_every_tenth() -> None:
 @pytest.mark.parametrize(
     ("reuse", "own", "others"),
     [
-        (PrefixCache.CLIENT, True, False),
-        (PrefixCache.ALL, True, True),
-        (PrefixCache.OFF, False, False),
+        (PrefixSharing.CLIENT, True, False),
+        (PrefixSharing.ALL, True, True),
+        (PrefixSharing.OFF, False, False),
     ],
 )
 def test_only_those_who_may_draw_on_what_was_said(
-    reuse: PrefixCache, *, own: bool, others: bool
+    reuse: PrefixSharing, *, own: bool, others: bool
 ) -> None:
     drafter = SuffixDrafter(reuse)
     look_up(drafter, SAID, 1)

@@ -397,7 +397,7 @@ class DecoderGraph:
             name,
             domain=DOMAIN,
             first=0,
-            total=shape.kept_floats,
+            total=shape.ring_floats_per_token,
             state_first=0,
             state_total=shape.state_floats,
             **attributes,

@@ -231,7 +231,7 @@ def _replace_recurrences(graph: onnx.GraphProto) -> dict[str, LayerShape]:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     found = {node.output[0]: node for node in graph.node if _is_whole(node)}
     shapes = {name: _recurrence(node, weights) for name, node in found.items()}
-    total = sum(shape.kept_floats for shape in shapes.values())
+    total = sum(shape.ring_floats_per_token for shape in shapes.values())
     state_total = sum(shape.state_floats for shape in shapes.values())
     first = state_first = 0
     for name, node in found.items():
@@ -239,7 +239,7 @@ def _replace_recurrences(graph: onnx.GraphProto) -> dict[str, LayerShape]:
         given |= {"first": first, "total": total}
         if shape.state_floats:
             given |= {"state_first": state_first, "state_total": state_total}
-        first, state_first = first + shape.kept_floats, state_first + shape.state_floats
+        first, state_first = first + shape.ring_floats_per_token, state_first + shape.state_floats
         count, more = _RECURRENCES[node.op_type]
         operands = [*node.input, *[""] * (count - len(node.input)), *more]
         made = helper.make_node(
@@ -266,7 +266,7 @@ def _recurrence(node: onnx.NodeProto, weights: Mapping[str, TensorProto]) -> Rec
     if node.op_type == kernels.STATE_SPACE:
         (heads,), state_size = dims(3, 1, "decay [heads]"), given["state_size"]
         size = given["state_total"] // (heads * state_size)
-        alone = StateSpace(heads, 0, size, state_size).kept_floats
+        alone = StateSpace(heads, 0, size, state_size).ring_floats_per_token
         return StateSpace(heads, (given["total"] - alone) // state_size, size, state_size)
     (heads,), (size,) = dims(4, 1, "decay [heads]"), dims(6, 1, "norm [value_size]")
     key_size = given["state_total"] // (heads * size)

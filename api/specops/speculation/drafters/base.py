@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from specops.request import Draft, SamplingParams
-from specops.runtime.prefix_trie import common_prefix
+from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.speculation.acceptance import SpeculationState
 
 __all__ = [

@@ -58,7 +58,7 @@ class DraftModelDrafter:
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what the client's earlier prompts left of this one's beginning."""
-        held = self.runner.cache.begin(slot, self._known(tokens), client)
+        held = self.runner.cache.allocate(slot, self._known(tokens), client)
         self._slots[slot] = _Slot(list(tokens[:held]), held)
 
     def num_uncomputed(self, slot: int, length: int) -> int:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import Fusion, LayerStates, ModelRunner
 from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob
 from specops.speculation.drafters.base import (
@@ -128,7 +128,7 @@ class EagleDrafter(LookupDrafter):
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what earlier requests left of its entries."""
-        held = self.runner.cache.begin(slot, _keys(tokens), client)
+        held = self.runner.cache.allocate(slot, _keys(tokens), client)
         waiting: Floats = np.empty((MOST_WAITING, self._states.size), np.float32)
         self._slots[slot] = _Slot(tokens, waiting, entries=held)
         self._states.followed.add(slot)
@@ -140,18 +140,20 @@ class EagleDrafter(LookupDrafter):
             return None
         if not (own.first or own.num_waiting):
             for ahead, other in list(self._slots.items()):
-                common = other.num_waiting > 1 and cache.serves(ahead, slot, other.entries + 1)
-                if common:  # what it has not read yet would have to be computed again
+                end = other.entries + 1
+                if other.num_waiting > 1 and cache.shares_prefix(ahead, slot, end):
+                    # What it has not read yet would have to be computed again.
                     self._read([ahead], leave=1)
                     cache.take_snapshot(ahead)
-            own.entries = cache.extend_prefix(slot, _keys(tokens))
+            own.entries = cache.match_prefix(slot, _keys(tokens))
         return None if own.first else own.end
 
     def release(self, slot: int) -> None:
         """Forget the slot's sequence. The prefix cache may keep its entries."""
         own = self._slots.get(slot)
         try:
-            if own is not None and not own.first and self.runner.cache.reuse is not PrefixCache.OFF:
+            shares = self.runner.cache.reuse is not PrefixSharing.OFF
+            if own is not None and not own.first and shares:
                 self._read([slot], leave=0)  # a request that goes on from here begins behind them
         finally:
             self._let_go(slot)
@@ -203,7 +205,7 @@ class EagleDrafter(LookupDrafter):
             likeliest: [n], the target's likeliest token behind each.
         """
         cache, batch = self.runner.cache, Batch()
-        cache.begin(0, tokens[1:], share=False)
+        cache.allocate(0, tokens[1:], share=False)
         cache.reserve(0, len(tokens) - 1)
         batch.add(0, 0, tokens[1:], len(tokens) - 1)
         self._forward(batch, [states[:-1]], [DraftRequest(0, tokens)] * (len(tokens) - 1))
@@ -220,7 +222,7 @@ class EagleDrafter(LookupDrafter):
             return
         if start > own.end:  # those in between stay unknown: begin anew behind them
             self.runner.cache.release(slot)
-            self.runner.cache.begin(slot, (), share=False)
+            self.runner.cache.allocate(slot, (), share=False)
             own.first, own.entries, own.num_waiting = start, 0, 0
         rows = rows[own.end - start :]
         while len(rows) and slot in self._slots:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.base import Chain, LookupDrafter
@@ -17,7 +17,7 @@ def make_drafters(
     draft_costs: CostModel | None = None,
     *,
     head: LookupDrafter | None = None,
-    reuse: PrefixCache = PrefixCache.CLIENT,
+    reuse: PrefixSharing = PrefixSharing.CLIENT,
     ngrams: NgramTable | None = None,
 ) -> dict[str, Chain]:
     """The drafters behind each name in a request. `cascade` has all, the cheapest first.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.suffixes import Estimate, History, Lookups, NgramTable
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
@@ -41,7 +41,7 @@ class SuffixDrafter(LookupDrafter):
 
     def __init__(
         self,
-        reuse: PrefixCache = PrefixCache.CLIENT,
+        reuse: PrefixSharing = PrefixSharing.CLIENT,
         *,
         text_tokens: int = TEXT_TOKENS,
         history_tokens: int = HISTORY_TOKENS,
@@ -78,9 +78,9 @@ class SuffixDrafter(LookupDrafter):
             history.learn(lookups)
 
     def _history(self, client: str) -> History | None:
-        if self._reuse is PrefixCache.OFF:
+        if self._reuse is PrefixSharing.OFF:
             return None
-        name = client if self._reuse is PrefixCache.CLIENT else ""
+        name = client if self._reuse is PrefixSharing.CLIENT else ""
         history = self._histories.pop(name, None) or History(self._history_tokens)
         self._histories[name] = history
         if len(self._histories) > self._most_clients:

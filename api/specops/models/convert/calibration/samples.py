@@ -19,7 +19,8 @@ from specops.models.graph.weight_cache import prepacked_graph
 from specops.request import SamplingParams
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.kvcache.manager import KvCache
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.sampling import draw, filtered_probs
 from specops.runtime.session import ModelLoadError, load, plain_options
@@ -70,7 +71,7 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
         num_blocks=slots * -(-length // BLOCK_TOKENS),
         num_slots=slots,
         context=length,
-        reuse=PrefixCache.OFF,
+        reuse=PrefixSharing.OFF,
     )
     runner = ModelRunner(session, cache, max_tokens=slots * max(len(text) for text in texts))
     for index, group in enumerate(groups):
@@ -90,7 +91,7 @@ def _write(
     """
     cache = runner.cache
     for slot in range(len(texts)):
-        cache.begin(slot, [0])
+        cache.allocate(slot, [0])
     unfinished = set(range(len(texts)))
     while unfinished:
         batch = Batch()

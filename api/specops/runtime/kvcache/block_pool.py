@@ -28,14 +28,15 @@ class CacheShape:
     Attributes:
         attention: the heads of each layer that keeps keys and values.
         dtype: of keys and values, one of `kernels.KV_DTYPES`.
-        kept_floats: numbers that all other layers together keep of each of the last tokens.
+        ring_floats_per_token: numbers that recurrent layers together keep of each of the last
+            tokens.
         positions_before: number of tokens before its own that such a layer reads.
         state_floats: numbers of all these layers' states together.
     """
 
     attention: tuple[Attention, ...]
     dtype: str
-    kept_floats: int = 0
+    ring_floats_per_token: int = 0
     positions_before: int = 0
     state_floats: int = 0
 
@@ -54,7 +55,7 @@ class CacheShape:
         return cls(
             attention,
             dtype,
-            sum(layer.kept_floats for layer in others),
+            sum(layer.ring_floats_per_token for layer in others),
             max(taps, default=1) - 1,
             sum(layer.state_floats for layer in others),
         )
@@ -67,7 +68,7 @@ class CacheShape:
     @property
     def slot_bytes(self) -> int:
         """Bytes of what a slot keeps beside keys and values."""
-        return (self.state_floats + self.ring * self.kept_floats) * 4
+        return (self.state_floats + self.ring * self.ring_floats_per_token) * 4
 
     @property
     def block_bytes(self) -> int:
@@ -112,11 +113,11 @@ class BlockPool:
         """Address of block 0."""
         return int(self.memory.ctypes.data)
 
-    def take(self) -> int | None:
-        """Take a free block and return its number; None if no block is free."""
-        return self._free.pop() if self._free else None
+    def take(self) -> int:
+        """Take a free block and return its number. There must be one."""
+        return self._free.pop()
 
-    def give(self, block: int) -> None:
+    def free(self, block: int) -> None:
         """Give a block back."""
         self._free.append(block)
 

@@ -1,10 +1,10 @@
-"""What recurrent layers keep for each slot, beside the KV cache: a state and the latest inputs.
+"""What recurrent layers keep for each slot: a state and the latest inputs, and snapshots of both.
 
 The state is the one after the slot's first `applied` tokens. The inputs of the last positions lie
-in a ring, by position, as the cache keeps keys. A pass replays kept inputs on the state up to where
-its own tokens begin, and leaves the state after its `settled` tokens: those behind may be rejected,
-and of them only the inputs stay. So nothing has to be undone: the next pass overwrites the inputs
-of rejected tokens. A short convolution has no state, it reads the ring alone.
+in a ring, by position, as the cache keeps keys. A pass replays inputs of the ring on the state up
+to where its own tokens begin, and leaves the state after its `settled` tokens: those behind may be
+rejected, and of them only the inputs stay. So nothing has to be undone: the next pass overwrites
+the inputs of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
 snapshot: a copy of the state and of the inputs behind it. It serves texts that diverge anywhere
@@ -16,25 +16,22 @@ first, then the least recently used one.
 from __future__ import annotations
 
 import mmap
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from specops.runtime.block_pool import CacheShape
-from specops.runtime.prefix_trie import Node, common_prefix
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kvcache.block_pool import CacheShape
+from specops.runtime.kvcache.prefix_cache import Floats, Node, Snapshot
 from specops.system.page_cache import ask_large_pages
 
 # At most, where memory allows. A request leaves two to four, and few slots serve no less of
 # conversations to return to, edits of them and other lists of tools.
 _PER_SLOT, _LEAST_SLOTS = 4, 8
 INTERVAL = 512  # tokens between two snapshots on the way through a long prompt
-_TOKEN_BYTES = 8  # of a list
-
-Floats = npt.NDArray[np.float32]
 
 
 def most_snapshots(slots: int) -> int:
@@ -42,38 +39,11 @@ def most_snapshots(slots: int) -> int:
     return _PER_SLOT * max(slots, _LEAST_SLOTS)
 
 
-@dataclass(eq=False, slots=True)
-class _Snapshot:
-    """A copy of what a slot kept after `tokens`.
-
-    Attributes:
-        least: it is valid after the first `least` of these tokens, and after any more of them.
-        first: position of the first inputs in it.
-        applied: number of tokens in its state.
-        state: the state; empty before the first token.
-        inputs: the inputs of positions from `first` on.
-        lasts: it was not taken on the way through a long prompt, or a request has used it.
-    """
-
-    root: Node
-    tokens: list[int]
-    least: int
-    first: int
-    applied: int
-    state: Floats
-    inputs: Floats
-    lasts: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.state.nbytes + self.inputs.nbytes + _TOKEN_BYTES * len(self.tokens)
-
-
-class KeptInputs:
+class RecurrentStateCache:
     """States and rings of all slots, and snapshots of them. For one thread.
 
     Args:
-        shape: sizes of the model's cache; some layer keeps inputs.
+        shape: sizes of the model's cache; some layer is recurrent.
         num_slots: number of slots.
         snapshot_bytes: bound of all snapshots together; None: `most_snapshots` whole ones.
 
@@ -97,19 +67,20 @@ class KeptInputs:
         self._memory: Floats = memory
         self._states: Floats = memory[:, : shape.state_floats]
         self._rings: Floats = memory[:, shape.state_floats :].reshape(
-            num_slots, self._ring, shape.kept_floats
+            num_slots, self._ring, shape.ring_floats_per_token
         )
         # The positions of each slot whose inputs are in its ring, from the first up to the second;
         # None: any, of measurements.
         self._held: list[tuple[int, int] | None] = [(0, 0)] * num_slots
         self._applied = [0] * num_slots
         self._restored: set[int] = set()  # slots of which no pass has computed anything since
-        self._snapshots: list[_Snapshot] = []  # the least recently used one first
+        self._snapshots: OrderedDict[Snapshot, None] = OrderedDict()  # least recently used first
         most = most_snapshots(num_slots) * shape.slot_bytes
         self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
         self.used_bytes = 0
         self.events: Counter[str] = Counter()
-        sizes = memory.ctypes.data, num_slots, self._ring, shape.kept_floats, shape.state_floats
+        address, floats = memory.ctypes.data, shape.ring_floats_per_token
+        sizes = address, num_slots, self._ring, floats, shape.state_floats
         self.descriptor: npt.NDArray[np.int64] = np.array(sizes, np.int64)
 
     @property
@@ -174,79 +145,68 @@ class KeptInputs:
         applied = self._applied[slot]
         return applied <= length <= held[1] and max(0, length - self._before) >= held[0]
 
-    def save(
-        self, slot: int, root: Node, tokens: Sequence[int], length: int, *, lasts: bool = True
-    ) -> None:
-        """Take a snapshot after the first `length` tokens of a slot, where it holds them."""
-        held, applied = self._held[slot], self._applied[slot]
+    def save(self, slot: int, path: Sequence[Node], tokens: Sequence[int], *, lasts: bool) -> None:
+        """Take a snapshot behind `tokens`, all of a slot's, if it holds what that needs.
+
+        Args:
+            slot: number of the slot.
+            path: the root and the nodes of the tokens' full blocks.
+            tokens: the slot's final ones.
+            lasts: others are dropped first.
+        """
+        length, held, applied = len(tokens), self._held[slot], self._applied[slot]
         if not length or held is None or not self.holds(slot, length):
             return
         if slot in self._restored:  # a request that got too few blocks: this one is there
             return
-        known = list(tokens[:length])
-        for old in self._snapshots:
-            if old.root is root and old.tokens == known:
+        for old in _whole(path, tokens):
+            if old.end == length:
                 old.lasts |= lasts
-                self._use(old)
+                self._snapshots.move_to_end(old)
                 return
         least = max(applied, held[0] + self._before if held[0] else 0)
         first = max(0, least - self._before)
         state, ring = self._states[slot] if applied else self._states[slot, :0], self._rings[slot]
-        size = state.nbytes + (length - first) * ring[0].nbytes + _TOKEN_BYTES * length
+        size = state.nbytes + (length - first) * ring[0].nbytes
         if size > self.snapshot_bytes:
             return
         while self.used_bytes + size > self.snapshot_bytes:
-            dropped = min(self._snapshots, key=attrgetter("lasts"))
-            self._snapshots.remove(dropped)
-            self.used_bytes -= dropped.nbytes
-            self.events["dropped"] += 1
+            self.drop(min(self._snapshots, key=attrgetter("lasts")))
         inputs = ring[np.arange(first, length) % self._ring]
-        self._snapshots.append(
-            _Snapshot(root, known, least, first, applied, state.copy(), inputs, lasts)
-        )
+        node = path[least // BLOCK_TOKENS]
+        tail = tuple(tokens[node.end :])
+        item = Snapshot(node, tail, least, first, applied, state.copy(), inputs, lasts)
+        node.snapshots.append(item)
+        self._snapshots[item] = None
         self.used_bytes += size
         self.events["taken"] += 1
 
-    def longest(self, root: Node, tokens: Sequence[int], most: int) -> int:
-        """The largest number of `tokens`, at most `most`, after which a slot can continue."""
-        return max((_usable(item, root, tokens, most) for item in self._snapshots), default=0)
-
-    def restore(self, slot: int, root: Node, tokens: Sequence[int], length: int) -> None:
-        """Let a slot continue after the first `length` tokens, as `longest` returned them.
-
-        Raises:
-            ValueError: there is no such snapshot.
-        """
-        for item in reversed(self._snapshots):
-            if _usable(item, root, tokens, length) == length:
-                places = np.arange(item.first, length) % self._ring
-                self._rings[slot, places] = item.inputs[: len(places)]
-                self._states[slot, : item.state.size] = item.state
-                self._held[slot], self._applied[slot] = (item.first, length), item.applied
-                item.lasts = True
-                self._use(item)
-                self._restored.add(slot)
-                break
-        else:
-            raise ValueError(f"there is no snapshot to continue from after {length} tokens")
+    def restore(
+        self, slot: int, snapshot: Snapshot, path: Iterable[Node], tokens: Sequence[int]
+    ) -> None:
+        """Let a slot continue behind `tokens`, for which the snapshot is usable; see `save`."""
+        places = np.arange(snapshot.first, len(tokens)) % self._ring
+        self._rings[slot, places] = snapshot.inputs[: len(places)]
+        self._states[slot, : snapshot.state.size] = snapshot.state
+        self._held[slot] = snapshot.first, len(tokens)
+        self._applied[slot] = snapshot.applied
+        self._restored.add(slot)
+        snapshot.lasts = True
+        self._snapshots.move_to_end(snapshot)
         # Those before it are in use as well. The shortest goes last: a text that grows step by
         # step, as an agent's does, leaves new ones all the time, and returns to where it began.
-        passed = [
-            item
-            for item in self._snapshots
-            if item.root is root and item.tokens == list(tokens[: min(len(item.tokens), length)])
-        ]
-        for item in sorted(passed, key=lambda item: -len(item.tokens)):
-            self._use(item)
+        for item in sorted(_whole(path, tokens), key=lambda item: -item.end):
+            self._snapshots.move_to_end(item)
 
-    def _use(self, item: _Snapshot) -> None:
-        self._snapshots.remove(item)
-        self._snapshots.append(item)
+    def drop(self, snapshot: Snapshot) -> None:
+        """Give a snapshot's memory back."""
+        snapshot.node.snapshots.remove(snapshot)
+        del self._snapshots[snapshot]
+        self.used_bytes -= snapshot.nbytes
+        self.events["dropped"] += 1
 
 
-def _usable(item: _Snapshot, root: Node, tokens: Sequence[int], most: int) -> int:
-    """The number of `tokens` after which a slot can continue from a snapshot; 0: none."""
-    least, end = item.least, min(len(item.tokens), most)
-    if item.root is not root or end < least or list(tokens[:least]) != item.tokens[:least]:
-        return 0
-    return least + common_prefix(item.tokens[least:end], tokens[least:end])
+def _whole(path: Iterable[Node], tokens: Sequence[int]) -> list[Snapshot]:
+    """The snapshots on a path whose tokens are all a beginning of `tokens`."""
+    found = [item for node in path for item in node.snapshots]
+    return [item for item in found if item.usable(tokens, len(tokens)) == item.end]

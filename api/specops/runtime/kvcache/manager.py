@@ -3,46 +3,44 @@
 A slot's keys and values lie in blocks of 64 tokens; the operator finds them through the slot's row
 of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
 tokens final, for good: rejected draft tokens are never committed, and the next pass overwrites
-them. Full blocks of final tokens are registered in a trie, so requests with the same beginning hold
-the same blocks; nobody writes to a registered block again. Where layers keep inputs beside keys and
-values (`kept_inputs`), a request takes over a beginning only up to a place with a snapshot of them.
+them. Full blocks of final tokens go into the prefix cache, so requests with the same beginning hold
+the same blocks; nobody writes to such a block again. In a model with recurrent layers
+(`recurrent_state`), a request takes over a beginning only up to where a snapshot is usable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from enum import StrEnum
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.runtime import kernels
-from specops.runtime.block_pool import ROLLBACK, BlockPool, CacheShape
-from specops.runtime.kept_inputs import INTERVAL, KeptInputs
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
+from specops.runtime.kvcache.block_pool import ROLLBACK, BlockPool, CacheShape
+from specops.runtime.kvcache.prefix_cache import (
+    Node,
+    PrefixCache,
+    PrefixSharing,
+    Snapshot,
+    common_prefix,
+    longest_usable,
+)
+from specops.runtime.kvcache.recurrent_state import INTERVAL, RecurrentStateCache
 
 MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
 WORTH_A_PASS = 16
 """Fewer tokens take no longer than one more pass: to cut a prompt, or to wait for another one's."""
 
 
-class PrefixCache(StrEnum):
-    """Which requests share blocks."""
-
-    OFF = "off"  # none
-    CLIENT = "client"  # those of one client: no client learns from times what another one asked
-    ALL = "all"
-
-
-class _Slot:
+class SequenceBlocks:
     """One request's blocks: the registered ones, which other slots may hold as well, then its own.
 
     Args:
         pool: where the slot gives blocks back.
-        table: the slot's row of the block tables; the slot writes it in place.
-        root: the client's root in the trie; None: the slot shares nothing.
+        table: the slot's row of the block tables, written in place.
+        root: the client's root in the prefix cache; None: the slot shares nothing.
         tokens: tokens of the request.
 
     Attributes:
@@ -50,12 +48,10 @@ class _Slot:
         length: number of tokens that are computed and final; they come first.
         blocks: numbers of all blocks, those of `nodes` first.
         nodes: the registered blocks; all are full.
-        registered: number of tokens in them.
-        end: number of positions in all its blocks.
-        seen_version: the cache's version in which the slot last looked for its prefix.
+        seen_version: the prefix cache's version in which the slot last looked for its beginning.
         prompt: number of tokens with which the request began.
         branch: where a cached beginning without a snapshot ended: one is taken there.
-        borders: where messages of the prompt end, if a snapshot is to be taken there.
+        message_ends: where messages of the prompt end, if a snapshot is to be taken there.
     """
 
     def __init__(
@@ -72,11 +68,15 @@ class _Slot:
         self.length = 0
         self.blocks: list[int] = []
         self.nodes: list[Node] = []
-        self.registered = self.end = 0
         self.seen_version = -1
         self.prompt = len(tokens)
         self.branch = 0
-        self.borders: Sequence[int] = ()
+        self.message_ends: Sequence[int] = ()
+
+    @property
+    def path(self) -> list[Node]:
+        """The root and the registered blocks; empty where the slot shares nothing."""
+        return [] if self.root is None else [self.root, *self.nodes]
 
     @property
     def last(self) -> Node | None:
@@ -84,23 +84,31 @@ class _Slot:
         return self.nodes[-1] if self.nodes else self.root
 
     @property
+    def registered(self) -> int:
+        """Number of tokens in registered blocks."""
+        return len(self.nodes) * BLOCK_TOKENS
+
+    @property
     def tail(self) -> int:
         """Number of final tokens behind the registered blocks."""
         return self.length - self.registered
 
+    @property
+    def end(self) -> int:
+        """Number of positions in all blocks."""
+        return len(self.blocks) * BLOCK_TOKENS
+
     def put(self, index: int, block: int) -> None:
         """Make a block the slot's own at an index; give back the block that was there."""
         if index < len(self.blocks) and self.blocks[index] != block:
-            self._pool.give(self.blocks[index])
+            self._pool.free(self.blocks[index])
         self.blocks[index : index + 1] = [block]
-        self.end = len(self.blocks) * BLOCK_TOKENS
         self._table[index] = block
 
     def share(self, node: Node) -> None:
         """Make a registered block, which the caller holds, the next one."""
         self.put(len(self.nodes), node.block)
         self.nodes.append(node)
-        self.registered += BLOCK_TOKENS
 
 
 class KvCache:
@@ -112,12 +120,11 @@ class KvCache:
         num_slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         reuse: which requests share blocks.
-        snapshot_bytes: bound of the snapshots of what layers keep beside keys and values; None: as
-            many as are of use.
+        snapshot_bytes: bound of the snapshots of recurrent states; None: as many as are of use.
         end_tokens: tokens that end messages; a chat's next prompt may differ from there on.
 
     Attributes:
-        kept_inputs: what layers keep beside keys and values; None: nothing.
+        recurrent: what recurrent layers keep; None: there are none.
         block_tables: [num_slots, blocks of a context] int64; the cache writes them in place.
         descriptor: [4] int64, the operator's input `cache`: the pool's address, number of blocks,
             bytes of a block, element type.
@@ -130,7 +137,7 @@ class KvCache:
         num_blocks: int,
         num_slots: int,
         context: int,
-        reuse: PrefixCache = PrefixCache.CLIENT,
+        reuse: PrefixSharing = PrefixSharing.CLIENT,
         snapshot_bytes: int | None = None,
         end_tokens: Collection[int] = (),
     ) -> None:
@@ -141,12 +148,11 @@ class KvCache:
         self.reuse = reuse
         self._end_tokens = end_tokens
         self._pool = BlockPool(num_blocks, shape.block_bytes)
-        self._trie = PrefixTrie(self._pool.give)
-        self._slots: list[_Slot | None] = [None] * num_slots
-        self._places = 0  # how often `take_snapshot` was called
-        self.kept_inputs = (
-            KeptInputs(shape, num_slots, snapshot_bytes) if shape.kept_floats else None
-        )
+        self._prefixes = PrefixCache(self._remove)
+        self._slots: list[SequenceBlocks | None] = [None] * num_slots
+        self.recurrent: RecurrentStateCache | None = None
+        if shape.slot_bytes:
+            self.recurrent = RecurrentStateCache(shape, num_slots, snapshot_bytes)
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
@@ -154,8 +160,8 @@ class KvCache:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that `reserve` can still take: free blocks and kept blocks."""
-        return self._pool.num_free + self._trie.kept
+        """Blocks that `reserve` can still take: free blocks and cached blocks."""
+        return self._pool.num_free + self._prefixes.cached
 
     @property
     def used_blocks(self) -> int:
@@ -165,17 +171,17 @@ class KvCache:
     @property
     def shared_blocks(self) -> int:
         """Blocks that several requests hold, each counted once."""
-        return self._trie.shared
+        return self._prefixes.shared
 
     @property
-    def kept_blocks(self) -> int:
+    def cached_blocks(self) -> int:
         """Blocks that finished requests left and no request holds."""
-        return self._trie.kept
+        return self._prefixes.cached
 
     @property
-    def kept_tokens(self) -> int:
-        """Tokens in kept blocks."""
-        return self._trie.kept_tokens
+    def cached_tokens(self) -> int:
+        """Tokens in cached blocks."""
+        return self._prefixes.cached_tokens
 
     @property
     def tokens(self) -> int:
@@ -196,7 +202,7 @@ class KvCache:
         held = self._held(slot)
         return held.registered, held.end
 
-    def begin(
+    def allocate(
         self,
         slot: int,
         tokens: Sequence[int],
@@ -207,9 +213,8 @@ class KvCache:
     ) -> int:
         """Start a request in a free slot, with the longest cached beginning of its tokens.
 
-        The slot shares whole blocks. It copies a block that agrees in part, or takes the block
-        over if nothing else needs it. The last token is never taken from the cache: a pass has to
-        compute it.
+        The slot shares whole blocks, and copies a block that agrees in part. The last token is
+        never taken from the cache: a pass has to compute it.
 
         Args:
             slot: a free slot.
@@ -226,71 +231,58 @@ class KvCache:
         """
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is in use")
-        root = None
-        if share and self.reuse is not PrefixCache.OFF:
-            root = self._trie.hold_root(client if self.reuse is PrefixCache.CLIENT else "")
-        self._slots[slot] = _Slot(self._pool, self.block_tables[slot], root, tokens)
-        if self.kept_inputs is not None:
-            self.kept_inputs.clear(slot)
-        count = self.extend_prefix(slot, tokens, most)
-        if self.kept_inputs is not None:
-            self._held(slot).borders = self._borders(tokens, count)
+        root = self._root(client) if share and self.reuse is not PrefixSharing.OFF else None
+        held = SequenceBlocks(self._pool, self.block_tables[slot], root, tokens)
+        self._slots[slot] = held
+        if self.recurrent is not None:
+            self.recurrent.clear(slot)
+        count = self.match_prefix(slot, tokens, most)
+        if self.recurrent is not None and root is not None:
+            held.message_ends = self._message_ends(tokens, count)
         return count
 
     def cached(self, tokens: Sequence[int], client: str = "") -> int:
-        """Number of a prompt's first tokens that `begin` would find now, in whole blocks."""
-        root = self._trie.root(client if self.reuse is PrefixCache.CLIENT else "")
-        if root is None:
-            return 0
-        _, end = _walk(root, tokens, 0, len(tokens) - 1)
-        return end if self.kept_inputs is None else self.kept_inputs.longest(root, tokens, end)
+        """Number of a prompt's first tokens that `allocate` would find now, in whole blocks."""
+        root = self._root(client)
+        path = [root, *root.walk(tokens, len(tokens) - 1)]
+        return self._usable(path, tokens, path[-1].end)[0]
 
-    def extend_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
+    def match_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Look again for a longer cached beginning: other requests may have computed it.
 
         Args:
             slot: a slot whose tokens are all a beginning of `tokens`.
-            tokens: see `begin`.
-            most: see `begin`.
+            tokens: see `allocate`.
+            most: see `allocate`.
 
         Returns:
             Number of tokens that the slot holds now.
         """
         held = self._held(slot)
-        if held.seen_version == self._version or held.root is None:
+        if held.last is None or held.seen_version == self._prefixes.version:
             return held.length
+        held.tokens, held.seen_version = tokens, self._prefixes.version
         limit = min(len(tokens) - 1, self.context)
-        most = limit if most is None else min(limit, most)
-        if self.kept_inputs is not None:
-            covered = self._covered(held, tokens, most)
-            most = self.kept_inputs.longest(held.root, tokens, covered)
-            held.branch = covered if covered - max(most, held.length) >= WORTH_A_PASS else 0
-            if most <= held.length:
-                held.seen_version = self._version
-                return held.length
-        while (end := held.registered + BLOCK_TOKENS) <= most and held.last is not None:
-            node = held.last.children.get(tuple(tokens[end - BLOCK_TOKENS : end]))
-            if node is None:
-                break
-            self._trie.hold(node)
-            held.share(node)
-            held.length = end
-        self._take_part(held, tokens, most)
-        if self.kept_inputs is not None:
-            if held.length == most:
-                self.kept_inputs.restore(slot, held.root, tokens, most)
-            else:  # there was no block for the last part of it
-                self._give_up(slot, held)
-        held.tokens = tokens
-        held.seen_version = self._version
+        limit = limit if most is None else min(limit, most)
+        found = held.last.walk(tokens, limit)
+        node = found[-1] if found else held.last
+        source, common = self._closest(node, tokens, limit)
+        covered = max(held.length, node.end + common)
+        path = [*held.path, *found]
+        end, snapshot = self._usable(path, tokens, covered)
+        if self.recurrent is not None:
+            held.branch = covered if covered - max(end, held.length) >= WORTH_A_PASS else 0
+            whole = path[end // BLOCK_TOKENS + 1 :]
+            source = whole[0].block if whole else source
+        taken = end > held.length and self._take(held, path, source, end)
+        if taken and snapshot is not None and self.recurrent is not None:
+            self.recurrent.restore(slot, snapshot, path, tokens[:end])
         return held.length
 
-    def usable(self, slot: int, most: int) -> int:
+    def matchable_len(self, slot: int, most: int) -> int:
         """Number of a slot's first tokens, at most `most`, with which it could begin instead."""
         held = self._held(slot)
-        if self.kept_inputs is None or held.root is None:
-            return most
-        return self.kept_inputs.longest(held.root, held.tokens, most)
+        return self._usable(held.path, held.tokens, most)[0] if held.root is not None else most
 
     def reserve(self, slot: int, length: int) -> bool:
         """Make the positions from the slot's length up to `length` writable.
@@ -338,32 +330,35 @@ class KvCache:
             raise ValueError(f"slot {slot} has room for {held.end} tokens, not for {length}")
         held.length = length
         held.tokens = tokens
-        if self.kept_inputs is not None:
-            lasts = length == held.branch or length in held.borders
+        while held.tail >= BLOCK_TOKENS and held.last is not None:
+            block = tuple(tokens[held.registered : held.registered + BLOCK_TOKENS])
+            node = self._prefixes.insert(held.last, block, held.blocks[len(held.nodes)])
+            self._prefixes.hold(node)
+            held.share(node)
+        if self.recurrent is not None:
+            lasts = length == held.branch or length in held.message_ends
             if lasts or (length % INTERVAL == 0 and length <= held.prompt):
                 self.take_snapshot(slot, lasts=lasts)
-        if held.tail >= BLOCK_TOKENS and held.root is not None:
-            self._register(held)
 
     def take_snapshot(self, slot: int, *, lasts: bool = True) -> None:
         """Let later requests that begin with the slot's final tokens continue from there.
 
-        A cache without `kept_inputs` needs no snapshots. One that does not last is dropped first.
+        Without recurrent layers nothing has to be copied. One that does not last is dropped first.
         """
         held = self._held(slot)
-        self._places += 1
-        if self.kept_inputs is not None and held.root is not None:
-            self.kept_inputs.save(slot, held.root, held.tokens, held.length, lasts=lasts)
+        self._prefixes.version += 1
+        if self.recurrent is not None and held.root is not None:
+            self.recurrent.save(slot, held.path, held.tokens[: held.length], lasts=lasts)
 
-    def serves(self, slot: int, other: int, end: int) -> bool:
+    def shares_prefix(self, slot: int, other: int, end: int) -> bool:
         """Whether another slot can take over a slot's first `end` tokens, once they are computed.
 
         Equal beginnings are the same registered blocks; only the tokens behind those are compared.
         """
-        ahead, held, kept = self._held(slot), self._held(other), self.kept_inputs
+        ahead, held = self._held(slot), self._held(other)
         if held.root is None or held.root is not ahead.root:
             return False
-        if kept is not None and kept.snapshot_bytes < self.shape.slot_bytes:
+        if self.recurrent is not None and self.recurrent.snapshot_bytes < self.shape.slot_bytes:
             return False
         new = slice(held.registered, end)
         same = held.nodes == ahead.nodes[: len(held.nodes)]
@@ -375,72 +370,61 @@ class KvCache:
         None: anywhere.
         """
         held = self._held(slot)
-        if self.kept_inputs is None or held.root is None:
+        if self.recurrent is None or held.root is None:
             return None
-        places = ((held.length // INTERVAL + 1) * INTERVAL, held.branch, *held.borders)
+        places = ((held.length // INTERVAL + 1) * INTERVAL, held.branch, *held.message_ends)
         return min(place for place in places if place > held.length)
 
     def zero(self, slot: int) -> None:
         """Write zeros to all positions that the slot may write, so that they take memory."""
         held = self._held(slot)
         self._pool.memory[held.blocks[len(held.nodes) :]] = 0
-        if self.kept_inputs is not None:
-            self.kept_inputs.zero(slot)
+        if self.recurrent is not None:
+            self.recurrent.zero(slot)
 
     def release(self, slot: int) -> None:
-        """Free a slot. Its committed blocks are kept for later requests, if it shares blocks."""
+        """Free a slot. Its committed blocks stay cached for later requests, if it shares blocks."""
         held = self._held(slot)
         self.take_snapshot(slot)
         own = held.blocks[len(held.nodes) :]
-        if held.root is not None and held.last is not None:
-            if held.tail >= self._least_common:
-                part = tuple(held.tokens[held.registered : held.length])
-                self._trie.keep(held.last, part, own.pop(0))
-            for node in reversed(held.nodes):
-                self._trie.release(node)
-            self._trie.release_root(held.root)
+        if held.last is not None and held.tail >= self._least_common:
+            part = tuple(held.tokens[held.registered : held.length])
+            if self._prefixes.insert(held.last, part, own[0]).block == own[0]:
+                own.pop(0)
+        for node in reversed(held.nodes):
+            self._prefixes.release(node)
         for block in own:
-            self._pool.give(block)
+            self._pool.free(block)
         self._slots[slot] = None
 
     @property
-    def _version(self) -> int:
-        """Changes with what a slot may take over."""
-        return self._trie.version + self._places
-
-    @property
     def _least_common(self) -> int:
-        """Fewest common tokens in a block that are kept: snapshots are of use there alone."""
-        return MIN_COMMON if self.kept_inputs is None else 1
+        """Fewest common tokens in a block that are cached: snapshots are of use there alone."""
+        return MIN_COMMON if self.recurrent is None else 1
 
-    def _held(self, slot: int) -> _Slot:
+    def _held(self, slot: int) -> SequenceBlocks:
         held = self._slots[slot]
         if held is None:
             raise ValueError(f"slot {slot} is free")
         return held
 
+    def _root(self, client: str) -> Node:
+        return self._prefixes.root(client if self.reuse is PrefixSharing.CLIENT else "")
+
     def _new_block(self) -> int:
         """Take a block; the caller has checked `available_blocks`."""
-        block = self._pool.take()
-        if block is None and self._trie.evict():
-            block = self._pool.take()
-        if block is None:
-            raise RuntimeError("the KV cache's block counts are wrong")
-        return block
+        if not self._pool.num_free:
+            self._prefixes.evict()
+        return self._pool.take()
 
-    def _register(self, held: _Slot) -> None:
-        """Register the blocks that became full."""
-        while held.tail >= BLOCK_TOKENS and held.last is not None:
-            parent, block = held.last, held.blocks[len(held.nodes)]
-            tokens = tuple(held.tokens[held.registered : held.registered + BLOCK_TOKENS])
-            node = parent.children.get(tokens)
-            if node is None:
-                node = self._trie.insert(parent, tokens, block)
-            else:  # another request has computed the same block
-                self._trie.hold(node)
-            held.share(node)
+    def _remove(self, node: Node) -> None:
+        """Give back what a node that goes has: its block and its snapshots."""
+        self._pool.free(node.block)
+        if self.recurrent is not None:
+            for snapshot in list(node.snapshots):
+                self.recurrent.drop(snapshot)
 
-    def _borders(self, tokens: Sequence[int], start: int) -> list[int]:
+    def _message_ends(self, tokens: Sequence[int], start: int) -> list[int]:
         """Where the last two messages of a prompt end, behind its first `start` tokens.
 
         Left out are places that another snapshot is near: the one at the prompt's end is usable for
@@ -448,86 +432,63 @@ class KvCache:
         """
         places = range(len(tokens) - 1, start, -1)
         latest = islice((at for at in places if tokens[at - 1] in self._end_tokens), 2)
-        borders: list[int] = []
+        ends: list[int] = []
         for place in reversed(list(latest)):
-            near = place - (borders[-1] if borders else start) < WORTH_A_PASS
+            near = place - (ends[-1] if ends else start) < WORTH_A_PASS
             if not near and len(tokens) - place > ROLLBACK:
-                borders.append(place)
-        return borders
+                ends.append(place)
+        return ends
 
-    def _covered(self, held: _Slot, tokens: Sequence[int], most: int) -> int:
-        """Number of `tokens`, at most `most`, whose keys and values requests have computed."""
-        if held.last is None:
-            return held.length
-        node, end = _walk(held.last, tokens, held.registered, most)
-        _, _, common = self._closest(node, end, tuple(tokens[end : end + BLOCK_TOKENS]))
-        return max(held.length, min(end + common, most))
+    def _usable(
+        self, path: Sequence[Node], tokens: Sequence[int], most: int
+    ) -> tuple[int, Snapshot | None]:
+        """How many of the first `most` tokens, whose keys there are, a slot can begin with."""
+        return (most, None) if self.recurrent is None else longest_usable(path, tokens, most)
 
-    def _closest(
-        self, parent: Node, start: int, tokens: tuple[int, ...]
-    ) -> tuple[Node | None, int, int]:
-        """Find the block behind `parent` that begins with most of `tokens`.
+    def _closest(self, parent: Node, tokens: Sequence[int], limit: int) -> tuple[int, int]:
+        """Find the block behind `parent` with most of the next tokens, up to `limit` of all.
 
         Returns:
-            Its node, None where it is a running request's last block; its number; and how many
-            tokens agree.
+            Its number, and how many tokens agree.
         """
-        node, common = self._trie.closest(parent, tokens)
-        source = -1 if node is None else node.block
-        index = start // BLOCK_TOKENS
-        for other in self._slots:  # the trie does not know running requests' last blocks
+        start = parent.end
+        wanted = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
+        source, common = parent.closest(wanted)
+        for other in self._slots:  # running requests' last blocks are not in the prefix cache
             if other is not None and other.last is parent and other.tail > common:
-                same = common_prefix(other.tokens[start : other.length], tokens)
+                same = common_prefix(other.tokens[start : other.length], wanted)
                 if same > common:
-                    node, source, common = None, other.blocks[index], same
-        return node, source, common
+                    source, common = other.blocks[len(other.nodes)], same
+        return source, common
 
-    def _take_part(self, held: _Slot, tokens: Sequence[int], most: int) -> None:
-        """Begin the slot's next block with the tokens that another block shares with it."""
-        parent, index, start = held.last, len(held.nodes), held.registered
-        block_tokens = tuple(tokens[start : start + BLOCK_TOKENS])
-        least = held.tail + self._least_common
-        if parent is None or min(len(block_tokens), most - start) < least:
-            return
-        node, source, common = self._closest(parent, start, block_tokens)
-        common = min(common, most - start)
-        if common < least:
-            return
-        if node is not None and node.only_begins(block_tokens):
-            self._trie.detach(node)
-            held.put(index, source)
-        else:
-            if node is not None:
-                self._trie.hold(node)  # or making room for the copy might evict it
-            if index == len(held.blocks) and self.available_blocks:
-                held.put(index, self._new_block())
-            if node is not None:
-                self._trie.release(node)
-            if index == len(held.blocks):
-                return
-            self._pool.copy(source, held.blocks[index])
-        held.length = start + common
+    def _take(self, held: SequenceBlocks, path: Sequence[Node], source: int, end: int) -> bool:
+        """Share the whole blocks on a path up to `end`, and copy the part of `source` behind them.
 
-    def _give_up(self, slot: int, held: _Slot) -> None:
-        """Restart a slot's sequence: it holds keys from which it cannot continue."""
-        for block in held.blocks[len(held.nodes) :]:
-            self._pool.give(block)
-        for node in reversed(held.nodes):
-            self._trie.release(node)
-        held.blocks, held.nodes = [], []
-        held.length = held.registered = held.end = held.branch = 0
-        if self.kept_inputs is not None:
-            self.kept_inputs.clear(slot)
+        Without recurrent layers, whole blocks are of use alone where there is no block for a copy,
+        or its tokens are not worth one.
 
-
-def _walk(node: Node, tokens: Sequence[int], end: int, most: int) -> tuple[Node, int]:
-    """Follow registered blocks from a node whose block ends at `end`, up to `most` tokens."""
-    while end + BLOCK_TOKENS <= most:
-        child = node.children.get(tuple(tokens[end : end + BLOCK_TOKENS]))
-        if child is None:
-            break
-        node, end = child, end + BLOCK_TOKENS
-    return node, end
+        Returns:
+            Whether the slot holds all tokens up to `end`.
+        """
+        whole = end // BLOCK_TOKENS
+        new, start = path[len(held.nodes) + 1 : whole + 1], whole * BLOCK_TOKENS
+        if end > start:
+            room = self.available_blocks - sum([not node.ref_count for node in new])
+            worth = end - max(start, held.length) >= self._least_common
+            if not worth or not (room or whole < len(held.blocks)):
+                end = start if self.recurrent is None else 0
+        if end <= held.length:
+            return False
+        for node in new:
+            self._prefixes.hold(node)
+            held.share(node)
+        if end > start:
+            if whole == len(held.blocks):  # `source` itself, if it is the one to be evicted
+                held.put(whole, self._new_block())
+            if held.blocks[whole] != source:
+                self._pool.copy(source, held.blocks[whole])
+        held.length = end
+        return True
 
 
 def _blocks_for(tokens: int) -> int:

@@ -1,0 +1,1 @@
+"""What requests keep of their tokens between passes: keys and values, and recurrent states."""

@@ -1,0 +1,239 @@
+"""Says what earlier requests left that fits a text's beginning: an exact trie, a root a client.
+
+A node is a block of the KV cache. Its path from the root is the sequence of tokens from which its
+keys and values were computed, so two requests with equal beginnings hold the same nodes. Snapshots
+of recurrent states hang on the nodes, and go with them.
+
+A node that no request holds stays cached until its block is needed; the least recently used one
+goes first. A request that holds a node also holds its ancestors, and releases them after the node.
+So the oldest cached node never has a child, and eviction never cuts a part of the trie off.
+
+Published ideas: RadixAttention (SGLang, arXiv 2312.07104) for the tree, PagedAttention (vLLM, arXiv
+2309.06180) for the blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter, itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from specops.runtime.kernels import BLOCK_TOKENS
+
+Floats = npt.NDArray[np.float32]
+Tokens = tuple[int, ...]
+_TOKENS = attrgetter("tokens")
+
+
+class PrefixSharing(StrEnum):
+    """Which requests share blocks."""
+
+    OFF = "off"  # none
+    CLIENT = "client"  # those of one client: no client learns from times what another one asked
+    ALL = "all"
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of equal tokens at the beginning of two sequences."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+class Node:
+    """A block of the cache and its tokens.
+
+    Attributes:
+        parent: node of the block before; None for a root, which has no block.
+        tokens: 64 tokens, or fewer in a cached block that is not full. Requests hold full blocks
+            only.
+        block: number of the block in the pool.
+        end: number of tokens from the root to the end of this block.
+        ref_count: number of requests that hold the node; 0: it is cached.
+        children: nodes of the blocks that follow, sorted by their tokens.
+        snapshots: those that a text may continue from somewhere behind this block.
+    """
+
+    __slots__ = ("block", "children", "end", "parent", "ref_count", "snapshots", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: Tokens, block: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+        self.end: int = len(tokens) if parent is None else parent.end + len(tokens)
+        self.ref_count = 0
+        self.children: list[Node] = []
+        self.snapshots: list[Snapshot] = []
+
+    def walk(self, tokens: Sequence[int], most: int) -> list[Node]:
+        """The full blocks behind this one that hold `tokens`, in the first `most` of them."""
+        path, node = [], self
+        for start in range(self.end, most - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            block = tuple(tokens[start : start + BLOCK_TOKENS])
+            index = bisect_left(node.children, block, key=_TOKENS)
+            if index == len(node.children) or node.children[index].tokens != block:
+                break
+            path.append(node := node.children[index])
+        return path
+
+    def closest(self, tokens: Tokens) -> tuple[int, int]:
+        """Find the child with the longest common beginning: one beside where `tokens` would stand.
+
+        Returns:
+            The number of its block, -1 for none, and the number of tokens that agree.
+        """
+        index = bisect_left(self.children, tokens, key=_TOKENS)
+        beside = self.children[max(0, index - 1) : index + 1]
+        agreeing = ((node.block, common_prefix(node.tokens, tokens)) for node in beside)
+        return max(agreeing, key=itemgetter(1), default=(-1, 0))
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """A copy of a slot's recurrent state and of its latest inputs.
+
+    Attributes:
+        node: the last full block before `least`; the snapshot hangs on it.
+        tail: the tokens behind that block, up to where the snapshot was taken.
+        least: it is valid after so many tokens of the text, and after more, up to the tail's end.
+        first: position of the first inputs in it.
+        applied: number of tokens in its state.
+        state: the state; empty before the first token.
+        inputs: the inputs of positions from `first` on.
+        lasts: it was not taken on the way through a long prompt, or a request has used it.
+    """
+
+    node: Node
+    tail: Tokens
+    least: int
+    first: int
+    applied: int
+    state: Floats
+    inputs: Floats
+    lasts: bool
+
+    @property
+    def end(self) -> int:
+        """Number of tokens after which it was taken."""
+        return self.node.end + len(self.tail)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies."""
+        return self.state.nbytes + self.inputs.nbytes
+
+    def usable(self, tokens: Sequence[int], most: int) -> int:
+        """The number of a text's tokens, at most `most`, after which it is valid; 0: none.
+
+        The text has gone through the snapshot's node.
+        """
+        start, end = self.node.end, min(self.end, most)
+        length = start + common_prefix(self.tail, tokens[start:end])
+        return length if self.least <= length <= most else 0
+
+
+def longest_usable(
+    path: Iterable[Node], tokens: Sequence[int], most: int
+) -> tuple[int, Snapshot | None]:
+    """Find the snapshot on a text's path that is valid after most of its tokens, at most `most`.
+
+    Returns:
+        The number of tokens, and the snapshot; 0 and None where there is none.
+    """
+    best: tuple[int, Snapshot | None] = 0, None
+    for node in path:
+        for item in node.snapshots:
+            if (length := item.usable(tokens, most)) > best[0]:
+                best = length, item
+    return best
+
+
+class PrefixCache:
+    """The nodes of all clients.
+
+    Args:
+        on_remove: called with each node that goes.
+
+    Attributes:
+        cached_tokens: number of tokens in cached nodes.
+        shared: number of nodes that several requests hold.
+        version: changes with each new node.
+    """
+
+    def __init__(self, on_remove: Callable[[Node], None]) -> None:
+        self._on_remove = on_remove
+        self._roots: dict[str, Node] = {}
+        self._cached: OrderedDict[Node, None] = OrderedDict()  # descendants before ancestors
+        self.cached_tokens = 0
+        self.shared = 0
+        self.version = 0
+
+    @property
+    def cached(self) -> int:
+        """Number of cached nodes: `evict` can free their blocks."""
+        return len(self._cached)
+
+    def root(self, client: str) -> Node:
+        """A client's root. It stays: clients are as many as there are keys."""
+        return self._roots.setdefault(client, Node(None, (), -1))
+
+    def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
+        """Cache a block below a node, unless another one begins with the same tokens.
+
+        A cached block whose tokens only begin the new one's goes.
+
+        Returns:
+            The new node, or the other block's.
+        """
+        beside = parent.children
+        index = bisect_left(beside, tokens, key=_TOKENS)
+        if index < len(beside) and beside[index].tokens[: len(tokens)] == tokens:
+            if (node := beside[index]) in self._cached:
+                self._cached.move_to_end(node)
+            return node
+        if index and beside[index - 1].tokens == tokens[: len(beside[index - 1].tokens)]:
+            index -= 1  # there is at most one: no other block begins with its tokens
+            self._remove(beside[index])
+        node = Node(parent, tokens, block)
+        beside.insert(index, node)
+        self._cache(node)
+        self.version += 1
+        return node
+
+    def hold(self, node: Node) -> None:
+        """Hold a node for one more request, which holds the parent already."""
+        if not node.ref_count:
+            self._uncache(node)
+        node.ref_count += 1
+        self.shared += node.ref_count == 2
+
+    def release(self, node: Node) -> None:
+        """Release a node that one request held; the request releases the parent afterwards."""
+        self.shared -= node.ref_count == 2
+        node.ref_count -= 1
+        if not node.ref_count:
+            self._cache(node)
+
+    def evict(self) -> None:
+        """Remove the least recently used cached node, if there is one."""
+        if (node := next(iter(self._cached), None)) is not None:
+            self._remove(node)
+
+    def _remove(self, node: Node) -> None:
+        self._uncache(node)
+        if node.parent is not None:
+            node.parent.children.remove(node)
+        self._on_remove(node)
+
+    def _cache(self, node: Node) -> None:
+        self._cached[node] = None
+        self.cached_tokens += len(node.tokens)
+
+    def _uncache(self, node: Node) -> None:
+        del self._cached[node]
+        self.cached_tokens -= len(node.tokens)
