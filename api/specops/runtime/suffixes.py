@@ -10,28 +10,16 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specops.request import LOOKUP_PLACES
+from specops.request import LOOKUP_PLACES, Draft
 from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
 LONGEST_DRAFT = 16  # most tokens of one lookup
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
-
-
-class Found(NamedTuple):
-    """A prediction: [k] tokens, and how sure it is of them.
-
-    `found_in` is `text` (the request's own, prompt included), `history` or `table`.
-    """
-
-    tokens: tuple[int, ...]
-    accept_probs: tuple[float, ...]  # [k], that a token is right if those before it are
-    found_in: str
 
 
 class History:
@@ -56,7 +44,7 @@ class History:
         library.specops_text_free(getattr(self, "handle", None))
 
     def learn(self, lookups: Lookups) -> None:
-        """Append a request's text."""
+        """Append what is new in a request's text: most of a prompt often came before."""
         library.specops_teach(self.handle, lookups.handle)
 
 
@@ -137,7 +125,7 @@ class Lookups:
 
     def look_up(
         self, tokens: Sequence[int], history: History | None, most: int, least: float
-    ) -> Found:
+    ) -> Draft:
         """Append new tokens to the text and predict how it continues.
 
         Args:
@@ -146,6 +134,10 @@ class Lookups:
             most: maximum number of tokens to predict, up to `LONGEST_DRAFT`.
             least: the prediction ends before the first token that the text reaches with a smaller
                 probability.
+
+        Returns:
+            The tokens, maybe none, how likely each is right if those before it are, and whether
+            they stood in the `text` (prompt included), in the `history` or in the `table`.
         """
         more = array("i", tokens[self.length :])
         self.length = len(tokens)
@@ -154,8 +146,11 @@ class Lookups:
             self.handle, history.handle if history else None, self._table, self._estimate.address,
             address, count, most, least, self._tokens, self._promised, ctypes.byref(self._found_in),
         )  # fmt: skip
-        place = LOOKUP_PLACES[self._found_in.value]
-        return Found(tuple(self._tokens[:found]), tuple(self._promised[:found]), place)
+        return Draft(
+            tuple(self._tokens[:found]),
+            accept_probs=tuple(self._promised[:found]),
+            found_in=LOOKUP_PLACES[self._found_in.value],
+        )
 
 
 def _whole(words: npt.NDArray[np.uint64]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.suffixes import Estimate, History, Lookups
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.drafters.suffix import SuffixDrafter
+from specops.system.memory import process_memory
 
 ANN, BOB = "ann", "bob"
 SAID = [1, 2, 3, 4, 5, 6]
@@ -207,3 +210,48 @@ def test_a_history_is_bounded() -> None:
         look_up(drafter, range(first, first + 4), 1)
     assert look_up(drafter, [996, 997, 998], 1).tokens == (999,)
     assert look_up(drafter, [0, 1, 2], 1) is NO_DRAFT
+
+
+def test_turns_of_a_chat_are_remembered_once() -> None:
+    """Each prompt repeats all turns before it: copies would push out everything else."""
+    rng = np.random.default_rng(0)
+    drafter, chat = SuffixDrafter(history_tokens=4096), rng.integers(100, 9999, 600).tolist()
+    look_up(drafter, SAID, 1)
+    for _ in range(8):
+        look_up(drafter, chat, 1)
+        chat += rng.integers(100, 9999, 100).tolist()
+    assert look_up(drafter, [9, 3, 4], 2).tokens == (5, 6)
+    for end in (40, 599, 700, 1250):  # and all turns are there, across their borders, too
+        assert look_up(drafter, chat[end - 3 : end], 1).tokens == (chat[end],)
+
+
+def test_a_preempted_request_is_remembered_once() -> None:
+    drafter, text = SuffixDrafter(history_tokens=200), list(range(100, 160))
+    look_up(drafter, SAID, 1)
+    for length in range(40, 60):
+        look_up(drafter, text[:length], 1)
+    assert look_up(drafter, [9, 3, 4], 1).tokens == (5,)
+    assert look_up(drafter, text[55:58], 1).tokens == (158,)
+
+
+PIECES = [list(range(100 * size, 100 * size + size)) for size in (3, 10, 34, 40)]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_what_texts_have_in_common_is_found_in_each(pieces: list[list[list[int]]]) -> None:
+    drafter, followers = SuffixDrafter(), defaultdict(set)
+    for text in ([*chain(*parts)] for parts in pieces):
+        look_up(drafter, text, 1)
+        for end in range(3, len(text) + 1):
+            followers[tuple(text[end - 3 : end])].add((*text[end : end + 1],))
+    for tokens, following in followers.items():
+        assert look_up(drafter, tokens, 1).tokens in following
+
+
+def test_a_history_takes_sixteen_bytes_a_token() -> None:
+    """Tables of places, which are written at once, take four of them; `MEMORY_BYTES` counts so."""
+    tokens = 1 << 22
+    before = process_memory().anon
+    history = History(tokens)
+    assert process_memory().anon - before < 5 * tokens
+    assert history.handle

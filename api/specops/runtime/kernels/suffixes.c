@@ -20,7 +20,7 @@ static const float LEAST_REACH = 0.02f;  // the regression does not learn from r
 
 struct Text {
     int64_t capacity, length, contexts[ORDERS];
-    uint32_t mask;
+    uint32_t mask;               // below half the capacity: 16 bytes a token in all
     int32_t *tokens;             // [capacity]
     int32_t *previous[ORDERS];   // [capacity] the previous place with the same context, -1: none
     int32_t *heads[ORDERS];      // [mask + 1] the last place whose context has this hash, -1: none
@@ -65,7 +65,7 @@ Text *specops_text_new(int64_t capacity, int64_t longer, int64_t shorter) {
     if (!text) return NULL;
     text->capacity = capacity;
     text->contexts[0] = longer, text->contexts[1] = shorter;
-    for (text->mask = 1; text->mask < (uint64_t)capacity / 2; text->mask = text->mask * 2 + 1) {}
+    for (text->mask = 1; text->mask + 1 < (uint64_t)capacity / 2; text->mask = text->mask * 2 + 1) {}
     int missing = !(text->tokens = malloc((size_t)capacity * sizeof(int32_t)));
     for (int order = 0; order < ORDERS; order++) {
         missing |= !(text->previous[order] = malloc((size_t)capacity * sizeof(int32_t)));
@@ -103,21 +103,15 @@ static void append(Text *text, int32_t token) {
     }
 }
 
-void specops_teach(Text *history, const Lookups *lookups) {
-    append(history, NO_TOKEN);
-    for (int64_t i = 0; i < lookups->text->length; i++) append(history, lookups->text->tokens[i]);
-}
-
-// The latest places in `where` that follow the last tokens of `text`.
-static int find(const Text *where, const Text *text, Found *found) {
-    const int32_t *end = text->tokens + text->length;
+// The latest places in `where` that follow the last tokens of a text, of the `length` before `end`.
+static int find(const Text *where, const int32_t *end, int64_t length, Found *found) {
     for (int order = 0; order < ORDERS; order++) {
         const int64_t context = where->contexts[order];
-        if (text->length < context) continue;
+        if (length < context) continue;
         int count = 0;
         int64_t place = where->heads[order][hash(end, context) & where->mask];
         for (int visits = 0; place >= 0 && visits < VISITS; visits++) {
-            const int64_t most = place < text->length ? place : text->length;
+            const int64_t most = place < length ? place : length;
             int64_t match = 0;
             while (match < most && match < LONGEST_MATCH
                    && where->tokens[place - match - 1] == end[-match - 1]) match++;
@@ -127,6 +121,38 @@ static int find(const Text *where, const Text *text, Found *found) {
         if (count) return count;
     }
     return 0;
+}
+
+// The place in `history` of the token at `end`, behind the same LONGEST_MATCH tokens or, near the text's
+// beginning, all `length`; -1: there is none.
+static int64_t taught_place(const Text *history, const int32_t *end, int64_t length) {
+    Found found[VISITS];
+    const int count = find(history, end, length, found);
+    for (int i = 0; i < count; i++) {
+        const int long_enough = found[i].match == LONGEST_MATCH || found[i].match == length;
+        if (long_enough && history->tokens[found[i].place] == *end) return found[i].place;
+    }
+    return -1;
+}
+
+void specops_teach(Text *history, const Lookups *lookups) {
+    const Text *text = lookups->text;
+    int64_t taught = -1 - LONGEST_MATCH;  // end of what stands last in the history
+    int64_t place = -1;                   // of the token before in the history, if that was known
+    for (int64_t i = history->contexts[ORDERS - 1]; i < text->length; i++) {
+        const int64_t before = place;
+        const int follows = place >= 0 && place + 1 < history->length
+                            && history->tokens[place + 1] == text->tokens[i];
+        place = follows ? place + 1 : taught_place(history, text->tokens + i, i);
+        if (place >= 0) continue;
+        if (before >= 0 && before == history->length - 1) {
+            taught = i;  // it goes on where the history ends
+        } else if (i - taught > LONGEST_MATCH) {  // begin with the last known tokens
+            append(history, NO_TOKEN);
+            taught = i > LONGEST_MATCH ? i - LONGEST_MATCH : 0;
+        }
+        while (taught <= i) append(history, text->tokens[taught++]);
+    }
 }
 
 // -- how likely ------------------------------------------------------------------------------------
@@ -179,7 +205,7 @@ static float predict(const Text *where, const Text *text, const float *weights, 
                      Prediction *guess) {
     Found found[VISITS];
     int32_t next[VISITS];
-    int count = find(where, text, found);
+    int count = find(where, text->tokens + text->length, text->length, found);
     float reach = 1, expected = 0;
     guess->count = 0;
     while (count && guess->count < most && reach >= LEAST_REACH) {
@@ -188,14 +214,15 @@ static float predict(const Text *where, const Text *text, const float *weights, 
         for (int i = 0; i < count; i++) {
             const int64_t place = found[i].place + position, beyond = place - where->length;
             if (beyond >= 0 && where != text) continue;  // the history ends there
-            found[known] = found[i];
             // A match that overlaps the end repeats with its period.
-            next[known++] = beyond < 0 ? where->tokens[place] : guess->tokens[beyond];
+            const int32_t token = beyond < 0 ? where->tokens[place] : guess->tokens[beyond];
+            if (token == NO_TOKEN) continue;  // what follows there stands elsewhere, or nothing did
+            found[known] = found[i];
+            next[known++] = token;
         }
         if (!known) break;
         int16_t *features = guess->features[position];
         const int winner = vote(found, next, known, where->length, position, guess->share, features);
-        if (where != text && next[winner] == NO_TOKEN) break;
         float odds = guess->bias;
         for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
         guess->tokens[position] = next[winner];

@@ -44,7 +44,8 @@ int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *t
                         const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised, int32_t *found_in);
 
-// Append a request's text to a history, behind a mark that equals no token.
+// Append what is new in a request's text to a history: tokens that it does not hold yet behind the same
+// 32. Each new part stands behind a mark that equals no token and the tokens before it.
 void specops_teach(Text *history, const Lookups *lookups);
 
 #endif

@@ -69,12 +69,12 @@ class SuffixDrafter(LookupDrafter):
         """Look the last tokens up; see `LookupDrafter.look_up`."""
         lookups, history = self._slots[slot]
         found = lookups.look_up(tokens, history, count, min_reach)
-        return Draft(**found._asdict()) if found.tokens else NO_DRAFT
+        return found if found.tokens else NO_DRAFT
 
     def release(self, slot: int) -> None:
-        """Forget a slot; its text goes into the client's history, if it looked anything up."""
+        """Forget a slot; what is new in its text goes into the client's history."""
         lookups, history = self._slots.pop(slot, (None, None))
-        if lookups is not None and history is not None and lookups.length:
+        if lookups is not None and history is not None:
             history.learn(lookups)
 
     def _history(self, client: str) -> History | None:
