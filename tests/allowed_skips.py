@@ -13,7 +13,6 @@ import pytest
 
 ALLOWED = {  # the reason that a test gives, a pattern: why it may be skipped
     "not this processor": "another processor's machines run it",
-    "there is a GPU": "it tests what a machine without one says",
     "no (cgroup v1|overlay|swap|tmpfs) ": "the kernel decides, and who may mount",
     "(xfs|btrfs) cannot be tried here": "the kernel lacks the file system",
     "(swap and )?mounts take root": "the workflow's user is not root; .ci/run is where it can be",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from specops.config import Settings
-from specops.heads import convert as head_converter
+from specops.models.eagle import convert as head_converter
 from specops.models import child, layout, prepare
 from specops.models.convert import Quantization, check, export_checkpoint
 from specops.models.convert import __main__ as converter
@@ -121,7 +121,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # -- how models are made and run here --------------------------------------------------------------
 
 _PROGRAMS: dict[str, Any] = {
-    "specops.heads.convert": head_converter,
+    "specops.models.eagle.convert": head_converter,
     "specops.models.convert.__main__": converter,
     "specops.models.convert.check": check,
     "specops.models.graph.prepack": prepack,

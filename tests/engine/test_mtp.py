@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.ngrams import make_table
-from specops.heads.storage import Conversation
+from specops.ngrams.table import make_table
+from specops.ngrams.storage import Conversation
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.folder import ModelFolder

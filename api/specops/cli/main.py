@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,6 @@ _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "thr
 _SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "max_k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_TRAIN = "install it with `pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,25 +113,19 @@ def _parser() -> argparse.ArgumentParser:
     add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
 
-    draft = commands.add_parser("draft", help="train a draft head for a model")
+    draft = commands.add_parser("draft", help="make what draft tokens come from")
     actions = draft.add_subparsers(required=True, metavar="WHAT")
-    make = actions.add_parser("make", help="train a draft head on texts that the model writes")
+    make = actions.add_parser("make", help="make a table of n-grams from texts that the model writes")
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     time = make.add_mutually_exclusive_group()
     time.add_argument(
         "--minutes", type=float, default=60.0, metavar="N", help="time for everything; default: 60"
     )
     time.add_argument(
-        "--more", type=float, metavar="HOURS", help="train the finished head in DIR further"
-    )
-    make.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="where the model writes and the head is trained; default: %(default)s",
+        "--more", type=float, metavar="HOURS", help="write more texts for the finished table in DIR"
     )
     add_settings(make, "model", "target", "quant", "threads")
-    make.set_defaults(command=_make_head)
+    make.set_defaults(command=_make_ngrams)
     return parser
 
 
@@ -320,33 +312,25 @@ def _bench_load(options: argparse.Namespace) -> int:
     return 0
 
 
-def _make_head(options: argparse.Namespace) -> int:
+def _make_ngrams(options: argparse.Namespace) -> int:
     more = options.more is not None
     minutes = 60 * options.more if more else options.minutes
     if not 0 < minutes < math.inf:
         raise ConfigError(f"--{'more' if more else 'minutes'} takes a number above 0")
-    if find_spec("torch") is None:
-        raise CommandError(f"making a head needs torch, which serving does not: {_TRAIN}")
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
-
-    try:
-        from specops.heads.making import make_head  # noqa: PLC0415
-    except ImportError as error:  # an older torch
-        raise CommandError(f"making a head needs another torch: {_TRAIN} ({error})") from error
+    from specops.ngrams.making import make_ngrams  # noqa: PLC0415
 
     def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)  # what was trained is saved on the way out
+        raise SystemExit(128 + number)  # what was written is saved on the way out
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # with nohup it is ignored
             signal.signal(number, end)
     try:
-        results = make_head(
-            settings_of(options), options.out, minutes, report, more=more, device=options.device
-        )
+        results = make_ngrams(settings_of(options), options.out, minutes, report, more=more)
     except (RuntimeError, *PROMPT_ERRORS) as error:
         raise CommandError(error) from error
     except KeyboardInterrupt:

@@ -171,7 +171,7 @@ def prepare_head(
         weights = [f"--weights={file}" for file in parts.state_dicts]
         try:
             run_module(
-                "specops.heads.convert",
+                "specops.models.eagle.convert",
                 *(str(path), str(target.graph), str(folder), *weights),
                 *("--quant", quant, "--context", str(target.context_length)),
                 lock=lock,

@@ -19,7 +19,7 @@ from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from onnx import numpy_helper
 
-from specops.heads.target_rows import output_blocks, output_rows
+from specops.models.eagle.target_rows import output_blocks, output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.weights import WeightStore

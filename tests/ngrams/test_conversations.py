@@ -10,9 +10,9 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads import conversations
-from specops.heads.conversations import Writer
-from specops.heads.storage import Conversation, ConversationStore
+from specops.ngrams import conversations
+from specops.ngrams.conversations import Writer
+from specops.ngrams.storage import Conversation, ConversationStore
 from specops.text.chat_template import ChatTemplate
 from tests.conftest import THREADS
 

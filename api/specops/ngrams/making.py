@@ -1,4 +1,4 @@
-"""Makes a head for a model: conversations, training, calibration, the checkpoint, measurements.
+"""Makes a model's table of n-grams: conversations, the table, measurements, the card.
 
 All intermediate files stay in a folder beside the new one. So a call can continue after an
 interruption, and a later call with more time continues the work of earlier ones.
@@ -9,88 +9,72 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.card import card
-from specops.heads.checkpoint import CONFIG, write_head
-from specops.heads.conversations import Writer
-from specops.heads.convert import target_of
-from specops.heads.evaluation import Evaluation, evaluate
-from specops.heads.network import HeadNetwork, layers_read, new_config
-from specops.heads.ngrams import make_table
-from specops.heads.on_gpu import TorchTeacher, TorchWriter, load_target
-from specops.heads.storage import Conversation, ConversationStore
-from specops.heads.target_rows import output_rows
-from specops.heads.teacher import LENGTH, EngineTeacher, Teacher, graph_with_states
-from specops.heads.training import Training, acceptance, calibrate, rounds
 from specops.models.folder import ModelError
-from specops.models.head_folder import NGRAMS, is_head_checkpoint, refuse_former_head
-from specops.models.prepare import choose, located, prepare
+from specops.models.head_folder import NGRAMS
+from specops.models.hub import CONFIG
+from specops.models.prepare import choose, prepare
 from specops.models.progress import every
-from specops.system.cpus import available_threads
+from specops.ngrams.card import card
+from specops.ngrams.conversations import Writer
+from specops.ngrams.evaluation import Evaluation, evaluate
+from specops.ngrams.storage import Conversation, ConversationStore
+from specops.ngrams.table import make_table
 from specops.system.folders import file_at_once, folder_at_once
 
-_TOKENS = 8192  # that a head can guess: 94 % of what a chat model of 49,152 tokens writes
-_WRITING, _TRAINING = 0.35, 0.6  # shares of the time; the rest is for measurements
-_SLOTS = 24  # while conversations are written
+_WRITING = 0.9  # share of the time; the rest is for measurements
+_SLOTS, _CONTEXT = 24, 512  # while conversations are written; the context also while measured
 _HELD_OUT = 19  # one conversation of so many is used for measuring only; of all temperatures
-_UNSEEN = 400  # of which so many: with 80,000 tokens a share of 0.4 is known within 0.004
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 _NOTHING = (  # with their number
-    "the model's first {} texts repeat themselves or end at once, so no head can learn from them: "
+    "the model's first {} texts repeat themselves or end at once, so their n-grams say nothing: "
     "look at its answers (`specops generate`), and take other weights or another model"
 )
 
 Tell = Callable[[str], None]
 
 
-def make_head(
+def make_ngrams(
     settings: Settings,
     out: Path,
     minutes: float,
     tell: Tell,
     *,
     more: bool = False,
-    device: str = "cpu",
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Evaluation]:
-    """Make a draft head; return what was measured of it, by temperature.
+    """Make a model's table of n-grams; return what was measured of it, by temperature.
 
     Args:
-        settings: name the target; settings of drafts are ignored.
+        settings: name the model; settings of drafts are ignored.
         out: the folder to write; `out` with the suffix `.making` keeps the intermediate files.
         minutes: duration of the whole work, over all calls; loading is not counted.
         tell: called with progress lines.
         more: add the minutes to what earlier calls were given.
-        device: where the target writes and the head learns. "cpu": on the engine, and beside it;
-            another one of torch's: there, the target's checkpoint by transformers.
         clock: returns seconds.
 
     Raises:
         ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
         PromptTooLong: the model's context is shorter than the start of a conversation.
-        OSError: a folder cannot be written, or `out` is something else than a head.
+        OSError: a folder cannot be written, or `out` holds something else than a table.
     """
     out = out.resolve()
-    refuse_former_head(out)
-    if (out / CONFIG).exists() and not is_head_checkpoint(out):
-        raise ModelError(f"{out} is a model's folder: choose another --out")
-    with folder_at_once(out, CONFIG) as path:
+    if (out / CONFIG).exists():
+        raise ModelError(f"{out} is the folder of a model or a draft head: choose another --out")
+    with folder_at_once(out, NGRAMS) as path:
         work = out.with_name(f"{out.name}.making")
         progress = Progress(work / "progress.json", clock)
         try:
-            made = _make(settings, path, progress, device, tell, minutes=minutes, more=more)
+            made = _make(settings, path, progress, tell, minutes=minutes, more=more)
         except OSError as error:  # who writes to an open file does not name it
             code = error.errno or errno.ENOSPC  # of which numpy has words of its own
             raise OSError(code, os.strerror(code), error.filename or str(work)) from error
@@ -100,109 +84,54 @@ def make_head(
 
 
 def _make(
-    settings: Settings,
-    path: Path,
-    progress: Progress,
-    device: str,
-    tell: Tell,
-    *,
-    minutes: float,
-    more: bool,
+    settings: Settings, path: Path, progress: Progress, tell: Tell, *, minutes: float, more: bool
 ) -> list[Evaluation]:
-    """Make a head in the folder `path`; intermediate files lie beside that of `progress`."""
-    alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=LENGTH)
+    """Make a table in the folder `path`; intermediate files lie beside that of `progress`."""
+    alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
         choice.target, choice.target_quant, name=choice.name, cache_dir=alone.cache_dir, report=tell
     )
     progress.keep_to(choice.name, folder.source_digest, folder.hidden_size)
-    target = target_of(folder.graph, folder.context_length)
-    if folder.hidden_size not in (0, target.hidden_size):
-        raise ModelError(
-            f"{choice.name} cannot have a draft head: its layers' states have "
-            f"{folder.hidden_size} values, and its embedding {target.hidden_size}"
-        )
-    if folder.mtp is not None:
-        tell(
-            f"{choice.name} has an MTP block, which serves as its draft head already; the new head "
-            "would take its place, and is not compared with it"
-        )
     minutes = progress.plan(minutes, more=more)
-    source = located(choice.target, alone.cache_dir)
-    model = None if device == "cpu" else load_target(source, torch.device(device))
-
-    def open_writer(first: int) -> Writer:
-        engine = Engine.load(alone)
-        if model is None:
-            return Writer(engine, first)
-        return TorchWriter(engine, first, model, folder.end_tokens)
-
-    layers = layers_read(target)
-    if model is None:  # made before an hour of writing: not every graph can give states
-        graph_with_states(folder, layers, alone.cache_dir)
-    conversations = _written(open_writer, progress, 60 * _WRITING * minutes, tell)
+    conversations = _written(
+        lambda first: Writer(Engine.load(alone), first), progress, 60 * _WRITING * minutes, tell
+    )
     unseen = [item for item in conversations if item.number % _HELD_OUT == 0]
     texts = [item for item in conversations if item.number % _HELD_OUT]
     if not texts or not unseen:
         raise ModelError(
-            f"{choice.name} has written too little to learn from ({len(conversations)} texts; what "
+            f"{choice.name} has written too little to count ({len(conversations)} texts; what "
             "repeats itself or ends at once does not count): the same command with more --minutes "
             "continues from here"
         )
-    tokens = _frequent(texts)
-    config = new_config(target, len(tokens))
-    rows = output_rows(folder.graph, tokens, target.hidden_size)
-    network = HeadNetwork(config, torch.from_numpy(rows).to(device))
-    teacher: Teacher
-    if model is None:
-        # The engine reads the next texts meanwhile: threads that share cores would wait for it.
-        torch.set_num_threads(max(1, available_threads() // 2))
-        teacher = EngineTeacher(folder, layers, tokens, alone.cache_dir)
-    else:
-        teacher = TorchTeacher(model, layers, tokens)
-    training = Training(
-        network,
-        teacher,
-        texts,
-        unseen,
-        seconds=60 * _TRAINING * minutes,
-        checkpoint=progress.folder / "training.pt",
-        tell=tell,
-        clock=progress.clock,
-    )
-    training.run()
-    found = rounds(network, teacher, unseen[:_UNSEEN])
-    config["calibration"] = calibrate(found)
-    weights = {name: values.detach().cpu().numpy() for name, values in network.weights.items()}
-    write_head(path, config, weights, tokens)
-    own_table = _write_table(path / NGRAMS, texts, choose(replace(settings, draft="")).draft)
-    left = 60 * (1 - _WRITING - _TRAINING) * minutes
+    np.save(path / NGRAMS, make_table(texts))
+    own = choose(replace(settings, draft="")).draft
+    before = "none"
+    if isinstance(own, Path) and (own / NGRAMS).is_file():
+        before = str(own)
+        tell(f"{choice.name} comes with a table: the new one is measured against it")
+    left = 60 * (1 - _WRITING) * minutes
     tell(
-        "measuring it on conversations that it was not trained on, for about "
+        "measuring the table on conversations that are not counted in it, for about "
         f"{max(1, left / 60):.0f} min"
     )
     # In the context that they were written in: in a shorter one they might not fit.
-    served = replace(settings, draft=str(path), drafter="", context=LENGTH)
-    evaluations = evaluate(served, unseen, left, progress.clock)
+    served = replace(settings, draft=str(path), drafter="", context=_CONTEXT)
+    evaluations = evaluate(served, before, unseen, left, progress.clock)
     text = card(
         choice.name,
         evaluations,
         conversations=conversations,
-        seen=training.seen,
-        minutes=(progress.known["written"] + training.spent) / 60,
-        own_table=own_table,
-        rows=len(tokens),
-        reached={
-            "all": acceptance(found),
-            "that no lookup finds": acceptance(found, repeated=False),
-        },
+        minutes=progress.known["written"] / 60,
+        before="no table" if before == "none" else "the preset's table",
     )
     (path / "README.md").write_text(text, encoding="utf-8")
     return evaluations
 
 
 class Progress:
-    """What is known of a head that is being made, in a file of its own.
+    """What is known of a table that is being made, in a file of its own.
 
     Args:
         file: the file; its folder is made if missing.
@@ -312,25 +241,3 @@ def _written(
         progress.known["written"] = spent
         progress.save()
     return found
-
-
-def _write_table(file: Path, texts: Sequence[Conversation], draft: object) -> bool:
-    """Write n-grams of the texts, or copy those of a preset's draft that counts more texts.
-
-    Returns:
-        Whether they are those of the texts.
-    """
-    np.save(file, make_table(texts))
-    other = draft / NGRAMS if isinstance(draft, Path) else file
-    if not other.exists() or other.stat().st_size <= file.stat().st_size:
-        return True
-    shutil.copyfile(other, file)
-    return False
-
-
-def _frequent(conversations: Iterable[Conversation]) -> list[int]:
-    """The most frequent tokens of answers, in ascending order."""
-    counts = Counter[int]()
-    for conversation in conversations:
-        counts.update(conversation.tokens.tolist())
-    return sorted(token for token, _ in counts.most_common(_TOKENS))

@@ -1,4 +1,4 @@
-"""A head is made from start to end, with interruptions, and then serves; more time goes on."""
+"""A table is made from start to end, with interruptions, and then serves; more time goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import json
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,25 +19,19 @@ import pytest
 from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.evaluation import Evaluation
-from specops.heads.ngrams import make_table
-from specops.heads.storage import Conversation, ConversationStore
-from specops.models.folder import ModelError, ModelFolder
+from specops.models import prepare as preparing
+from specops.models.folder import ModelError
+from specops.models.head_folder import NGRAMS
 from specops.models.prepare import choose, prepare
+from specops.ngrams import conversations, evaluation, making
+from specops.ngrams.evaluation import Evaluation
+from specops.ngrams.making import Progress, make_ngrams
+from specops.ngrams.storage import Conversation, ConversationStore
+from specops.ngrams.table import make_table
+from specops.presets import Preset
 from specops.request import GenerationRequest, Output
-from tests.checkpoints import make_opt_checkpoint
 from tests.conftest import THREADS
 from tests.generating import generate
-from tests.mtp_blocks import make_checkpoint
-
-torch = pytest.importorskip("torch", reason="needs the extra `train`")
-
-from specops.heads import conversations, evaluation, making, on_gpu, training  # noqa: E402
-from specops.heads.convert import target_of  # noqa: E402
-from specops.heads.making import Progress, make_head  # noqa: E402
-from specops.heads.network import new_config  # noqa: E402
-from specops.heads.on_gpu import TorchTeacher, load_target  # noqa: E402
-from specops.heads.teacher import EngineTeacher, Lesson  # noqa: E402
 
 MINUTES = 2.0  # of a clock that goes on by some seconds with each step
 
@@ -51,11 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         (conversations, "_LEAST_DISTINCT", 0.0),
         (making, "_HELD_OUT", 3),
         (making, "_SLOTS", 6),
-        (making, "_WRITING", 0.7),
-        (making, "_TRAINING", 0.05),
         (making, "_REPORT_SECONDS", 0.0),
-        (training, "_REPORT_SECONDS", 0.0),
-        (training, "_REPORTED", 2),
         (evaluation, "_PROMPTS", 1),
         (evaluation, "_LEAST_PROMPTS", 1),
         (evaluation, "_TOKENS", 8),
@@ -65,15 +54,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def clock(seconds: int = 2) -> Callable[[], float]:
     return count(step=seconds).__next__
-
-
-def stopping_at(word: str, said: list[str]) -> Callable[[str], None]:
-    def tell(text: str) -> None:
-        said.append(text)
-        if text.startswith(word):
-            raise KeyboardInterrupt
-
-    return tell
 
 
 @pytest.fixture
@@ -90,129 +70,61 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def make(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """Return why no head is made."""
+    """Return why no table is made."""
     assert main(["draft", "make", "--model", "demo", "--out", str(out), *flags]) == 1
     return capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small")
-def test_a_head_is_made_with_interruptions_serves_and_goes_on(
+def test_a_table_is_made_with_interruptions_serves_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = Settings(model="demo", threads=THREADS, cache_dir=tmp_path / "cache")
-    out, work, said = tmp_path / "head", tmp_path / "head.making", list[str]()
-    for stop in ("writing", "training"):
-        with pytest.raises(KeyboardInterrupt):
-            make_head(settings, out, MINUTES, stopping_at(stop, said), clock=clock())
-        assert not out.exists()
-    assert (work / "training.pt").exists()
+    out, work, said = tmp_path / "table", tmp_path / "table.making", list[str]()
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if text.startswith("measuring"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_ngrams(settings, out, MINUTES, stop, clock=clock())
+    assert said[0].startswith("writing: ")
+    assert not out.exists()
     texts = (work / "conversations.i32").read_bytes()
-    said.clear()
-    results = make_head(settings, out, MINUTES, said.append, clock=clock())
+    results = make_ngrams(settings, out, MINUTES, said.append, clock=clock())
     greedy, drawn = (result.verdict for result in results)
-    unknown = r"it cannot be told from chance whether the head pays \(faster in [01] of 1 conv"
+    unknown = r"it cannot be told from chance whether the table pays \(faster in [01] of 1 conv"
     assert re.match(f"greedily {unknown}", greedy)
     assert re.match(f"at temperature 0.7 {unknown}", drawn)
-    assert said[0].startswith("training continues after")
     assert (work / "conversations.i32").read_bytes() == texts  # its time was used up
-    assert {path.name for path in out.iterdir()} == {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "ngrams.npy",
-    }
-    config = json.loads((out / "config.json").read_text())
-    assert len(config["calibration"]) == training.GUESSES
+    assert {path.name for path in out.iterdir()} == {"README.md", NGRAMS}
     card = (out / "README.md").read_text()
     assert f"- {greedy}\n- {drawn}\n" in card
     assert "held-out conversations (1)" in card
     assert "tokens of text from an empty prompt" in card  # it is no chat model
-    assert "those of the same texts" in card
+    assert "Without it the lookup has no table" in card
 
     patch = {"SPECOPS_CACHE_DIR": str(settings.cache_dir), "SPECOPS_THREADS": str(THREADS)}
     for name, value in patch.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(making, "make_head", partial(make_head, clock=clock()))
+    monkeypatch.setattr(making, "make_ngrams", partial(make_ngrams, clock=clock()))
     hours = str(MINUTES / 60)
     assert main(["draft", "make", "--model", "demo", "--out", str(out), "--more", hours]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{out}: greedily ")
-    said = printed.err.splitlines()
+    assert printed.err.startswith("writing: ")
     assert (work / "conversations.i32").read_bytes().startswith(texts)
     assert len((work / "conversations.i32").read_bytes()) > len(texts)
-    assert any(text.startswith("training continues after") for text in said)
     assert json.loads((work / "progress.json").read_text())["minutes"] == 2 * MINUTES
 
     engine = Engine.load(replace(settings, draft=str(out), slots=1, context=128))
+    assert engine.info.ngrams == out / NGRAMS
     plain, drafted = (
-        [piece.token for piece in generate(engine, "def add(", 24, drafter=drafter)[0]]
-        for drafter in ("none", "head")
+        generate(engine, "def add(", 24, drafter=drafter) for drafter in ("none", "suffix")
     )
-    assert plain == drafted
-
-
-@pytest.mark.usefixtures("small")
-def test_on_another_device_a_target_in_torch_writes_and_teaches(
-    tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This machine's processor stands for a GPU: all that it runs is torch's."""
-    monkeypatch.setattr(on_gpu, "_WAITING", 24)
-    settings, said = replace(tiny_settings, draft="none"), list[str]()
-    make_head(settings, tmp_path / "head", MINUTES, said.append, device="cpu:0", clock=clock(12))
-    assert any(text.startswith("writing") for text in said)
-    assert any(text.startswith("training") for text in said)
-    assert (tmp_path / "head" / "model.safetensors").exists()
-
-
-def test_a_target_in_torch_teaches_what_the_engine_does(tiny_pair: Path, tmp_path: Path) -> None:
-    folder = ModelFolder.read(tiny_pair / "target" / "onnx" / "fp32", "tiny")
-    tokens = list(range(0, 320, 2))
-    config = new_config(target_of(folder.graph, folder.context_length), len(tokens))
-    layers = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    rng = np.random.default_rng(0)
-    texts = [
-        Conversation(0, *(rng.integers(0, 320, count, np.int32) for count in (asked, length)))
-        for asked, length in ((3, 20), (1, 31), (12, 4))
-    ]
-    model = load_target(tiny_pair / "target", torch.device("cpu"))
-    lessons: list[Lesson] = [
-        teacher.lesson(texts)
-        for teacher in (
-            EngineTeacher(folder, layers, tokens, tmp_path),
-            TorchTeacher(model, layers, tokens),
-        )
-    ]
-    for ours, theirs, name in zip(*lessons, Lesson._fields, strict=True):
-        if name == "states":  # behind a text's end they are not read
-            padding = lessons[0].states.abs().sum(-1, keepdim=True) == 0
-            theirs = theirs.masked_fill(padding, 0)  # noqa: PLW2901
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=name)
-
-
-def test_a_model_that_torch_cannot_load_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"transformers cannot load {tmp_path} for --device"):
-        load_target(tmp_path, torch.device("cpu"))
-
-
-def test_a_torch_that_is_too_old_is_named_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("making", "training"):
-        monkeypatch.delitem(sys.modules, f"specops.heads.{module}")
-    monkeypatch.delattr(torch.optim, "Muon")
-    said = make(tmp_path / "head", capsys)
-    assert "needs another torch: install it with `pip install 'specops[train]'`" in said
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_is_said_before_any_work(
-    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert make(tmp_path / "head", capsys, "--device", "cuda") == (
-        "specops: torch sees no GPU here: leave --device out\n"
-    )
-    assert loads == []
+    assert [piece.token for piece in plain[0]] == [piece.token for piece in drafted[0]]
+    assert drafted[1].accepted_found_in["table"] > 0
 
 
 @pytest.mark.parametrize("left", ["61.5\n", '{"written": 61.5', "[1]\n"])
@@ -258,7 +170,7 @@ def test_evenings_add_up_and_a_repeated_call_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["notes", "notes/todo", "."])
-def test_nothing_but_a_head_is_replaced(
+def test_nothing_but_a_table_is_replaced(
     out: str,
     tmp_path: Path,
     loads: list[Settings],
@@ -271,38 +183,33 @@ def test_nothing_but_a_head_is_replaced(
     monkeypatch.chdir(tmp_path)
     said = make(Path(out), capsys)
     assert re.fullmatch(
-        rf"specops: {(tmp_path / out).resolve()}: .*(config\.json|current).*\n", said
+        rf"specops: {(tmp_path / out).resolve()}: .*(ngrams\.npy|current).*\n", said
     )
     assert loads == []
     assert (tmp_path / "notes" / "todo").read_text() == "keep"
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
-def test_an_earlier_head_and_a_new_folder_may_be_written(
+def test_an_earlier_table_and_a_new_folder_may_be_written(
     tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    (tmp_path / "old" / NGRAMS).touch()
     for name in ("old", "new"):
         assert make(tmp_path / name, capsys) == "specops: no more is needed here\n"
     assert len(loads) == 2
-    assert (tmp_path / "old" / "config.json").exists()
+    assert (tmp_path / "old" / NGRAMS).exists()
     assert not (tmp_path / "new").exists()
 
 
-def test_a_model_is_no_earlier_head(
+def test_a_model_or_head_with_a_table_is_not_replaced(
     tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert "is a model's folder: choose another --out" in make(tmp_path, capsys)
-    assert loads == []
-
-
-def test_a_head_of_an_earlier_version_stays(
-    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "head.json").write_text("{}")
-    assert "`specops draft make`, in another folder" in make(tmp_path, capsys)
+    for name in ("config.json", NGRAMS):
+        (tmp_path / name).touch()
+    assert "is the folder of a model or a draft head: choose another --out" in make(
+        tmp_path, capsys
+    )
     assert loads == []
 
 
@@ -310,10 +217,10 @@ def test_a_folder_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert make(tmp_path / "file" / "head", capsys).startswith(f"specops: {tmp_path / 'file'}")
+    assert make(tmp_path / "file" / "table", capsys).startswith(f"specops: {tmp_path / 'file'}")
 
 
-def test_conversations_of_another_model_are_not_learnt_from(tmp_path: Path) -> None:
+def test_conversations_of_another_model_are_not_counted(tmp_path: Path) -> None:
     Progress(tmp_path / "progress.json").keep_to("one that wrote nothing", "sha256:3", 768)
     Progress(tmp_path / "progress.json").keep_to("qwen", "sha256:1", 576)
     (tmp_path / "conversations.i32").touch()
@@ -328,52 +235,33 @@ def test_conversations_of_another_model_are_not_learnt_from(tmp_path: Path) -> N
 def test_an_hour_of_work_is_not_lost_to_a_short_context(
     tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head is measured in the context that its conversations were written in."""
+    """A table is measured in the context that its conversations were written in."""
     seen, given = list[Settings](), list[float]()
 
     def evaluate(
-        settings: Settings, conversations: object, seconds: float, clock: object
+        settings: Settings, before: str, conversations: object, seconds: float, clock: object
     ) -> list[Evaluation]:
         seen.append(settings)
         given.append(seconds)
-        ways = {"suffix": 1.0, "head": 1.0, "cascade": 1.0}
+        assert before == "none"
+        ways = {"without": 1.0, "with": 1.0}
         return [Evaluation(0.0, 1, 7, 0, ways, ways)]
 
     monkeypatch.setattr(making, "evaluate", evaluate)
     short = replace(tiny_settings, draft="none", context=16)
-    make_head(short, tmp_path / "head", MINUTES, lambda text: None, clock=clock())
-    assert [settings.context for settings in seen] == [making.LENGTH]
-    assert given == [pytest.approx(60 * MINUTES * (1 - making._WRITING - making._TRAINING))]
-    assert "on 7 threads" in (tmp_path / "head" / "README.md").read_text().replace("\n", " ")
-    known = json.loads((tmp_path / "head.making" / "progress.json").read_text())["target"]
+    make_ngrams(short, tmp_path / "table", MINUTES, lambda text: None, clock=clock())
+    assert [settings.context for settings in seen] == [making._CONTEXT]
+    assert given == [pytest.approx(60 * MINUTES * (1 - making._WRITING))]
+    assert "on 7 threads" in (tmp_path / "table" / "README.md").read_text().replace("\n", " ")
+    known = json.loads((tmp_path / "table.making" / "progress.json").read_text())["target"]
     assert known["name"] == "target"
     assert known["hidden_size"] == 256
     assert known["source_digest"] == "target"  # its export does not say of what it is
 
 
-def test_a_target_that_no_head_fits_is_refused_before_it_writes(
-    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """OPT 350m projects its embedding: a head of EAGLE's kind has one width."""
-    target = make_opt_checkpoint(tmp_path / "opt", projection=32, norm_before=False)
-    said = make(tmp_path / "head", capsys, "--target", str(target))
-    assert "opt cannot have a draft head" in said
-    assert "64 values, and its embedding 32\n" in said
-    assert loads == []
-
-
-def test_a_target_with_an_mtp_block_is_said_to_have_a_head(
-    tmp_path: Path, loads: list[Settings], capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = make_checkpoint(tmp_path / "qwen")
-    said = make(tmp_path / "head", capsys, "--target", str(target))
-    assert "qwen has an MTP block, which serves as its draft head already" in said
-    assert len(loads) == 1
-
-
 @pytest.mark.usefixtures("small")
 def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_other(
-    tiny_settings: Settings, tiny_head: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[GenerationRequest] = []
 
@@ -386,12 +274,14 @@ def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_othe
     monkeypatch.setattr(evaluation, "_PROMPTS", 24)
     monkeypatch.setattr(evaluation, "_LEAST_PROMPTS", 5)
     texts = [Conversation(i, np.arange(3, dtype=np.int32), np.zeros(9, np.int32)) for i in range(9)]
-    settings = replace(tiny_settings, draft=str(tiny_head), context=64, prefix_cache="all")
-    results = evaluation.evaluate(settings, texts, 6.0, clock(1))
+    np.save(tmp_path / NGRAMS, make_table(texts))
+    settings = replace(tiny_settings, draft=str(tmp_path), context=64, prefix_cache="all")
+    results = evaluation.evaluate(settings, "none", texts, 6.0, clock(1))
     assert [result.prompts for result in results] == [6, 6]
-    results = evaluation.evaluate(settings, texts, 0.0, clock(1))
+    results = evaluation.evaluate(settings, "none", texts, 0.0, clock(1))
     assert [result.prompts for result in results] == [5, 5]
-    assert len({request.client for request in asked}) == 8  # four ways at two temperatures
+    assert len({request.client for request in asked}) == 6  # three ways at two temperatures
+    assert {request.drafter for request in asked} == {"none", "suffix"}
     assert {request.sampling.temperature for request in asked} == {0.0, 0.7}
 
 
@@ -402,21 +292,20 @@ def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_othe
         *((17, 24, True), (16, 24, None), (8, 24, None), (7, 24, False)),
     ],
 )
-def test_a_head_is_recommended_on_more_than_chance(
+def test_a_table_is_recommended_on_more_than_chance(
     faster: int, prompts: int, pays: bool | None
 ) -> None:
-    speed, jumps = {"suffix": 1.2, "cascade": 1.4}, {"suffix": 1.6, "cascade": 1.8}
+    speed, jumps = {"without": 1.2, "with": 1.4}, {"without": 1.6, "with": 1.8}
     result = Evaluation(0.7, prompts, 2, faster, speed, jumps)
     assert result.pays is pays
     assert f"(faster in {faster} of {prompts} conversations)" in result.verdict
     assert ("cannot be told from chance" in result.verdict) == (pays is None)
 
 
-def test_a_head_is_faster_where_it_beats_lookups_and_plain_decoding_by_saving_passes() -> None:
+def test_a_table_is_faster_where_it_beats_both_other_ways_by_saving_passes() -> None:
     """The last answer was only faster because the clock was disturbed."""
-    speeds = {"none": (10,) * 4, "suffix": (20, 10, 5, 10), "head": (9,) * 4}
-    speeds["cascade"] = (21, 10, 9, 15)
-    steps = {"none": (9,) * 4, "suffix": (5,) * 4, "head": (8,) * 4, "cascade": (4, 4, 4, 5)}
+    speeds = {"plain": (10,) * 4, "without": (20, 10, 5, 10), "with": (21, 10, 9, 15)}
+    steps = {"plain": (9,) * 4, "without": (5,) * 4, "with": (4, 4, 4, 5)}
     figures = {
         way: [
             Mock(tokens_per_second=speed, generated_tokens=9, sequence_steps=count)
@@ -433,8 +322,8 @@ def test_a_model_that_writes_nothing_of_use_is_said_early(
 ) -> None:
     monkeypatch.setattr(conversations, "_LEAST_DISTINCT", 1.1)  # all texts seem to repeat
     settings = Settings(model="demo", threads=THREADS, cache_dir=tmp_path / "cache")
-    with pytest.raises(ModelError, match=r"first \d\d texts .*, so no head can learn from them"):
-        make_head(settings, tmp_path / "head", 6000, lambda text: None)
+    with pytest.raises(ModelError, match=r"first \d\d texts .*, so their n-grams say nothing"):
+        make_ngrams(settings, tmp_path / "table", 6000, lambda text: None)
 
 
 def test_the_demo_target_with_other_weights_is_the_same_model(tmp_path: Path) -> None:
@@ -449,17 +338,27 @@ def test_the_demo_target_with_other_weights_is_the_same_model(tmp_path: Path) ->
         progress.keep_to("demo", folder.source_digest, folder.hidden_size)
 
 
-def test_a_presets_larger_table_is_kept(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    texts = [Conversation(0, *(rng.integers(0, 9, n, np.int32) for n in (3, 90)))]
-    file, preset = tmp_path / "ngrams.npy", tmp_path / "preset"
-    preset.mkdir()
-    for draft in (None, preset):  # another preset's draft is a model
-        assert making._write_table(file, texts, draft)
-        np.testing.assert_array_equal(np.load(file), make_table(texts))
-    np.save(preset / "ngrams.npy", np.zeros(10_000, np.uint64))
-    assert not making._write_table(file, texts, preset)
-    assert len(np.load(file)) == 10_000
+@pytest.mark.usefixtures("small")
+def test_a_preset_s_own_table_is_what_a_new_one_is_measured_against(
+    tmp_path: Path, tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, said = list[str](), list[str]()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / NGRAMS).touch()
+    presets = Preset("", tiny_settings.target, "./own", "int8-128", "")
+    monkeypatch.setattr(preparing, "presets", lambda: {"demo": presets})
+
+    def evaluate(settings: Settings, before: str, *_: object) -> list[Evaluation]:
+        seen.append(before)
+        ways = {"without": 1.0, "with": 1.0}
+        return [Evaluation(0.0, 1, 7, 0, ways, ways)]
+
+    monkeypatch.setattr(making, "evaluate", evaluate)
+    settings = replace(tiny_settings, model="demo", target="", quant="", models_dir=tmp_path)
+    make_ngrams(settings, tmp_path / "table", MINUTES, said.append, clock=clock())
+    assert seen == [str(tmp_path / "own")]
+    assert "demo comes with a table: the new one is measured against it" in said
+    assert "has the preset's table." in (tmp_path / "table" / "README.md").read_text()
 
 
 def test_a_full_disk_is_named(
@@ -468,24 +367,24 @@ def test_a_full_disk_is_named(
     """Also where the system's error does not say which file, or numpy hides the error."""
     for error in (OSError(errno.ENOSPC, "No space left"), OSError("9 requested and 3 written")):
         monkeypatch.setattr(making, "_make", Mock(side_effect=error))
-        said = make(tmp_path / "head", capsys)
-        assert said == f"specops: {tmp_path / 'head.making'}: No space left on device\n"
+        said = make(tmp_path / "table", capsys)
+        assert said == f"specops: {tmp_path / 'table.making'}: No space left on device\n"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stopped_process_ends_as_after_ctrl_c(
     number: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that it saves what it has trained."""
+    """So that it saves what it has written."""
 
     def stopped(*_: object, **__: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr(making, "make_head", stopped)
+    monkeypatch.setattr(making, "make_ngrams", stopped)
     kept = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(SystemExit) as ended:
-            main(["draft", "make", "--out", str(tmp_path / "head")])
+            main(["draft", "make", "--out", str(tmp_path / "table")])
     finally:
         for each, handler in kept.items():
             signal.signal(each, handler)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specops.heads.checkpoint import HeadCheckpoint
+from specops.models.eagle.checkpoint import HeadCheckpoint
 from specops.models.contract import FUSED, MOST_GUESSABLE, NEXT_STATES, STATES
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix

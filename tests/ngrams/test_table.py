@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specops.heads.ngrams import make_table
-from specops.heads.storage import Conversation
+from specops.ngrams.storage import Conversation
+from specops.ngrams.table import make_table
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.session import ModelLoadError
 from specops.runtime.suffixes import NgramTable

@@ -1,6 +1,7 @@
-"""Measures the speed with a head, on held-out conversations, against plain decoding and lookups.
+"""Measures the suffix lookup with a table of n-grams, on conversations that it does not count.
 
-One request runs at a time. The drafters alternate prompt by prompt, so that other load on the
+Beside it stand plain decoding and the lookup without the table, or with the one that a preset comes
+with. One request runs at a time. The ways alternate prompt by prompt, so that other load on the
 machine affects all of them alike.
 """
 
@@ -14,17 +15,17 @@ from dataclasses import dataclass, replace
 
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
-from specops.heads.storage import Conversation
+from specops.ngrams.storage import Conversation
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
 
 _PROMPTS = 24  # most prompts that are measured
 _LEAST_PROMPTS = 5  # that are measured however long it takes: fewer cannot tell chance apart
 _TOKENS = 128  # most tokens of an answer
 _TEMPERATURES = (0.0, 0.7)
-_PAYS = 1.02  # a smaller speedup is not worth a head
+_PAYS = 1.02  # a smaller speedup is not worth a table
 _CHANCE = 0.05  # a result that chance gives so often is not believed
-_LOOKUP, _HEAD, _BOTH = "suffix", "head", "cascade"
-_WAYS = (NO_DRAFTER, _LOOKUP, _HEAD, _BOTH)
+_LOOKUP = "suffix"
+_PLAIN, _BEFORE, _TABLE = _WAYS = ("plain", "without", "with")  # the table
 
 _Figures = dict[float, dict[str, list[GenerationStats]]]
 
@@ -37,9 +38,9 @@ class Evaluation:
         temperature: at which the answers were sampled.
         prompts: number of prompts.
         threads: number of threads that computed.
-        faster: number of prompts that the head answered faster than lookups and plain decoding.
-        speedup: median speedup over plain decoding, by drafter.
-        tokens_per_jump: tokens per forward pass, by drafter.
+        faster: number of prompts that were answered faster with the table than in both other ways.
+        speedup: median speedup over plain decoding, by whether the lookup is with the table.
+        tokens_per_pass: the same, tokens per forward pass.
     """
 
     temperature: float
@@ -47,11 +48,11 @@ class Evaluation:
     threads: int
     faster: int
     speedup: dict[str, float]
-    tokens_per_jump: dict[str, float]
+    tokens_per_pass: dict[str, float]
 
     @property
     def pays(self) -> bool | None:
-        """Whether the head makes more answers faster than chance explains, or fewer (sign test).
+        """Whether the table makes more answers faster than chance explains, or fewer (sign test).
 
         None: neither.
         """
@@ -64,16 +65,16 @@ class Evaluation:
         """The result in a few words."""
         drawn = f"at temperature {self.temperature}" if self.temperature else "greedily"
         judged = {
-            True: "the head pays",
-            False: "the head does not pay",
-            None: "it cannot be told from chance whether the head pays",
+            True: "the table pays",
+            False: "the table does not pay",
+            None: "it cannot be told from chance whether the table pays",
         }[self.pays]
-        jumps = self.tokens_per_jump
+        passes = self.tokens_per_pass
         return (
             f"{drawn} {judged} (faster in {self.faster} of {self.prompts} conversations): "
-            f"{self.speedup[_BOTH]:.2f} times plain decoding's speed with it, "
-            f"{self.speedup[_LOOKUP]:.2f} with {_LOOKUP} alone "
-            f"({jumps[_BOTH]:.2f} and {jumps[_LOOKUP]:.2f} tokens per pass)"
+            f"{self.speedup[_TABLE]:.2f} times plain decoding's speed with it, "
+            f"{self.speedup[_BEFORE]:.2f} without "
+            f"({passes[_TABLE]:.2f} and {passes[_BEFORE]:.2f} tokens per pass)"
         )
 
 
@@ -84,21 +85,24 @@ def _by_chance(count: int, prompts: int) -> float:
 
 def evaluate(
     settings: Settings,
+    before: str,
     conversations: Sequence[Conversation],
     seconds: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Evaluation]:
-    """Measure the head of `settings.draft`, greedily and at temperature 0.7, with seeds.
+    """Measure the table of `settings.draft`, greedily and at temperature 0.7, with seeds.
 
     Args:
         settings: the settings.
-        conversations: conversations that it was not trained on, at least one.
+        before: the setting `draft` without it.
+        conversations: conversations that it does not count, at least one.
         seconds: after which no further conversation is begun.
         clock: returns seconds.
     """
-    # What one drafter's answers leave behind must not help another one's.
+    # What one way's answers leave behind must not help another one's.
     settings = replace(settings, slots=1, prefix_cache="client")
-    engine, end = Engine.load(settings), clock() + seconds
+    table, other = (Engine.load(replace(settings, draft=draft)) for draft in (settings.draft, before))
+    engines, end = {_PLAIN: other, _BEFORE: other, _TABLE: table}, clock() + seconds
     figures: _Figures = {at: {way: [] for way in _WAYS} for at in _TEMPERATURES}
     for measured, conversation in enumerate(conversations[:_PROMPTS]):
         if clock() > end and measured >= _LEAST_PROMPTS:
@@ -106,10 +110,11 @@ def evaluate(
         turn = measured % len(_WAYS)
         for temperature, by_way in figures.items():
             for way in (*_WAYS[turn:], *_WAYS[:turn]):
-                by_way[way].append(_answer(engine, settings, conversation, way, temperature))
+                by_way[way].append(
+                    _answer(engines[way], settings, conversation, way, temperature)
+                )
     return [
-        _summary(temperature, engine.info.threads, by_way)
-        for temperature, by_way in figures.items()
+        _summary(temperature, table.info.threads, by_way) for temperature, by_way in figures.items()
     ]
 
 
@@ -117,8 +122,8 @@ def _summary(
     temperature: float, threads: int, figures: dict[str, list[GenerationStats]]
 ) -> Evaluation:
     speeds = {way: [stats.tokens_per_second for stats in figures[way]] for way in _WAYS}
-    plain = speeds[NO_DRAFTER]
-    answers = zip(figures[NO_DRAFTER], figures[_LOOKUP], figures[_BOTH], strict=True)
+    plain = speeds[_PLAIN]
+    answers = zip(*(figures[way] for way in _WAYS), strict=True)
     return Evaluation(
         temperature,
         len(plain),
@@ -139,30 +144,30 @@ def _summary(
     )
 
 
-def _helped(plain: GenerationStats, lookup: GenerationStats, both: GenerationStats) -> bool:
-    """Whether the head made an answer faster, in passes too: else the clock was disturbed."""
-    best = max(plain.tokens_per_second, lookup.tokens_per_second)
-    saved = lookup.sequence_steps > _PAYS * both.sequence_steps
-    return saved and both.tokens_per_second > _PAYS * best
+def _helped(plain: GenerationStats, before: GenerationStats, table: GenerationStats) -> bool:
+    """Whether the table made an answer faster, in passes too: else the clock was disturbed."""
+    best = max(plain.tokens_per_second, before.tokens_per_second)
+    saved = before.sequence_steps > _PAYS * table.sequence_steps
+    return saved and table.tokens_per_second > _PAYS * best
 
 
 def _answer(
     engine: Engine,
     settings: Settings,
     conversation: Conversation,
-    drafter: str,
+    way: str,
     temperature: float,
 ) -> GenerationStats:
-    """Return the figures of the answer with a drafter."""
+    """Return the figures of the answer in one of the ways."""
     request = GenerationRequest(
-        request_id=f"{conversation.number}-{drafter}",
+        request_id=f"{conversation.number}-{way}",
         prompt_tokens=tuple(conversation.prompt.tolist()),
         max_new_tokens=_TOKENS,
         sampling=SamplingParams(temperature, seed=conversation.number),
-        drafter=drafter,
+        drafter=NO_DRAFTER if way == _PLAIN else _LOOKUP,
         k_draft=settings.max_k_draft,
         adaptive=True,
-        client=f"{drafter} at {temperature}",
+        client=f"{way} at {temperature}",
     )
     *_, last = engine.generate(request)
     if last.stats is None:

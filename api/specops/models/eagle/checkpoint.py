@@ -1,24 +1,20 @@
-"""Reads and writes a head's checkpoint: as a model's, and integers, and weights in 8 bits."""
+"""Reads a head's checkpoint: as a model's, and integers, and weights in 8 bits."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import Checkpoint, StoredTensor
 from specops.models.state_dict import read_state_dict
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_GROUP = 64  # most weights that share a scale in a new checkpoint
 _INTEGERS: dict[str, np.dtype[Any]] = {
     **{"I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "BOOL": np.dtype(np.bool_)}
 }
@@ -80,43 +76,3 @@ class HeadCheckpoint(Checkpoint):
         if stored.values is not None:
             return stored.values
         return np.memmap(stored.file, kind, "r", stored.offset, stored.shape)
-
-
-def write_head(
-    path: Path,
-    config: dict[str, Any],
-    weights: Mapping[str, NDArray[np.float32]],
-    tokens: Sequence[int],
-) -> None:
-    """Write a checkpoint into a folder. Matrices are in 8 bits, in compressed-tensors' format.
-
-    Args:
-        path: the folder.
-        config: its settings.
-        weights: by name.
-        tokens: the target's tokens that it can guess, in the order of its output rows.
-    """
-    tensors = dict[str, NDArray[Any]]()
-    group = math.gcd(_GROUP, *(values.shape[1] for values in weights.values() if values.ndim == 2))
-    for name, values in weights.items():
-        if values.ndim == 1:
-            tensors[name] = values.astype(np.float16)
-            continue
-        groups = values.reshape(len(values), -1, group)
-        scales = (np.abs(groups).max(-1).clip(1e-5) / 127).astype(np.float16)
-        codes = np.rint(groups / scales[..., None].astype(np.float32)).clip(-127, 127)
-        tensors[name] = codes.astype(np.int8).reshape(values.shape)
-        tensors[f"{name}_scale"] = scales
-    tensors["d2t"] = np.array(tokens) - np.arange(len(tokens))
-    tensors["t2d"] = np.isin(np.arange(config["vocab_size"]), tokens)
-    (path / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
-    kind = {"num_bits": 8, "type": "int", "symmetric": True}
-    kind |= {"strategy": "group", "group_size": group}
-    own = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": kind}},
-        "ignore": ["lm_head"],
-    }
-    text = json.dumps(config | {"quantization_config": own}, indent=1) + "\n"
-    (path / CONFIG).write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """Makes tables of n-grams: the most frequent successor of one to three tokens in a model's texts.
 
 A lookup in such a table takes microseconds and finds what neither the request nor earlier ones
-contain. `specops draft make` writes one beside each head; `runtime/suffixes.py` has the format.
+contain. `runtime/suffixes.py` has the format.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specops.heads.storage import Conversation
+from specops.ngrams.storage import Conversation
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry

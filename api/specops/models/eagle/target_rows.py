@@ -136,10 +136,6 @@ class Embedding:
     def __getitem__(self, rows: slice) -> Floats:
         return self._rows(range(*rows.indices(len(self))))
 
-    def look_up(self, tokens: Sequence[int]) -> Floats:
-        """The rows [n, size] of tokens [n]."""
-        return self._rows(tokens)
-
 
 def _graph(path: Path) -> onnx.GraphProto:
     """Return a target's graph, whose weights say where they lie."""

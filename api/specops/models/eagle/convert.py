@@ -1,6 +1,6 @@
 """Converts an EAGLE-3 checkpoint into the graphs that run it beside its target.
 
-`python -m specops.heads.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N`, in a process
+`python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N`, in a process
 of its own. What the checkpoint leaves out, its embedding or its output rows, is the target's own
 and is taken from the target's graph.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import onnx
 
-from specops.heads.checkpoint import HeadCheckpoint
-from specops.heads.layer import EagleLayer, Target
-from specops.heads.target_rows import Embedding, output_blocks, output_rows
+from specops.models.eagle.checkpoint import HeadCheckpoint
+from specops.models.eagle.layer import EagleLayer, Target
+from specops.models.eagle.target_rows import Embedding, output_blocks, output_rows
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
@@ -52,7 +52,9 @@ def convert(
         ExportError, ModelError, ModelLoadError: the head cannot be run beside this target; the
             message says why.
     """
-    embedding, target = Embedding(graph), target_of(graph, context)
+    embedding = Embedding(graph)
+    layers = len(mixers(onnx.load(graph, load_external_data=False).graph.node))
+    target = Target(*embedding.shape, layers, context)
     checkpoint = HeadCheckpoint(source, weights)
     layer = EagleLayer(checkpoint, target)
     tables = {"embed_tokens.weight": Matrix("the target's embedding", (embedding,))}
@@ -79,25 +81,13 @@ def convert(
     return made
 
 
-def target_of(graph: Path, context: int) -> Target:
-    """What a head must know of a target.
-
-    Args:
-        graph: its exported graph.
-        context: in tokens.
-    """
-    nodes = onnx.load(graph, load_external_data=False).graph.node
-    layers = len(mixers(nodes))
-    return Target(*Embedding(graph).shape, layers, context)
-
-
 def _store(folder: Path, graph: str) -> WeightStore:
     return WeightStore(folder / f"{graph}.data", lambda nbytes: None)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Convert; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m specops.heads.convert", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m specops.models.eagle.convert", description=__doc__)
     for name in ("head", "target", "destination"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--quant", required=True)
@@ -114,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             weights=given.weights,
         )
     except (ExportError, ModelError, ModelLoadError, ValueError, OSError) as error:
-        print(f"specops.heads.convert: {error}", file=sys.stderr)
+        print(f"specops.models.eagle.convert: {error}", file=sys.stderr)
         return 1
     return 0
 

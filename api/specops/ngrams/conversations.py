@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specops.engine.engine import Engine
-from specops.heads.starters import STARTERS
-from specops.heads.storage import Conversation
+from specops.ngrams.starters import STARTERS
+from specops.ngrams.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
 from specops.text.chat_template import question, with_system
 
@@ -73,7 +73,6 @@ class Writer:
     """
 
     def __init__(self, engine: Engine, first: int) -> None:
-        self.room = engine.info.slots
         self.ended, self.kept = Counter[float](), 0
         self._engine = engine
         self._next = first
@@ -87,35 +86,21 @@ class Writer:
 
     def write(self) -> list[Conversation]:
         """Write a little more; return the conversations that have ended, if worth keeping."""
-        while len(self._texts) < self.room:
+        while len(self._texts) < self._engine.info.slots:
             self._begin(self._next)
             self._next += 1
-        finished = self.step()
+        finished = self._finished()
         for text in finished:
             del self._texts[text.name]
             if text.starter is not None and not self._ask(text):
-                self.ended[temperature(text.number)] += 1
+                self.ended[_temperature(text.number)] += 1
         return self._worth_keeping(finished)
 
     def unfinished(self) -> list[Conversation]:
         """The conversations that have not ended, if worth keeping as they are."""
         return self._worth_keeping(self._texts.values())
 
-    def add(self, text: Text) -> None:
-        """Begin to write a text."""
-        self._engine.scheduler.add(
-            self._engine.admit(
-                GenerationRequest(
-                    request_id=text.name,
-                    prompt_tokens=text.prompt,
-                    max_new_tokens=text.most,
-                    sampling=text.sampling,
-                    stream=False,
-                )
-            )
-        )
-
-    def step(self) -> list[Text]:
+    def _finished(self) -> list[Text]:
         """Write a little more; return the texts that are finished."""
         finished = []
         for output in self._engine.scheduler.step().outputs:
@@ -143,7 +128,7 @@ class Writer:
         if asked in self._asked:
             return False
         self._asked.add(asked)
-        sampling = SamplingParams(temperature(message.number), seed=message.number)
+        sampling = SamplingParams(_temperature(message.number), seed=message.number)
         messages = with_system(question(asked), self._engine.info.system)
         prompt = self._engine.encode_chat(self._engine.render_chat(messages))
         if len(prompt) + _SHORTEST > self._engine.info.context:
@@ -154,17 +139,27 @@ class Writer:
     def _worth_keeping(self, texts: Iterable[Text]) -> list[Conversation]:
         """The answers among texts that are long enough and do not repeat themselves."""
         answers = [text for text in texts if text.starter is None]
-        self.ended.update(temperature(text.number) for text in answers)
+        self.ended.update(_temperature(text.number) for text in answers)
         found = [_conversation(text) for text in answers if _is_varied(text.tokens)]
         self.kept += len(found)
         return found
 
     def _add(self, text: Text) -> None:
         self._texts[text.name] = text
-        self.add(text)
+        self._engine.scheduler.add(
+            self._engine.admit(
+                GenerationRequest(
+                    request_id=text.name,
+                    prompt_tokens=text.prompt,
+                    max_new_tokens=text.most,
+                    sampling=text.sampling,
+                    stream=False,
+                )
+            )
+        )
 
 
-def temperature(number: int) -> float:
+def _temperature(number: int) -> float:
     """At which the answer of a conversation is written; by its number."""
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 

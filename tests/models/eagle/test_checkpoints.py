@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specops.heads.checkpoint import HeadCheckpoint
-from specops.heads.layer import EagleLayer, Target
+from specops.models.eagle.checkpoint import HeadCheckpoint
+from specops.models.eagle.layer import EagleLayer, Target
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD
 from specops.models.convert.quantization import BlockFormat
@@ -110,7 +110,7 @@ def test_tokens_can_be_given_by_either_table_or_be_all(target: Path, tmp_path: P
 def test_of_a_large_vocabulary_the_first_tokens_are_guessed(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.heads.layer.MOST_GUESSABLE", 48)
+    monkeypatch.setattr("specops.models.eagle.layer.MOST_GUESSABLE", 48)
     folder = write_head(tmp_path / "head", target=target, rows=VOCAB, d2t=False)
     found = layer(folder)
     assert (found.tokens, found.shape.vocab_size) == (tuple(range(48)), 48)

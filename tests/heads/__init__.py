@@ -1,1 +1,0 @@
-"""The making of draft heads: conversations, training, and the finished head."""

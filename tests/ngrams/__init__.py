@@ -1,0 +1,1 @@
+"""The making of tables of n-grams: conversations, counting, measuring."""
