@@ -234,12 +234,11 @@ def source(text: str) -> str:
     hub = HubModel.parse(text)
     if text.startswith("share/"):
         return "from PyPI"
-    followed = "@main" if hub and hub.revision == "main" else ""
-    return f"`{hub.repo}{followed}`" if hub else "bundled" if text else ""
+    return f"`{hub.repo}`" if hub else "bundled" if text else ""
 
 
 def model_rows() -> list[str]:
-    """The table of presets; it names models without their commits, but says which have none."""
+    """The table of presets; it names models without their commits."""
     lines = ["| `SPECOPS_MODEL` | what it is | target | draft | weights, GB | memory, GB |"]
     lines.append("|---|---|---|---|---:|---:|")
     for name, preset in presets().items():

@@ -29,11 +29,7 @@ FILTERS = {
     "top_k": SamplingParams(1.0, top_k=40),
     "top_p": SamplingParams(2.0, top_p=0.999),
     "min_p": SamplingParams(1.0, min_p=0.05),
-    "typical_p": SamplingParams(1.0, typical_p=0.9),
-    "top_n_sigma": SamplingParams(1.0, top_n_sigma=1.0),
-    "all filters": SamplingParams(
-        2.0, top_k=1 << 17, top_p=0.999, min_p=1e-9, typical_p=0.9, top_n_sigma=50.0
-    ),
+    "all filters": SamplingParams(2.0, top_k=1 << 17, top_p=0.999, min_p=1e-9),
 }
 ADJUSTED = {
     "penalties": SamplingParams(

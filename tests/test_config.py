@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from specops import synonyms
 from specops.config import PREFIX, ConfigError, Settings, client_keys
 from specops.models.convert import Quantization
 from specops.models.prepare import choose
@@ -24,7 +23,7 @@ CHANGED = {
     "draft_quant": ("fp32", "fp32"),
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
-    "drafter": ("ngram", "suffix"),
+    "drafter": ("suffix", "suffix"),
     "sampling": ("top_p=0.9", "top_p=0.9"),
     "system": ("Be brief.", "Be brief."),
     "max_k_draft": ("16", 16),
@@ -157,20 +156,11 @@ def test_keys_are_named_before_their_first_colon_or_by_their_number() -> None:
     [
         {"SPECOPS_PORT": "", "SPECOPS_THREADS": ""},
         {"SPECOPS_FORMER": ""},  # compose.yaml passes unset variables on as empty ones
-        {"SPECOPS_EXACT": "1"},  # accepted, but no setting
         {"PORT": "x", "OTHER_SPECOPS_PORT": "x"},  # of other programs
     ],
 )
 def test_variables_that_change_nothing(variables: dict[str, str]) -> None:
     assert Settings.from_env(variables) == Settings.from_env({})
-
-
-@pytest.mark.parametrize("name", synonyms.FORMER_SETTINGS)
-def test_a_former_setting_is_refused_with_what_to_do_instead(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is (called|gone)") as caught:
-        Settings.from_env({name: "1"})
-    others = set(re.findall(r"SPECOPS_(\w+)", str(caught.value))) - {name.removeprefix(PREFIX)}
-    assert {other.lower() for other in others} <= CHANGED.keys()
 
 
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:

@@ -31,7 +31,6 @@ from specops.tracing import tracing_from_env
 from tests.asgi import AsgiClient
 from tests.http.openai_api import Api
 from tests.loopback import Handler, free_port, listening
-from tests.serving.service import sample
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +50,7 @@ class Collector:
 
     port: int = 0
     status: int = 200
+    refused: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -91,6 +91,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if made.status == 200:
                 made.bodies.append(body)
+            else:
+                made.refused += 1
             self.reply(made.status, b"")
 
     with listening(Receiver) as made.port:
@@ -121,10 +123,6 @@ async def serving(settings: Settings) -> AsyncIterator[Api]:
         assert made.service.state is ModelState.READY, made.service.error
         made.service.engine.chat_template = ChatTemplate(TEMPLATE, {})
         yield made
-
-
-def counted_spans(here: Api, result: str) -> float:
-    return sample(here.metrics, "trace_spans_total", result=result)
 
 
 def tree(spans: list[Span]) -> tuple[Span, dict[str, Span]]:
@@ -373,7 +371,6 @@ async def test_other_endpoints_and_requests_that_are_not_sampled_have_no_span(
         await here.client.post("/generate", json=GENERATE)
         parent, _ = tree(await collector.get(4))
     assert not parent.parent_span_id
-    assert counted_spans(here, "sent") == 4
 
 
 async def test_the_sdks_own_variables_hold(
@@ -422,30 +419,24 @@ async def test_a_collector_that_fails_costs_requests_nothing_and_is_logged_once(
         for number in range(1, 6):
             response = await here.client.post("/generate", json=GENERATE)
             assert response.status_code == 200
-            await until(lambda number=number: counted_spans(here, "failed") >= 4 * number)
+            await until(lambda number=number: collector.refused >= number)
         collector.status = 200
         await here.client.post("/generate", json=GENERATE)
         await collector.get(4)
-    assert (counted_spans(here, "failed"), counted_spans(here, "sent")) == (20, 4)
     assert len([line for line in left_out(caplog) if "code: 400" in line]) == 1
 
 
-async def test_without_a_collector_nothing_waits_and_the_queue_is_bounded(
+async def test_without_a_collector_nothing_waits(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv(DELAY, "3600000")
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
     async with serving(tiny_settings) as here:
         for _ in range(4):
             response = await here.client.post("/generate", json=GENERATE)
             assert response.status_code == 200
-        # A batch that is full goes out at once: some of the later spans may have had its place.
-        assert 16 - 10 >= counted_spans(here, "dropped") >= 0
     # The SDK goes on trying, for 30 s; nobody waits for it.
     assert "traces" in {thread.name for thread in threading.enumerate()}
-    assert counted_spans(here, "sent") == 0
 
 
 OFF = [
@@ -460,7 +451,7 @@ OFF = [
 def test_it_is_off_unless_it_is_asked_for(
     variables: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert tracing_from_env(variables, lambda *_: None) is None
+    assert tracing_from_env(variables) is None
     assert not left_out(caplog)
 
 
@@ -468,8 +459,7 @@ def test_what_prevents_traces_is_logged_and_the_service_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ = {ENDPOINT: "http://user:secret@127.0.0.1:1"}
-    assert tracing_from_env({**environ, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, print) is None
-    assert tracing_from_env({**environ, "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, print) is None
+    assert tracing_from_env({**environ, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
     real = builtins.__import__
 
     def missing(name: str, *rest: Any) -> Any:
@@ -478,9 +468,9 @@ def test_what_prevents_traces_is_logged_and_the_service_starts(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert tracing_from_env(environ, print) is None
+    assert tracing_from_env(environ) is None
     lines = left_out(caplog)
-    for text, word in itertools.zip_longest(lines, ("grpc", "many", "pip install 'specops[otel]'")):
+    for text, word in itertools.zip_longest(lines, ("grpc", "pip install -e '.[otel]'")):
         assert text.startswith("no traces: ")
         assert word in text
     assert "secret" not in caplog.text

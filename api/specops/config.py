@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specops import synonyms
 from specops.presets import CHAT, DEMO, default_preset, presets
 from specops.request import DRAFTERS
 from specops.sampling_defaults import NO_ADVICE, SamplingDefaults
@@ -76,10 +75,6 @@ def _context(text: str) -> float:
 
 def _path(text: str) -> Path:
     return Path(os.path.expanduser(text))  # pathlib's fails where there is no home
-
-
-def _drafter(text: str) -> str:
-    return _choice("", *DRAFTERS, "none")(synonyms.DRAFTERS.get(text, text))
 
 
 def _preset(text: str) -> str:
@@ -173,8 +168,6 @@ _origins = _listed(
 
 
 def _unknown(name: str, known: Collection[str]) -> ConfigError:
-    if name in synonyms.FORMER_SETTINGS:
-        return ConfigError(f"{name} {synonyms.FORMER_SETTINGS[name]}")
     from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
     # Without the prefix, which makes all names alike.
@@ -226,7 +219,7 @@ class Settings:
     )
     drafter: str = _knob(
         "",
-        _drafter,
+        _choice("", *DRAFTERS, "none"),
         "drafter of requests that name none; empty: `cascade` with a draft model or head, else "
         "`suffix`",
     )
@@ -358,7 +351,7 @@ class Settings:
         given = {
             name: text.strip()
             for name, text in environ.items()
-            if name.startswith(PREFIX) and name not in synonyms.IGNORED_SETTINGS and text.strip()
+            if name.startswith(PREFIX) and text.strip()
         }
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
         # The defaults of a preset, such as the context, fit its own target only.

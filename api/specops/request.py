@@ -110,8 +110,6 @@ class SamplingParams:
     seed: int | None = None
     grammar: Grammar | None = None  # the whole answer follows it; None: any text
     min_p: float = 0.0  # least probability, as a share of the likeliest token's
-    typical_p: float = 1.0  # mass of the tokens whose surprise is nearest to the expected one
-    top_n_sigma: float = 0.0  # standard deviations below the largest logit that stay; 0: all
     presence_penalty: float = 0.0  # subtracted from tokens that the answer has
     frequency_penalty: float = 0.0  # subtracted for each time that the answer has them
     repetition_penalty: float = 1.0  # divides the logits of the tokens of prompt and answer

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -22,17 +22,14 @@ from specops.system.failures import SparseWarnings
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExportResult
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
     from opentelemetry.util.types import AttributeValue
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SPOKEN = "http/protobuf"
-_MOST_WAITING = 2048  # spans that wait to be sent; the SDK's own default
 _FLUSH_SECONDS = 2.0  # that the last spans get at the end, whether a collector answers or not
-SENT, FAILED, DROPPED = RESULTS = ("sent", "failed", "dropped")
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 log = logging.getLogger(__name__)
 
@@ -173,7 +170,7 @@ def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, Attr
 class Tracing:
     """Begins the traces of requests, and sends their spans on a thread of its own.
 
-    What the collector does not take in time is dropped and counted: no request waits for it.
+    What the collector does not take in time is dropped: no request waits for it.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -218,16 +215,11 @@ class Tracing:
         thread.join(_FLUSH_SECONDS)
 
 
-def tracing_from_env(
-    environ: Mapping[str, str], count: Callable[[str, int], None]
-) -> Tracing | None:
+def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
     """Set tracing up as the `OTEL_` variables ask for it.
 
     What stands in its way is logged and leaves it off: such variables are often those of a whole
     machine, and a service without traces is better than none.
-
-    Args:
-        count: called, on any thread, with one of `RESULTS` and a number of spans.
     """
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -242,11 +234,11 @@ def tracing_from_env(
         )
         return None
     try:
-        tracing = Tracing(_provider(environ, count))
+        tracing = Tracing(_provider())
     except ImportError:
         log.warning(
             "no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: "
-            "pip install 'specops[otel]'"
+            "in a clone, `pip install -e '.[otel]'` adds it"
         )
         return None
     except Exception as error:  # of a value that the SDK cannot use
@@ -256,43 +248,12 @@ def tracing_from_env(
     return tracing
 
 
-def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> TracerProvider:
-    """The SDK with an exporter that counts; its own variables set all else."""
-    most_waiting = int(environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or _MOST_WAITING)
+def _provider() -> TracerProvider:
+    """The SDK as its own variables set it up."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult  # noqa: PLC0415
-
-    class Exporter(OTLPSpanExporter):
-        """Counts what it sends."""
-
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            processor.taken(len(spans))
-            result = super().export(spans)
-            count(SENT if result is SpanExportResult.SUCCESS else FAILED, len(spans))
-            return result
-
-    class Processor(BatchSpanProcessor):
-        """Drops the newest span where the SDK would drop the oldest, and counts it."""
-
-        def __init__(self) -> None:
-            super().__init__(Exporter(), max_queue_size=most_waiting)
-            self._waiting = 0
-            self._lock = threading.Lock()
-
-        def on_end(self, span: ReadableSpan) -> None:
-            with self._lock:
-                full = self._waiting >= most_waiting
-                self._waiting += not full
-            if full:
-                count(DROPPED, 1)
-            else:
-                super().on_end(span)
-
-        def taken(self, spans: int) -> None:
-            with self._lock:
-                self._waiting -= spans
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
     _quieten()
     for name in [name for name, value in os.environ.items() if name.startswith("OTEL_")]:
@@ -304,8 +265,7 @@ def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> 
     }
     resource = Resource.create(own | dict(OTELResourceDetector().detect().attributes))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    processor = Processor()
-    provider.add_span_processor(processor)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 

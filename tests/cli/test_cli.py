@@ -281,16 +281,6 @@ def test_info_tells_of_a_head_and_its_ngrams_only_what_is_used(
     )
 
 
-@pytest.mark.usefixtures("environment")
-def test_a_head_of_an_earlier_version_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And that before the target is looked for."""
-    (tmp_path / "head.json").write_text("{}")
-    assert main(["info", "--target", str(tmp_path / "gone"), "--draft", str(tmp_path)]) == 1
-    assert "make another one with `specops draft make`" in capsys.readouterr().err
-
-
 def test_export_writes_a_folder_that_generates(
     environment: dict[str, str], tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "with a seed": {"sampling": replace(DRAWN, seed=7)},
     "from the likeliest": {"sampling": replace(DRAWN, top_k=5)},
     "from a nucleus": {"sampling": replace(DRAWN, top_p=0.5, min_p=0.1)},
-    "from the typical": {"sampling": replace(DRAWN, typical_p=0.5, top_n_sigma=1.0)},
     "with penalties": {"sampling": SamplingParams(repetition_penalty=1.3)},
     "by a grammar": {"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "yes|no+"))},
     "with probabilities": {"logprobs": 3},

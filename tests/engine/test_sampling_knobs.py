@@ -31,7 +31,7 @@ KNOBS = {
     "repetition": {"repetition_penalty": 1.4},
     "bias": {"logit_bias": ((9, 4.0), (10, -100.0))},
     "words": {"bad_words": ((12,), (48,), (14, 15), (20, 21, 22))},
-    "filters": {"min_p": 0.05, "top_n_sigma": 2.0, "typical_p": 0.9},
+    "filters": {"min_p": 0.05, "top_p": 0.9},
     "together": {"presence_penalty": 0.4, "repetition_penalty": 1.1, "min_p": 0.02, "top_k": 20},
 }
 

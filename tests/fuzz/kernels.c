@@ -867,12 +867,9 @@ static void try_sampling(void) {
     for (int64_t i = 0; i < all; i++) logits[i] = some_float(odd) * spread;
     Filter filter = {one_in(4) ? fabsf(some_float(3)) : 0.7f, one_in(2) ? 0 : from_to(1, count),
                      one_in(2) ? 1.0 : (double)below(1001) / 1000,
-                     one_in(2) ? 0.0f : (float)below(101) / 100,
-                     one_in(2) ? 0.0f : fabsf(some_float(3)),
-                     one_in(2) ? 1.0 : (double)below(1001) / 1000};
-    if (one_in(8)) filter.typical_p = (double)odd_float();
+                     one_in(2) ? 0.0f : (float)below(101) / 100};
     if (one_in(8)) filter.top_k = odd_number(), filter.top_p = (double)odd_float();
-    if (one_in(8)) filter.min_p = odd_float(), filter.top_n_sigma = odd_float();
+    if (one_in(8)) filter.min_p = odd_float();
     const double uniform = one_in(8) ? (double)odd_float() : (double)below(1 << 20) / (1 << 20);
     const uint64_t word = random_word(), position = (uint64_t)below(1000);
     const int64_t words = (count + 31) / 32 + below(2);

@@ -111,7 +111,6 @@ async def test_a_text_among_tokens_is_the_same_prompt(server: httpx.AsyncClient)
         {"temperature": -1},
         {"top_p": 0},
         {"top_p": 2},
-        {"typical_p": 0},
         {"repeat_penalty": 0},
         {"top_k": -5},
     ],

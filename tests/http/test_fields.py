@@ -60,7 +60,6 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"top_p": 7.5}, {"top_p": 1.0}),
     ({"min_p": 2}, {"min_p": 1.0}),
     ({"min_p": -1}, {"min_p": 0.0}),
-    ({"typical_p": 0}, {"typical_p": TINY}),
     ({"top_k": 5.0}, {"top_k": 5}),
     ({"top_k": -3}, {"top_k": 0}),
     ({"seed": 42.9}, {"seed": 42}),
@@ -115,10 +114,7 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         for path in (GENERATE, COMPLETIONS, CHAT)
         for stop in ("", [""], ["", "END"])
     ),
-    *(
-        (GENERATE, {"drafter": name, "share_ngrams": False}, {"drafter": "suffix"})
-        for name in ("ngram", "ngram_cache", "suffix")
-    ),
+    (GENERATE, {"drafter": "suffix"}, {"drafter": "suffix"}),
     (COMPLETIONS, {}, {"max_new_tokens": 16, "logprobs": None, "stream": False}),
     (COMPLETIONS, {"max_tokens": 7}, {"max_new_tokens": 7}),
     (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
@@ -177,7 +173,6 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
     *((GENERATE, "stop", value, "") for value in (["a"] * 65, 3, "ok\udfff")),
     (GENERATE, "drafter", "oracle", ""),
-    (GENERATE, "exact", "yes", ""),
     (GENERATE, "top_k", -2, ""),
     (GENERATE, "stream", 1, ""),
     (COMPLETIONS, "max_tokens", -3, ""),

@@ -48,7 +48,7 @@ WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", "
 
 SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"temperature": 0.5, "top_p": 0.9, "top_k": 40}, {}),
-    ({"min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 1.5}, {}),
+    ({"min_p": 0.1}, {}),
     ({"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}, {}),
     ({"seed": 11}, {}),
     ({"logit_bias": {"5": -100, "a": 1.5}}, {"logit_bias": ((5, -100), (97, 1.5))}),
@@ -135,9 +135,9 @@ async def test_a_limit_above_the_servers_is_cut_to_it(path: str) -> None:
 
 UNSET = (
     *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
-    *("user", "logprobs", "top_k", "min_p", "typical_p", "top_n_sigma", "repetition_penalty"),
+    *("user", "logprobs", "top_k", "min_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop_token_ids"),
-    *("min_tokens", "ignore_eos", "k_draft", "drafter", "adaptive", "guided_json", "exact"),
+    *("min_tokens", "ignore_eos", "k_draft", "drafter", "adaptive", "guided_json"),
     "response_format",
 )
 NEUTRAL = {
@@ -152,7 +152,6 @@ NEUTRAL = {
     ("path", "body"),
     [
         *((path, dict.fromkeys(UNSET)) for path in (COMPLETIONS, CHAT)),
-        *((path, {"exact": exact}) for path in BODIES for exact in (True, False)),
         (CHAT, NEUTRAL),
     ],
     ids=str,

@@ -31,10 +31,6 @@ def sources(preset: Preset) -> list[str]:
     return [text for text in (preset.target, preset.draft) if text not in ("", "none")]
 
 
-# No commit of these is known here for certain: they follow the branch main (docs/models.md).
-FOLLOWED = {"LiquidAI/LFM2-700M", "LiquidAI/LFM2-2.6B"}
-
-
 @every_preset
 def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: Preset) -> None:
     for text in sources(preset):
@@ -42,8 +38,6 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
         if hub is None:
             assert text.startswith(("share/specops/", "./demo/", "./smollm2-ngrams"))
             assert text.startswith("./demo/") == (name == "demo")
-        elif hub.repo in FOLLOWED:
-            assert text == hub.repo
         else:
             assert re.fullmatch(r"[0-9a-f]{40}", hub.revision), text
             assert str(hub) == text

@@ -595,7 +595,6 @@ REPOSITORIES: dict[str, Published] = {
         shards=0,
     ),
     "HuggingFaceTB/SmolLM2-135M-Instruct": _smollm2(576, 30, 9, 3, 1536),
-    "HuggingFaceTB/SmolLM2-360M-Instruct": _smollm2(960, 32, 15, 5, 2560),
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": _smollm2(2048, 24, 32, 32, 8192, rope_theta=130_000),
     "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072),
     "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144),
@@ -612,21 +611,12 @@ REPOSITORIES: dict[str, Published] = {
     "google/gemma-3-270m-it": _gemma3(640, 18, 2048),
     "google/gemma-3-1b-it": _gemma3(1152, 26, 6912),
     "LiquidAI/LFM2.5-350M": _lfm2(1024, 16, 6656),
-    "LiquidAI/LFM2-350M": _lfm2(1024, 16, 6656),
-    "LiquidAI/LFM2-700M": _lfm2(1536, 24, 10240),
     "LiquidAI/LFM2.5-1.2B-Instruct": _lfm2(2048, 32, 12288),
-    # Eight layers have attention; which ones, its card does not say.
-    "LiquidAI/LFM2-2.6B": _lfm2(
-        *(2048, 32, 10752, 30, (2, 5, 9, 13, 17, 21, 24, 27)), block_auto_adjust_ff_dim=False
-    ),
     "Qwen/Qwen3.5-0.8B": _qwen35(1024, 24, 8, 2, 3584),
     "Qwen/Qwen3.5-2B": _qwen35(2048, 24, 8, 2, 6144),
     "Qwen/Qwen3.5-4B": _qwen35(2560, 32, 16, 4, 9216, value_heads=32),
     "ibm-granite/granite-4.0-h-350m": _granite_h(
         *(768, 32, 12, 4), attention=(10, 13, 17, 27), heads=48, head=32, wide=2048
-    ),
-    "ibm-granite/granite-4.0-h-1b": _granite_h(
-        *(1536, 40, 12, 4), attention=(5, 15, 25, 35), heads=48, head=64, wide=4096
     ),
     "ibm-granite/granite-4.0-h-micro": _granite_h(
         *(2048, 40, 32, 8), attention=(5, 15, 25, 35), heads=64, head=64, wide=8192
@@ -648,7 +638,6 @@ REPOSITORIES: dict[str, Published] = {
     ),
     "Qwen/Qwen2.5-Coder-0.5B": _coder(896, 24, 14, 2, 4864),
     "Qwen/Qwen2.5-Coder-1.5B": _coder(1536, 28, 12, 2, 8960),
-    "Qwen/Qwen2.5-Coder-3B": _coder(2048, 36, 16, 2, 11008),
     "ibm-granite/granite-3.3-2b-instruct": Repository(
         _GRANITE, relative_shapes, tokenizers.written(tokenizers.starcoder2), shards=2
     ),
@@ -664,7 +653,6 @@ REPOSITORIES: dict[str, Published] = {
     ),
     "facebook/opt-125m": _opt(768, 12, 12),
     "facebook/opt-1.3b": _opt(2048, 24, 32),
-    "facebook/opt-2.7b": _opt(2560, 32, 32),
     "facebook/opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
     "openai-community/gpt2": _gpt2(768, 12, 12),
     "openai-community/gpt2-medium": _gpt2(1024, 24, 16),

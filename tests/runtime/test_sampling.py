@@ -28,9 +28,6 @@ def plainly_filtered(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """[V] probabilities by sorting everything, in twice the precision."""
     temperature, top_k = np.float64(params.temperature), params.top_k
     probs = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
-    if params.top_n_sigma:
-        spread = logits[np.isfinite(logits)].std(dtype=np.float64)
-        probs[logits < logits.max() - params.top_n_sigma * spread] = 0
     if top_k:
         probs[probs < np.sort(probs)[-min(top_k, len(probs))]] = 0
     if params.top_p < 1:
@@ -38,14 +35,6 @@ def plainly_filtered(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         ranked = probs[order] / probs.sum()
         probs[order[np.cumsum(ranked) - ranked >= params.top_p]] = 0
     probs[probs < np.float32(params.min_p)] = 0
-    if params.typical_p < 1:  # equally typical tokens all stay
-        probs /= probs.sum()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            surprise = -np.log(probs)
-            off = np.abs(surprise - np.where(probs > 0, probs * surprise, 0).sum())
-        order = np.argsort(off, kind="stable")
-        last = np.searchsorted(np.cumsum(probs[order]), params.typical_p)
-        probs[off > off[order[min(last, len(off) - 1)]] + 1e-6] = 0
     return probs / probs.sum()
 
 
@@ -61,11 +50,8 @@ def plainly_filtered(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
             *({"top_k": number} for number in (1, 3, 200)),
             *({"top_p": share} for share in (0.99, 0.5)),
             *({"min_p": share} for share in (0.02, 0.5, 1.0)),
-            *({"typical_p": share} for share in (0.05, 0.5, 0.9)),
-            *({"top_n_sigma": sigmas} for sigmas in (0.5, 1.0, 3.0)),
             *({"top_k": number, "top_p": share} for number in (3, 200) for share in (0.99, 0.5)),
-            *({"top_k": number, "typical_p": 0.5} for number in (3, 200)),
-            {"top_k": 200, "top_p": 0.9, "min_p": 0.1, "top_n_sigma": 2.0},
+            {"top_k": 200, "top_p": 0.9, "min_p": 0.1},
         ],
     ),
 )
@@ -89,7 +75,7 @@ def test_filters_are_those_of_sorting_everything(
 @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 1023, 1025, 5000])
 @pytest.mark.parametrize(
     "filters",
-    [{}, {"top_k": 7}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"typical_p": 0.7}],
+    [{}, {"top_k": 7}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}],
     ids=str,
 )
 def test_kernels_agree_to_the_bit(

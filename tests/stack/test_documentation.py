@@ -26,7 +26,6 @@ BODIES = {
     "/v1/chat/completions": ChatRequest,
 }
 SETTINGS = {f"SPECOPS_{item.name.upper()}" for item in fields(Settings)}
-SETTINGS |= {"SPECOPS_EXACT"}  # accepted, but not a setting
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

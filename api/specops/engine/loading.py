@@ -25,7 +25,6 @@ from specops.models.head_folder import (
     EagleFolder,
     MtpBlock,
     is_head_checkpoint,
-    refuse_former_head,
 )
 from specops.models.hub import has_tokenizer
 from specops.models.layout import holds_model
@@ -229,8 +228,6 @@ def _prepared(
     A preset's draft that cannot be used costs its speed, not the start: nobody asked for it.
     """
     choice = choose(settings)
-    if isinstance(choice.draft, Path):  # before the target is downloaded or converted
-        refuse_former_head(choice.draft)
     if not (settings.model or settings.target):
         if choice.name == CHAT:
             log.info("SPECOPS_MODEL is empty: serving %s, the chat model in %s", CHAT, chat_model())

@@ -83,7 +83,7 @@ def create_app(
     metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
     metrics.set_queue_size(settings.queue_size)
     service = service or AsyncEngine(settings, metrics)
-    tracing = tracing_from_env(os.environ, metrics.observe_spans)
+    tracing = tracing_from_env(os.environ)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -254,10 +254,6 @@ class Metrics(Series):
         """Count an answered HTTP request; a value of `endpoint` for each route, not each path."""
         self.http_requests.labels(endpoint, status).inc()
 
-    def observe_spans(self, result: str, spans: int) -> None:
-        """Count spans of traces; `result` is one of `tracing.RESULTS`. Any thread."""
-        self.trace_spans[result].inc(spans)
-
     def observe_load_test(self, shape: str) -> None:
         """Count a request of a load test; all unknown shapes count as one."""
         shapes = self.load_test_requests

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from specops.metrics.collectors import NAMESPACE
 from specops.request import DRAFTERS, PLACES, SOURCES, FinishReason, StepKind
-from specops.tracing import RESULTS
 
 MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
@@ -338,11 +337,6 @@ class Series:
     )
     load_test_requests = counters(
         "Requests of load tests, by the shape of the load.", shape=LOAD_SHAPES
-    )
-    trace_spans = counters(
-        "Spans of traces: `sent` to the collector, `failed` to be sent, or `dropped` because "
-        "too many were waiting.",
-        result=RESULTS,
     )
     wasted_tokens = counter(
         "Generated tokens of requests that failed, passed their deadline or lost their client."

@@ -52,19 +52,6 @@ def is_eagle(name: str, *, says_rows: bool) -> bool:
     return name in _EAGLE or (name == _TARGETS_NAME and says_rows)
 
 
-def refuse_former_head(source: Path) -> None:
-    """Refuse a head that `specops draft make` wrote before it wrote checkpoints.
-
-    Raises:
-        ModelError: it is one.
-    """
-    if (source / HEAD_MANIFEST).is_file():
-        raise ModelError(
-            f"the draft head {source} was made by an earlier version: make another one with "
-            "`specops draft make`, in another folder. SPECOPS_DRAFT=none serves without one"
-        )
-
-
 def settings_of_head(config: dict[str, Any]) -> dict[str, Any]:
     """Return all settings of a head's config.json side by side, whichever layout it has.
 

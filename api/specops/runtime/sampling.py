@@ -1,7 +1,7 @@
 """From logits to probabilities to a token; the kernels do the arithmetic (`kernels/sampling.h`).
 
-Target and draft model use the same filters: temperature and top-n-sigma, then in the order of the
-transformers library top-k, top-p, min-p and typical-p.
+Target and draft model use the same filters, in the order of the transformers library: temperature,
+top-k, top-p and min-p.
 """
 
 from __future__ import annotations
@@ -56,10 +56,8 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits) if out is None else out
-    by = Filter(
-        max(_LEAST_TEMPERATURE, params.temperature), params.top_k, params.top_p, params.min_p,
-        params.top_n_sigma, params.typical_p,
-    )  # fmt: skip
+    temperature = max(_LEAST_TEMPERATURE, params.temperature)
+    by = Filter(temperature, params.top_k, params.top_p, params.min_p)
     if status := library.specops_filter(address(logits), *logits.shape, by, address(probs)):
         raise NotFinite if status == _NOT_FINITE else MemoryError("out of memory while sampling")
     return probs

@@ -11,19 +11,16 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from specops import synonyms
 from specops.http.answering.body import Text, TokenId, wrong_together
 from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
 
 
-def _current_name(drafter: object) -> object:
-    return synonyms.DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
-
-
 _MOST_BIASES = 300
 _MOST_DIGITS = 12  # of a number that is read: tokens have fewer
+# Samplers of other servers, and their values that ask for nothing.
+_NO_SAMPLERS: dict[str, tuple[Any, ...]] = {"typical_p": (None, 1), "top_n_sigma": (None, -1, 0)}
 NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
 
 
@@ -115,6 +112,7 @@ class EngineOptions(Constraints):
     penalty_fields: ClassVar[tuple[str, ...]] = ("repetition_penalty",)
     bans_ends: ClassVar[bool] = False
     usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
+    neutral_values = _NO_SAMPLERS
 
     temperature: float | None = drawing_field(
         "temperature",
@@ -130,32 +128,19 @@ class EngineOptions(Constraints):
         ge=0,
         description="maximum draft tokens per step; default: the server's (8; 3 if not adaptive)",
     )
-    drafter: Annotated[DrafterName, BeforeValidator(_current_name)] | None = Field(
-        None,
-        description="the drafter that proposes draft tokens; default: the server's; `ngram` and "
-        "`ngram_cache` are older names of `suffix`",
+    drafter: DrafterName | None = Field(
+        None, description="the drafter that proposes draft tokens; default: the server's"
     )
-    share_ngrams: bool = Field(True, description=synonyms.WITHOUT_EFFECT["share_ngrams"])
     adaptive: bool | None = Field(
         None,
         description="use fewer draft tokens than k_draft, or none, where that is faster; false: "
         "always as many as there are, up to k_draft; default: the server's (true)",
     )
-    exact: bool | None = Field(None, description=synonyms.WITHOUT_EFFECT["exact"])
     top_k: int | None = Field(
         None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = drawing_field(
         "min_p", "minimum probability, as a share of the likeliest token's"
-    )
-    typical_p: float | None = Field(
-        1.0, gt=0, le=1, description="sample from the most typical tokens that add up to this"
-    )
-    top_n_sigma: float | None = Field(
-        0.0,
-        ge=0,
-        description="sample from logits within this many standard deviations of the largest; "
-        "0: all",
     )
     presence_penalty: float | None = drawing_field(
         "presence_penalty", "subtracted from the logits of tokens in the answer"
@@ -270,8 +255,6 @@ class EngineOptions(Constraints):
             seed=self.choice_seed(choice),
             grammar=self.grammar,
             min_p=drawing.min_p or 0.0,
-            typical_p=self.typical_p or 1.0,
-            top_n_sigma=self.top_n_sigma or 0.0,
             presence_penalty=drawing.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=drawing.repetition_penalty or 1.0,

@@ -33,9 +33,8 @@ from specops.text.fill_in import FillIn, GapPrompt
 from specops.text.json_values import dumps
 
 _SAMPLERS = {  # llama-server's name of the sampler that reads a field
-    **{name: name for name in ("top_n_sigma", "top_k", "top_p", "min_p")},
+    **{name: name for name in ("top_k", "top_p", "min_p")},
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
-    "typical_p": "typ_p",
 }
 # Samplers that are not here, and their values that ask for nothing.
 _OFF: dict[str, tuple[Any, ...]] = {
@@ -77,7 +76,7 @@ class LlamaRequest(ReportingOptions):
 
     limit_field = "n_predict"
     bans_ends = True
-    neutral_values = _OFF
+    neutral_values = ReportingOptions.neutral_values | _OFF
     penalty_fields = ("repeat_penalty", "repetition_penalty")
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     without_effect = frozenset(
@@ -123,9 +122,6 @@ class LlamaRequest(ReportingOptions):
     )
     top_p: _Mass = Field(
         None, description="sample from the likeliest tokens whose probabilities add up to this"
-    )
-    typical_p: _Mass = Field(
-        1.0, description="sample from the most typical tokens that add up to this"
     )
     min_p: Annotated[float | None, _between(0.0, 1.0)] = Field(
         None, description="minimum probability, as a share of the likeliest token's"

@@ -33,8 +33,6 @@ class Filter(ctypes.Structure):
         ("top_k", ctypes.c_int64),
         ("top_p", ctypes.c_double),
         ("min_p", ctypes.c_float),
-        ("top_n_sigma", ctypes.c_float),
-        ("typical_p", ctypes.c_double),
     )
 
 

@@ -10,8 +10,6 @@ typedef struct {
     int64_t top_k;      // 0: all
     double top_p;       // 1: all
     float min_p;        // 0: all
-    float top_n_sigma;  // 0: all
-    double typical_p;   // 1: all
 } Filter;
 
 // What changes the logits of an answer's next token besides its grammar. Tokens are below the number of

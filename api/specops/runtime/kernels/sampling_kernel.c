@@ -37,8 +37,8 @@ static double sum(const float *weights, int64_t count) {
     return all;
 }
 
-// e^((logit - largest) / temperature). Returns the largest.
-static float exponentials(const float *logits, int64_t count, float temperature, float *weights) {
+// e^((logit - largest) / temperature).
+static void exponentials(const float *logits, int64_t count, float temperature, float *weights) {
     Floats most = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES)
         most = larger(some_or(logits + i, count - i, -INFINITY), most);
@@ -47,7 +47,6 @@ static float exponentials(const float *logits, int64_t count, float temperature,
         const Floats below = some_or(logits + i, count - i, highest) - highest;
         store_some(weights + i, count - i, exponential(below / temperature));
     }
-    return highest;
 }
 
 static inline uint32_t bits_of(float weight) {
@@ -62,59 +61,53 @@ static inline float of_bits(uint32_t bits) {
     return weight;
 }
 
-// The sum of the weights, or without any the number, of the keys from `low` up to below `high`.
-INLINE double sum_between(const float *keys, const float *weights, int64_t count, float low, float high) {
+// The sum of the weights from `low` up to below `high`, or their number.
+INLINE double sum_between(const float *weights, int numbers, int64_t count, float low, float high) {
     double all = 0;
     for (int64_t start = 0; start < count; start += RUN) {
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
         for (int64_t i = start; i < end; i += LANES) {
-            const Floats values = some_or(keys + i, end - i, -1);
+            const Floats values = some_or(weights + i, end - i, -1);
             const Ints inside = (values >= low) & (values < high);
-            lanes += choose(inside, weights ? some_or(weights + i, end - i, 0) : splat(1), splat(0));
+            lanes += choose(inside, numbers ? splat(1) : values, splat(0));
         }
         all += total(lanes);
     }
     return all;
 }
 
-// Copies the numbers whose keys are from `low` up to below `high` to `kept`, which may be `values` itself.
-// Returns their number.
-static int64_t gather(const float *keys, const float *values, int64_t count, float low, float high,
-                      float *kept) {
+// Copies the weights from `low` up to below `high` to `kept`, which may be `weights` itself. Returns their
+// number.
+static int64_t gather(const float *weights, int64_t count, float low, float high, float *kept) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats key = some_or(keys + i, count - i, -1);
-        const Ints inside = (key >= low) & (key < high);
-        if (any(inside)) found += store_where(kept + found, inside, some_or(values + i, count - i, 0));
+        const Floats values = some_or(weights + i, count - i, -1);
+        const Ints inside = (values >= low) & (values < high);
+        if (any(inside)) found += store_where(kept + found, inside, values);
     }
     return found;
 }
 
-// The smallest of the largest keys whose weights together reach `wanted`; without weights each counts 1.
-// `above` gets the sum of those of larger keys. Keys are from 0 to 1, so they are in the order of their
-// bits. Those that matter are mostly near the top: the first cut is there, and soon few numbers are left.
-// They lie in `space`, [count], or [2 * count] where the weights are not the keys themselves.
-static float reaching(const float *keys, const float *weights, int64_t count, double wanted, float *space,
+// The smallest of the largest weights that together reach `wanted`, or of which there are so many
+// (`numbers`). `above` gets the sum or number of larger ones. Weights are from 0 to 1, so they are in the
+// order of their bits. Those that matter are mostly near the top: the first cut is there, and soon few are
+// left. They lie in `space`, [count].
+static float reaching(const float *weights, int numbers, int64_t count, double wanted, float *space,
                       double *above) {
-    enum { STEPS = 4 };  // after so many, keys outside of the range are dropped
-    float *const more_space = space + count;
+    enum { STEPS = 4 };  // after so many, weights outside of the range are dropped
     uint32_t low = 0, high = bits_of(1) + 1, middle = bits_of(0x1p-9f);
     *above = 0;
     for (int step = 1; high - low > 1; step++) {
         const float from = of_bits(middle), to = of_bits(high);
-        const double inside = weights ? sum_between(keys, weights, count, from, to)
-                                      : sum_between(keys, NULL, count, from, to);  // a loop of its own
+        const double inside = numbers ? sum_between(weights, 1, count, from, to)
+                                      : sum_between(weights, 0, count, from, to);  // a loop of its own
         const double reached = *above + inside;
         if (reached >= wanted) low = middle;
         else high = middle, *above = reached;
         if (step % STEPS == 1) {
-            const float first = of_bits(low), end = of_bits(high);
-            const int same = weights == keys;
-            if (weights && !same) gather(keys, weights, count, first, end, more_space), weights = more_space;
-            count = gather(keys, keys, count, first, end, space);
-            keys = space;
-            if (same) weights = space;
+            count = gather(weights, count, of_bits(low), of_bits(high), space);
+            weights = space;
         }
         middle = low + (high - low) / 2;
     }
@@ -132,7 +125,7 @@ static void drop_below(float *weights, int64_t count, float edge) {
 static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
     const double wanted = share * sum(weights, count);
     double held;
-    const float edge = reaching(weights, weights, count, wanted, space, &held);
+    const float edge = reaching(weights, 0, count, wanted, space, &held);
     drop_below(weights, count, edge);
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
@@ -145,72 +138,17 @@ static void keep_nucleus(float *weights, int64_t count, double share, float *spa
     }
 }
 
-// Keeps logits within `sigmas` standard deviations of the largest; logits of -INFINITY do not count.
-// (Tang et al. 2024, https://arxiv.org/abs/2411.07641)
-static void keep_near_top(const float *logits, int64_t count, double sigmas, float *weights) {
-    double all = 0, squares = 0;
-    int64_t finite = 0;
-    float highest = -INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-        if (!(logits[i] > -INFINITY)) continue;
-        if (logits[i] > highest) highest = logits[i];
-        all += logits[i], squares += (double)logits[i] * logits[i], finite++;
-    }
-    const double mean = all / (double)finite, variance = squares / (double)finite - mean * mean;
-    const float edge = (float)(highest - sigmas * sqrt(variance > 0 ? variance : 0));
-    for (int64_t i = 0; i < count; i++)
-        if (!(logits[i] >= edge)) weights[i] = 0;
-}
-
-// How near a token's surprise is to the expected one: 1 at it, towards 0 far from it.
-INLINE Floats typicality(Floats logits, float highest, float temperature, float expected) {
-    return 1.0f / (1.0f + magnitude((logits - highest) / temperature - expected));
-}
-
-// Keeps the smallest set of most typical tokens with `share` of the sum, and all that are as typical as its
-// last one. (Meister et al. 2023, https://arxiv.org/abs/2202.00666)
-static void keep_typical(const float *logits, int64_t count, float highest, float temperature, double share,
-                         float *weights, float *keys, float *space) {
-    const double all = sum(weights, count);
-    double mean = 0;  // of the logarithm of the weight: what the tokens' surprises are compared with
-    for (int64_t start = 0; start < count; start += RUN) {
-        const int64_t end = least(start + RUN, count);
-        Floats lanes = {0};
-        for (int64_t i = start; i < end; i += LANES) {
-            const Floats weight = some_or(weights + i, end - i, 0);
-            const Floats power = (some_or(logits + i, end - i, highest) - highest) / temperature;
-            lanes += choose(weight > 0, weight * power, splat(0));
-        }
-        mean += total(lanes);
-    }
-    const float expected = (float)(mean / all);
-    for (int64_t i = 0; i < count; i += LANES)
-        store_some(keys + i, count - i,
-                   typicality(some_or(logits + i, count - i, highest), highest, temperature, expected));
-    double held;
-    const float edge = reaching(keys, weights, count, share * all, space, &held);
-    for (int64_t i = 0; i < count; i += LANES) {
-        const Floats weight = some_or(weights + i, count - i, 0);
-        const Ints far = some_or(keys + i, count - i, 1) < edge;
-        store_some(weights + i, count - i, choose(far, splat(0), weight));
-    }
-}
-
 static int filter(const float *logits, int64_t count, const Filter *by, float *probs) {
-    const float highest = exponentials(logits, count, by->temperature, probs);
-    if (by->top_n_sigma > 0) keep_near_top(logits, count, by->top_n_sigma, probs);
+    exponentials(logits, count, by->temperature, probs);
     const int64_t top_k = by->top_k < count ? by->top_k : 0;
-    const int typical = by->typical_p < 1, arrays = typical ? 3 : top_k > 0 || by->top_p < 1;
     float *space = NULL;
-    if (arrays && !(space = malloc((size_t)(arrays * count) * sizeof(float)))) return -1;
+    if ((top_k > 0 || by->top_p < 1) && !(space = malloc((size_t)count * sizeof(float)))) return -1;
     if (top_k > 0) {
         double above;
-        drop_below(probs, count, reaching(probs, NULL, count, (double)top_k, space, &above));
+        drop_below(probs, count, reaching(probs, 1, count, (double)top_k, space, &above));
     }
     if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);
     if (by->min_p > 0) drop_below(probs, count, by->min_p);  // the largest weight is 1
-    if (typical)
-        keep_typical(logits, count, highest, by->temperature, by->typical_p, probs, space, space + count);
     free(space);
     const float all = (float)sum(probs, count);
     if (!(all > 0)) return -2;

@@ -125,9 +125,6 @@ class OllamaRequest(OllamaModel, SeededOptions):
     min_p: _Least | None = Field(
         None, description="minimum probability, as a share of the likeliest token's"
     )
-    typical_p: _Share | None = Field(
-        1.0, description="sample from the most typical tokens whose probabilities add up to this"
-    )
     repeat_penalty: _Divisor | None = Field(
         None, description="Ollama's name of `repetition_penalty`; 0 and less: none"
     )
