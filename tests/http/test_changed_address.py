@@ -125,6 +125,7 @@ async def test_samplers_that_are_not_here_are_named_only_where_they_are_on(
     server: httpx.AsyncClient,
 ) -> None:
     off = {"mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0.0, "dynatemp_range": 0}
+    off |= {"typical_p": 1.0, "top_n_sigma": -1}
     answer = await server.post("/completion", json=PROMPT | off)
     assert "x-ignored-fields" not in answer.headers
     answer = await server.post("/completion", json=PROMPT | off | {"mirostat": 2})

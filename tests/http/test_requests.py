@@ -165,6 +165,17 @@ async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, 
     assert replace(asked, **named) == replace(plain, **named)
 
 
+@every
+async def test_samplers_of_other_servers_are_named_where_they_would_do_something(
+    path: str,
+) -> None:
+    async with api() as here:
+        plain = await here.ask(path, typical_p=1.0, top_n_sigma=0)
+        named = await here.ask(path, typical_p=0.9, top_n_sigma=1.5)
+    assert "x-ignored-fields" not in plain.headers
+    assert named.headers["x-ignored-fields"] == "typical_p, top_n_sigma"
+
+
 @pytest.mark.parametrize(
     ("system", "prompt"),
     [

@@ -490,17 +490,11 @@ def _gemma3(hidden: int, layers: int, wide: int) -> Repository:
     return _relative(_GEMMA3, tokenizers.llama, hidden, layers, 4, 1, wide, 262144, 32768)
 
 
-def _lfm2(
-    hidden: int,
-    heads: int,
-    wide: int,
-    layers: int = 16,
-    attention: tuple[int, ...] = (2, 5, 8, 10, 12, 14),
-    **changes: Any,
-) -> Repository:
+def _lfm2(hidden: int, heads: int, wide: int) -> Repository:
+    attention, layers = (2, 5, 8, 10, 12, 14), 16
     kinds = ["full_attention" if index in attention else "conv" for index in range(layers)]
     sizes = _sizes(hidden, layers, heads, 8, wide, 65536, 128000)
-    config = {**_LFM2, **sizes, "block_ff_dim": wide, "layer_types": kinds, **changes}
+    config = {**_LFM2, **sizes, "block_ff_dim": wide, "layer_types": kinds}
     return Repository(config, lfm2_shapes, tokenizers.written(tokenizers.gpt2))
 
 
