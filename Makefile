@@ -1,5 +1,5 @@
 # One line a target; the work is in scripts/. ARGS is passed on: make load SHAPE=ramp ARGS="--drafter none"
-.PHONY: up down test lint load bench check presets soak fuzz files clients suites train clean
+.PHONY: up down test lint load bench check presets soak fuzz files clients suites train generate clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -17,4 +17,5 @@ files: ; @scripts/venv dev && .venv/bin/python -m tests.files $(ARGS)
 clients: ; @scripts/venv dev && .venv/bin/python -m tests.clients $(ARGS)
 suites: ; @scripts/venv dev && .venv/bin/python -m tests.suites $(ARGS)
 train: ; @scripts/venv train && .venv/bin/python -m training.train $(ARGS)
+generate: ; @scripts/venv dev && .venv/bin/python scripts/generate.py $(ARGS)
 clean: ; @scripts/clean

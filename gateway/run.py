@@ -22,11 +22,11 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 FOLDER = Path(__file__).resolve().parent
-_ADMIN = "/tmp/specops-gateway.sock"  # noqa: S108 - as in envoy.yaml
-_ENDPOINT = "{endpoint: {address: {socket_address: {address: %s, port_value: %d}}}}"
-_ADDRESS = "address: {socket_address: {address: %s, port_value: %d}}"
+_ADDRESS = "{address: %s, port_value: %d}"
+_ENDPOINT = f"{{endpoint: {{address: {{socket_address: {_ADDRESS}}}}}}}"
 _POLL_SECONDS = 0.1
 _MARGIN = 30.0  # seconds between the API's deadline of a request and the gateway's
 
@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the gateway's configuration depends on; the defaults are those of gateway/envoy.yaml.
+    """What the gateway's configuration depends on; the defaults are those of Compose.
 
     Attributes:
         listen: address and port for clients.
@@ -51,35 +51,22 @@ class Options:
     listen: tuple[str, int] = ("0.0.0.0", 8000)  # noqa: S104
     figures: tuple[str, int] = ("0.0.0.0", 9901)  # noqa: S104
     replicas: list[tuple[str, int]] = field(default_factory=lambda: [("api", 8000)])
-    admin: str = _ADMIN
+    admin: str = "/tmp/specops-gateway.sock"  # noqa: S108
     request_timeout: float = 300.0
     client_rate: int = 200
 
 
 def configuration(options: Options) -> str:
-    """gateway/envoy.yaml with these options.
-
-    Raises:
-        ConfigError: the file does not have the values that are to be replaced.
-    """
-    default = Options()
-    text = (FOLDER / "envoy.yaml").read_text("utf-8")
-    rate = "{max_tokens: %d, tokens_per_fill: %d, fill_interval: 1s}"
-    deadline = "stream_idle_timeout: %gs"
-    replaced = {
-        _ADDRESS % default.listen: _ADDRESS % options.listen,
-        _ADDRESS % default.figures: _ADDRESS % options.figures,
-        _ENDPOINT % default.replicas[0]: ", ".join(_ENDPOINT % one for one in options.replicas),
-        rate % (2 * default.client_rate, default.client_rate): rate
-        % (2 * options.client_rate, options.client_rate),
-        deadline % (default.request_timeout + _MARGIN): deadline
-        % (options.request_timeout + _MARGIN),
-    }
-    for old, new in replaced.items():
-        if text.count(old) != 1:
-            raise ConfigError(f"gateway/envoy.yaml says {old!r} not exactly once")
-        text = text.replace(old, new)
-    return text.replace(f"path: {_ADMIN}", f"path: {options.admin}")
+    """gateway/envoy.yaml with these options."""
+    return Template((FOLDER / "envoy.yaml").read_text("utf-8")).substitute(
+        listen=_ADDRESS % options.listen,
+        figures=_ADDRESS % options.figures,
+        replicas=", ".join(_ENDPOINT % one for one in options.replicas),
+        admin=options.admin,
+        deadline=f"{options.request_timeout + _MARGIN:g}",
+        burst=2 * options.client_rate,
+        rate=options.client_rate,
+    )
 
 
 def envoy() -> str:

@@ -1,23 +1,19 @@
-"""Writes the dashboards that Grafana is provisioned with: `python grafana/generate.py [--check]`.
+"""The dashboards that Grafana is provisioned with, as `make generate` writes them.
 
-The dashboards are written in Python (grafana/panels.py has the building blocks) and committed as
-JSON, so that a running stack needs no generator. `--check` writes nothing and fails if both differ.
+They are written in Python (grafana/panels.py has the building blocks) and committed as JSON, so
+that a running stack needs no generator.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
 import capacity
 import healthy
 import latency
 import speculation
-from scripts.generated import update
 
 LINE = 100  # characters
 FOLDER = Path(__file__).parent / "dashboards"
@@ -40,9 +36,6 @@ def _written(value: Any, indent: str = "") -> str:
     return f"{opening}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{closing}"
 
 
-if __name__ == "__main__":
-    strangers = [path for path in FOLDER.glob("*.json") if path.name not in DASHBOARDS]
-    for path in strangers:
-        print(f"{path} has no generator", file=sys.stderr)
-    made = {FOLDER / name: _written(build()) + "\n" for name, build in DASHBOARDS.items()}
-    sys.exit(update(made, "grafana/generate.py") or bool(strangers))
+def files() -> dict[Path, str]:
+    """The text of each dashboard, in the order of their names."""
+    return {FOLDER / name: _written(DASHBOARDS[name]()) + "\n" for name in sorted(DASHBOARDS)}

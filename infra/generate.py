@@ -1,27 +1,21 @@
-"""Writes the files of infra/ that repeat others: `python infra/generate.py [--check]`.
+"""The files of infra/ that repeat others, as `make generate` writes them.
 
 `k8s_deployment.yaml` is the base's manifests in one file, for `kubectl apply -f`. The overlay of
 Envoy Gateway needs `gateway/key.lua`, and kustomize reads no file outside an overlay's own folder.
-`--check` writes nothing and fails if a file differs.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
-
-from scripts.generated import update
 
 INFRA = Path(__file__).resolve().parent
 _PLAIN = """\
 # The API on Kubernetes in one file: kubectl apply -f infra/k8s_deployment.yaml
 #
-# Written by infra/generate.py from the files of infra/base; infra/overlays has the variants.
+# Written by `make generate` from the files of infra/base; infra/overlays has the variants.
 """
-_COPY = "-- Written by infra/generate.py: a copy of gateway/key.lua.\n\n"
+_COPY = "-- Written by `make generate`: a copy of gateway/key.lua.\n\n"
 
 
 def files() -> dict[Path, str]:
@@ -34,7 +28,3 @@ def files() -> dict[Path, str]:
         INFRA / "k8s_deployment.yaml": _PLAIN + "".join(f"---\n{text}" for text in manifests),
         INFRA / "overlays" / "envoy-gateway" / "key.lua": _COPY + key,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(update(files(), "infra/generate.py"))

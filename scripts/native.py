@@ -26,6 +26,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from specops.http.address import reachable
 from specops.presets import CHAT
@@ -186,30 +189,28 @@ def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -
 
     What is scraped keeps its name, so that its series go on at another port.
     """
-    file = f"prometheus/{'scale' if gateway else 'prometheus'}.yml"
-    text = (ROOT / file).read_text("utf-8")
-    replaced = {"rules/": f"{ROOT}/prometheus/rules/", "/tmp/metrics-key": str(metrics_key)}  # noqa: S108
-    if gateway:
-        found = "dns_sd_configs: [{names: [api], type: A, port: 8000, refresh_interval: 5s}]"
-        replaced[found] = _scraped({f"api-{n}": api for n, api in enumerate(apis, start=1)})
-        replaced[_scraped({"gateway": "gateway:9901"})] = _scraped({"gateway": gateway})
-    else:
-        (api,) = apis
-        replaced[_scraped({"api": "api:8000"})] = _scraped({"api": api})
-    for inside, outside in replaced.items():
-        if text.count(inside) != 1:
-            raise StartError(f"{file} names {inside} not exactly once")
-        text = text.replace(inside, outside)
-    return text
+    folder = ROOT / "prometheus"
+    file = folder / ("scale.yml" if gateway else "prometheus.yml")
+    config = yaml.safe_load(file.read_text("utf-8"))
+    config["rule_files"] = [str(folder / name) for name in config["rule_files"]]
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    names = ["api"] if gateway is None else [f"api-{n}" for n in range(1, len(apis) + 1)]
+    jobs["specops"].pop("dns_sd_configs", None)
+    jobs["specops"] |= _scraped(dict(zip(names, apis, strict=True)))
+    jobs["specops"]["authorization"] = {"credentials_file": str(metrics_key)}
+    if gateway is not None:
+        jobs["gateway"] |= _scraped({"gateway": gateway})
+    return yaml.safe_dump(config, sort_keys=False)
 
 
-def _scraped(targets: Mapping[str, str]) -> str:
-    """The line that names what Prometheus scrapes, with its address."""
-    found = (
-        f'{{targets: ["{address}"], labels: {{instance: {name}}}}}'
-        for name, address in targets.items()
-    )
-    return f"static_configs: [{', '.join(found)}]"
+def _scraped(targets: Mapping[str, str]) -> dict[str, Any]:
+    """What of a job says what Prometheus scrapes: addresses by their names."""
+    return {
+        "static_configs": [
+            {"targets": [address], "labels": {"instance": name}}
+            for name, address in targets.items()
+        ]
+    }
 
 
 def free_addresses(count: int) -> list[Address]:

@@ -1,7 +1,6 @@
 """The clients of `make clients`, what is tried with each, and the cells that cannot be green.
 
-`docs/api.md` shows this table: `python -m tests.clients.table` writes it there. The versions are
-those that the files beside it pin.
+`docs/api.md` shows this table. The versions are those that the files beside it pin.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.generated import replaced
 from tests.clients.forms import FORMS
 
 HERE = Path(__file__).parent
@@ -189,10 +187,6 @@ def rows() -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Write the table into docs/api.md."""
-    PAGE.write_text(replaced(PAGE.read_text("utf-8"), "clients", rows()), "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def parts() -> dict[Path, dict[str, list[str]]]:
+    """The table for the page that shows it."""
+    return {PAGE: {"clients": rows()}}

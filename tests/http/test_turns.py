@@ -93,8 +93,8 @@ def ask(here: Api, path: str, text: str, address: str = "10.0.0.1") -> AsgiClien
 
 
 async def waiting(here: Api, number: int) -> None:
-    state = here.app.state.specops
-    lanes = (state.rendering, state.encoding, state.encoding_long)
+    threads = here.app.state.specops.executors
+    lanes = (threads.rendering, threads.encoding, threads.encoding_long)
     await until(lambda: sum(map(len, lanes)) == number)
 
 

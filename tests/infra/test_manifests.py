@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway import run as gateway
 from specops.config import PREFIX, Settings
 from specops.http.app import create_app
 from specops.http.hosts import Hosts
@@ -216,7 +217,7 @@ def generating_route(path: str) -> Any:
 
 
 def test_envoy_gateway_has_the_policy_of_one_machine() -> None:
-    config = read_yaml("gateway/envoy.yaml")["static_resources"]
+    config = yaml.safe_load(gateway.configuration(gateway.Options()))["static_resources"]
     cluster = config["clusters"][0]
     (check,), outliers = cluster["health_checks"], cluster["outlier_detection"]
     http = config["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]

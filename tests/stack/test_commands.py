@@ -24,7 +24,7 @@ from tests.waiting import wait
 
 TARGETS = (
     *("up", "down", "test", "lint", "load", "bench", "check", "presets", "soak"),
-    *("fuzz", "files", "clients", "suites", "train", "clean"),
+    *("fuzz", "files", "clients", "suites", "train", "generate", "clean"),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from grafana.promql import FEW, GONE
 from specops.metrics.metrics import STATES
 from tests.stack import queries
 from tests.stack.recorded import SCRAPE, Case, check, one, query, written
-from tests.stack.support import read_yaml, succeed
+from tests.stack.support import read_yaml
 
 PANELS = queries.panels()
 (SOURCE,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
@@ -26,10 +25,6 @@ TITLES = {
     "Spec-Ops: Where does the time go?",
     "Spec-Ops: Will it fit?",
 }
-
-
-def test_the_generator_makes_what_is_committed() -> None:
-    succeed(sys.executable, "grafana/generate.py", "--check")
 
 
 def test_prometheus_is_asked_no_more_often_than_it_scrapes() -> None:

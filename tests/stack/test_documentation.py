@@ -84,12 +84,8 @@ def test_every_subcommand_exists() -> None:
             assert f"\n    {name} " in offered, f"{page.name}: {name}"
 
 
-def test_settings_are_described_as_they_are() -> None:
-    succeed(sys.executable, "scripts/settings.py", "--check")
-
-
-def test_fields_and_presets_are_described_as_they_are() -> None:
-    succeed(sys.executable, "-m", "scripts.pages", "--check")
+def test_what_is_generated_is_up_to_date() -> None:
+    succeed(sys.executable, "scripts/generate.py", "--check")
 
 
 def test_every_code_of_an_error_is_described() -> None:

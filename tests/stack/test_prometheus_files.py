@@ -78,10 +78,10 @@ def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path, key: Path)
     (line,) = re.findall(r"^alerting: .*$", text, flags=re.MULTILINE)
     assert all(f"\n# {line}\n" in file.read_text() for file in (CONFIG, SCALE))
     config = tmp_path / "prometheus.yml"
-    active = native.prometheus_config(["127.0.0.1:8123"], None, key).replace(f"# {line}", line)
-    config.write_text(active)
-    found = yaml.safe_load(active)["alerting"]["alertmanagers"]
-    assert found == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
+    attached = yaml.safe_load(line)
+    plain = yaml.safe_load(native.prometheus_config(["127.0.0.1:8123"], None, key))
+    config.write_text(yaml.safe_dump(plain | attached))
+    assert attached["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
     promtool("check", "config", config)
 
 

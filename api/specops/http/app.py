@@ -84,6 +84,7 @@ def create_app(
     metrics.set_queue_size(settings.queue_size)
     service = service or AsyncEngine(settings, metrics)
     tracing = tracing_from_env(os.environ)
+    state = AppState(settings, service, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,6 +94,7 @@ def create_app(
         await service.stop()
         if tracing is not None:
             await asyncio.to_thread(tracing.shut_down)
+        state.executors.shut_down()
 
     app = _Described(
         title="Spec-Ops",
@@ -105,7 +107,7 @@ def create_app(
         # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    state = app.state.specops = AppState(settings, service, metrics)
+    app.state.specops = state
     # `include_router` would build every route again for each application.
     for part in (*PROTOCOLS, health, console, documentation):
         app.router.routes += part.router.routes

@@ -225,7 +225,9 @@ class RequestContext:
             encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
             if encoding and exchange.body and not exchange.client_left:
-                exchange.body = await decompressed(exchange.body, encoding, exchange.most_bytes)
+                exchange.body = await decompressed(
+                    exchange.body, encoding, exchange.most_bytes, self.state.executors.inflating
+                )
             refuse_complex(exchange.body, exchange.most_bytes)
             self._take_batch(exchange)
             Context.of(scope).body_bytes = len(exchange.body)

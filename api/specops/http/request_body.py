@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
@@ -33,8 +33,6 @@ _PIECE_BYTES = 4096  # what follows the end of a member is copied
 _WINDOW_BYTES = 8 << 20  # every reader of zstd has so much (RFC 8878)
 _END = b"\0"  # no JSON has it
 _LAST_FRAME = ZstdCompressor().compress(_END)
-# One thread: the libraries let the interpreter go meanwhile, but it takes a core.
-_INFLATER = ThreadPoolExecutor(1, "inflate")
 _CM_DEFLATE = 8  # the lower half of the first byte of zlib's form
 
 
@@ -77,18 +75,21 @@ def body_encoding(header: str | None) -> str | None:
     return encoding.removeprefix("x-")
 
 
-async def decompressed(body: bytearray, encoding: str, most_bytes: int) -> bytearray:
+async def decompressed(
+    body: bytearray, encoding: str, most_bytes: int, thread: Executor
+) -> bytearray:
     """Return a compressed body as it was.
 
     Args:
         encoding: as `body_encoding` returns it.
         most_bytes: of the result.
+        thread: does it.
 
     Raises:
         ApiError: it is too large then, or is not compressed like that.
     """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_INFLATER, _decompress, body, encoding, most_bytes)
+    return await loop.run_in_executor(thread, _decompress, body, encoding, most_bytes)
 
 
 def _decompress(body: bytearray, encoding: str, most: int) -> bytearray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -24,28 +25,58 @@ from specops.tracing import RequestTrace
 _KEY = "specops.context"  # of the request's scope
 
 
+def _turns(name: str) -> Any:
+    return field(default_factory=lambda: ClientTurns(name))
+
+
+def _thread(name: str) -> Any:
+    return field(default_factory=lambda: ThreadPoolExecutor(1, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """The threads beside the event loop and the engine, one for each kind of work.
+
+    Attributes:
+        compiling: compiles grammars, which does not hold the interpreter, but takes a core.
+        rendering: waits for the process that renders chat templates: they come from strangers, and
+            may take a second for a short text.
+        encoding: encodes texts, one at a time: the engine keeps its cores.
+        encoding_long: the same for texts that take longer, up to seconds.
+        inflating: decompresses bodies; the libraries do not hold the interpreter.
+        writing: writes long answers. Thousands of tokens, with 20 likely ones beside each, take a
+            second.
+    """
+
+    compiling: ClientTurns = _turns("compile")
+    rendering: ClientTurns = _turns("render")
+    encoding: ClientTurns = _turns("encode")
+    encoding_long: ClientTurns = _turns("encode-long")
+    inflating: ThreadPoolExecutor = _thread("inflate")
+    writing: ThreadPoolExecutor = _thread("write")
+
+    def shut_down(self) -> None:
+        """End the threads when they are done with what they do; begin nothing more."""
+        for turns in (self.compiling, self.rendering, self.encoding, self.encoding_long):
+            turns.shut_down()
+        for executor in (self.inflating, self.writing):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
 @dataclass(frozen=True, slots=True)
 class AppState:
     """Made once by `create_app`.
 
     Attributes:
-        rendering: a thread that waits for the process which renders chat templates: they come from
-            strangers, and may take a second for a short text.
-        encoding: a thread for texts, one at a time: the engine keeps its cores.
-        encoding_long: the same for texts that take longer, up to seconds.
-        aside: bytes of bodies that wait for these without a place in the queue, by client.
+        aside: bytes of bodies that wait for threads without a place in the queue, by client.
     """
 
     settings: Settings
     service: AsyncEngine
     metrics: Metrics
     items: RecentItems = field(default_factory=RecentItems)
-    # Compiling a grammar does not hold the interpreter, but it takes a core.
-    compiling: ClientTurns = field(default_factory=lambda: ClientTurns("compile"))
+    executors: Executors = field(default_factory=Executors)
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
-    rendering: ClientTurns = field(default_factory=lambda: ClientTurns("render"))
-    encoding: ClientTurns = field(default_factory=lambda: ClientTurns("encode"))
-    encoding_long: ClientTurns = field(default_factory=lambda: ClientTurns("encode-long"))
     aside: Counter[str] = field(default_factory=Counter)
 
 

@@ -51,6 +51,10 @@ class ClientTurns:
         """Number of those who wait for their turn."""
         return len(self._waiting)
 
+    def shut_down(self) -> None:
+        """End the thread when it is done with what it does."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     async def run(
         self,
         client: str,

@@ -7,7 +7,6 @@ import logging
 import secrets
 import string
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -34,6 +33,8 @@ FOUND_IN = (
     "client's earlier requests), `table` (n-grams), `head`, `draft` (a draft model) or `grammar`"
 )
 log = logging.getLogger(__name__)
+_LONG = 1024  # tokens and likely tokens: the event loop writes so many in about 4 ms
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class Generation:
     ) -> None:
         self.handle = handle
         self.choices = choices
+        self._thread = ctx.app.executors.writing
         self.answers = [
             Answer(item, speech.reader() if speech else None) for item in handle.requests
         ]
@@ -217,6 +219,17 @@ class Generation:
         ended = replace(output, finish=FinishReason.STOP, error=None, stop=None)
         return replace(ended, pieces=pieces, stats=stats), deltas
 
+    async def written(self, work: Callable[[], _T], tokens: int) -> _T:
+        """Write an answer, on a thread if it is long.
+
+        Args:
+            work: writes it.
+            tokens: number of tokens that it tells of.
+        """
+        if tokens < _LONG:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
     async def finished(self) -> list[Answer]:
         """Wait for all answers; a client that leaves ends them.
 
@@ -259,24 +272,6 @@ def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
             log.error("generation failed", extra={"fields": {"reason": last.error}})
             return internal_error()
     return None
-
-
-# One thread: an answer of thousands of tokens with 20 likely ones beside each takes a second.
-_WRITER = ThreadPoolExecutor(1, "write")
-_LONG = 1024  # tokens and likely tokens: the event loop writes so many in about 4 ms
-_T = TypeVar("_T")
-
-
-async def long_write(work: Callable[[], _T], tokens: int) -> _T:
-    """Write an answer, on a thread if it is long.
-
-    Args:
-        work: writes it.
-        tokens: number of tokens that it tells of.
-    """
-    if tokens < _LONG:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_WRITER, work)
 
 
 def json_of(content: BaseModel, *, exclude_none: bool = False) -> bytes:
@@ -381,7 +376,7 @@ class Writer:
             leave = generation.handle.cancel
             return EventStream(self._events(), leave, headers, media_type=self.media_type)
         tokens = sum(answer.reported_tokens for answer in await generation.finished())
-        text = await long_write(self.whole_json, tokens)
+        text = await generation.written(self.whole_json, tokens)
         return Response(text, headers=headers, media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -390,7 +385,8 @@ class Writer:
                 if step is None:
                     events = self.pause
                 else:
-                    events = await long_write(partial(self.step, step), step.output.reported_tokens)
+                    work, tokens = partial(self.step, step), step.output.reported_tokens
+                    events = await self.generation.written(work, tokens)
                 if events:
                     yield events
         except ApiError as error:

@@ -39,9 +39,10 @@ async def run_off_loop(
     if size < _LONG_TEXT and not renders:
         return work()
     if size < _LONG_TEXT:  # a template may take a second all the same
-        turns = ctx.app.rendering
+        turns = ctx.app.executors.rendering
     else:  # a short text passes those that take a second
-        turns = ctx.app.encoding if size <= LARGE_BODY_BYTES else ctx.app.encoding_long
+        threads = ctx.app.executors
+        turns = threads.encoding if size <= LARGE_BODY_BYTES else threads.encoding_long
     limit = ctx.settings.request_timeout
     try:
         async with asyncio.timeout(limit):

@@ -82,7 +82,7 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
     work, size = partial(grammars.matcher, grammar, ctx.client), _CHARACTER_SECONDS * grammar.size
     try:
         async with asyncio.timeout(COMPILE_SECONDS):
-            turns = ctx.app.compiling
+            turns = ctx.app.executors.compiling
             return await in_turn(ctx, turns, work, seconds=size, stop=grammars.stop)
     except GrammarError as error:
         field = "tools" if error.in_tools else field

@@ -1,27 +1,17 @@
-"""Copies the service's settings to the files that repeat them: `python scripts/settings.py`.
-
-.env.example, the tables in docs/settings.md and the API's environment in compose.yaml come from
-api/specops/config.py. `--check` writes nothing and fails if one of these files is out of date.
-"""
+"""The settings in the files that repeat them: .env.example, docs/settings.md, compose.yaml."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
-
-from scripts.generated import replaced, update
 from specops.config import PREFIX, Settings
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENV_EXAMPLE = ROOT / ".env.example"
 PAGE = ROOT / "docs" / "settings.md"
 COMPOSE = ROOT / "compose.yaml"
-# Names of generated parts.
-SETTINGS, STACK_SETTINGS = "settings", "stack"
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
 HEADER = """\
@@ -118,12 +108,6 @@ def env_example() -> str:
     )
 
 
-def page() -> str:
-    """docs/settings.md with the current tables."""
-    text = replaced(PAGE.read_text("utf-8"), SETTINGS, table(service_rows()))
-    return replaced(text, STACK_SETTINGS, table([*LIBRARIES, *STACK]))
-
-
 def table(rows: list[tuple[str, str, str]]) -> list[str]:
     """A line for each setting."""
     return [
@@ -136,13 +120,18 @@ def table(rows: list[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-def compose() -> str:
-    """compose.yaml, passing every setting on, except those that only the container decides."""
+def files() -> dict[Path, str]:
+    """.env.example."""
+    return {ENV_EXAMPLE: env_example()}
+
+
+def parts() -> dict[Path, dict[str, list[str]]]:
+    """The tables of docs/settings.md, and in compose.yaml every setting that is passed on.
+
+    Those are all but what only the container decides.
+    """
     names = [name for name, _, _ in (*service_rows(), *LIBRARIES) if name not in IN_CONTAINER]
-    lines = [f"      {name}: ${{{name}:-}}" for name in names]
-    return replaced(COMPOSE.read_text("utf-8"), SETTINGS, lines)
-
-
-if __name__ == "__main__":
-    made = {ENV_EXAMPLE: env_example(), PAGE: page(), COMPOSE: compose()}
-    sys.exit(update(made, "scripts/settings.py"))
+    return {
+        PAGE: {"settings": table(service_rows()), "stack": table([*LIBRARIES, *STACK])},
+        COMPOSE: {"settings": [f"      {name}: ${{{name}:-}}" for name in names]},
+    }

@@ -1,22 +1,19 @@
-"""Writes tables of README, docs/api.md, models.md and gguf.md: `python -m scripts.pages [--check]`.
+"""The generated tables of README, docs/api.md, models.md and gguf.md.
 
 The fields of requests come from the API's own description (`/openapi.json`), presets from
 api/specops/presets.toml, architectures of GGUF files from the converter, README's figures from
 `bench/results/serving.json`. What a preset takes of memory is computed from the published
-configurations, with which the tests make models of the same shapes. `--check` writes nothing and
-fails if a page has fallen behind.
+configurations, with which the tests make models of the same shapes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.generated import replaced, update
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.models.convert.families.family import BY_GGUF
@@ -26,7 +23,7 @@ from specops.presets import Preset, presets
 from tests.checkpoints import attention_layers
 from tests.models_e2e.repositories import REPOSITORIES, Config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "docs" / "api.md"
 MODELS = ROOT / "docs" / "models.md"
 GGUF = ROOT / "docs" / "gguf.md"
@@ -122,15 +119,15 @@ def answer_fields(*objects: Schema) -> list[str]:
     return lines
 
 
-def api_page() -> str:
-    """docs/api.md with the current fields."""
+def field_rows() -> dict[str, list[str]]:
+    """The tables of fields in docs/api.md, by their marks."""
     described = description()
     posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
     generating = (OWN, *PROTOCOLS, *OLLAMA, *LLAMA_SERVER)
     bodies = {path: named(described, posts[path]["requestBody"]["content"]) for path in generating}
     schemas = described["components"]["schemas"]
     answer = named(described, posts[OWN]["responses"]["200"]["content"])
-    tables = {
+    return {
         "fields of /generate": own_fields(bodies),
         "fields of the answer": answer_fields(answer, schemas["Details"]["properties"]),
         "fields of protocols": other_fields(bodies, PROTOCOLS),
@@ -138,10 +135,6 @@ def api_page() -> str:
         "fields of Ollama": other_fields(bodies, OLLAMA),
         "fields of llama-server": other_fields(bodies, LLAMA_SERVER),
     }
-    text = API.read_text("utf-8")
-    for name, lines in tables.items():
-        text = replaced(text, name, lines)
-    return text
 
 
 # -- presets ---------------------------------------------------------------------------------------
@@ -256,11 +249,6 @@ def model_rows() -> list[str]:
     return lines
 
 
-def models_page() -> str:
-    """docs/models.md with the current table of presets."""
-    return replaced(MODELS.read_text("utf-8"), "models", model_rows())
-
-
 # -- architectures of GGUF files -------------------------------------------------------------------
 
 # Models that people know by another name than their architecture's.
@@ -298,11 +286,6 @@ def architecture_rows() -> list[str]:
     return lines
 
 
-def gguf_page() -> str:
-    """docs/gguf.md with the architectures that the converter has."""
-    return replaced(GGUF.read_text("utf-8"), "architectures", architecture_rows())
-
-
 # -- the figures of README -------------------------------------------------------------------------
 
 SERVED = "Q4_K_M"  # the file that most people download
@@ -328,11 +311,11 @@ def figure_rows() -> list[str]:
     return lines
 
 
-def readme_page() -> str:
-    """README.md with the measured figures."""
-    return replaced(README.read_text("utf-8"), "figures", figure_rows())
-
-
-if __name__ == "__main__":
-    made = {API: api_page(), MODELS: models_page(), GGUF: gguf_page(), README: readme_page()}
-    sys.exit(update(made, "-m scripts.pages"))
+def parts() -> dict[Path, dict[str, list[str]]]:
+    """The tables of each page, by their marks."""
+    return {
+        API: field_rows(),
+        MODELS: {"models": model_rows()},
+        GGUF: {"architectures": architecture_rows()},
+        README: {"figures": figure_rows()},
+    }

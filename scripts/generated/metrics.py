@@ -1,31 +1,28 @@
-"""Writes docs/metrics.md, the page of all metrics: `python scripts/metrics_page.py [--check]`.
+"""docs/metrics.md, the page of all metrics.
 
 Names, types, labels and meanings come from the service's registry. The JSON of the dashboards tells
-which of them show a metric. `--check` writes nothing and fails if the page is not up to date.
+which of them show a metric.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
-
-from scripts.generated import update
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 INTRODUCTION = """\
 # Metrics
 
-Written by `scripts/metrics_page.py` from the service's registry. Everything is at `GET /metrics`;
+Written by `make generate` from the service's registry. Everything is at `GET /metrics`;
 each series with known labels is there from the start: a counter with 0, a gauge of something that
 was not measured yet with NaN. [Security](../SECURITY.md#in-front-of-it) says who can read it, and
 how to close it.
@@ -45,11 +42,10 @@ RECORDED = """
 """
 
 
-def shown_on() -> dict[str, str]:
+def shown_on(boards: Iterable[str]) -> dict[str, str]:
     """All expressions of each dashboard, by the question that it answers."""
     found = {}
-    for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
-        board = json.loads(path.read_text("utf-8"))
+    for board in map(json.loads, boards):
         panels = [each for panel in board["panels"] for each in (panel, *panel.get("panels", []))]
         targets = [target for panel in panels for target in panel.get("targets", [])]
         targets += [mark["target"] for mark in board["annotations"]["list"]]
@@ -63,10 +59,10 @@ def mentions(text: str, family: str) -> bool:
     return bool(re.search(rf"\b{family}(_total|_bucket|_count|_sum|_info)?\b(?!:)", text))
 
 
-def table() -> str:
+def table(boards: Iterable[str]) -> str:
     """A line for each metric."""
     lines = ["| metric | type | labels | meaning | shown on |", "|---|---|---|---|---|"]
-    pages, metrics = shown_on(), Metrics()
+    pages, metrics = shown_on(boards), Metrics()
     create_app(Settings(), metrics=metrics)  # it knows the endpoints
     for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
         values: dict[str, list[str]] = {}
@@ -99,6 +95,6 @@ def recorded() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
-    text = INTRODUCTION + table() + RECORDED + recorded()
-    sys.exit(update({PAGE: text}, "scripts/metrics_page.py"))
+def page(boards: Iterable[str]) -> str:
+    """The text of the page; `boards` are the dashboards as JSON."""
+    return INTRODUCTION + table(boards) + RECORDED + recorded()

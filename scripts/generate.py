@@ -1,0 +1,72 @@
+"""Writes the files and tables that repeat the code: `make generate`, or with `--check` compares them.
+
+Pages (fields, presets, figures, clients), settings, metrics, dashboards and manifests. `--check`
+writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "grafana")]  # run as a file
+
+from grafana import generate as dashboards
+from infra import generate as manifests
+from scripts.generated import metrics, pages, settings
+from tests.clients import table as clients
+
+Parts = Mapping[Path, Mapping[str, list[str]]]
+
+
+def replaced(text: str, name: str, lines: list[str]) -> str:
+    """`text` with `lines` between its two lines that are marked with `name`.
+
+    These are a line with `NAME: begin` and one with `NAME: end`.
+    """
+    old = text.splitlines()
+    (first,) = (number for number, line in enumerate(old) if f"{name}: begin" in line)
+    (last,) = (number for number, line in enumerate(old) if f"{name}: end" in line)
+    return "\n".join([*old[: first + 1], *lines, *old[last:]]) + "\n"
+
+
+def wanted() -> dict[Path, str]:
+    """The text of every file that is written here, or of which a part is."""
+    boards = dashboards.files()
+    files = {**boards, **manifests.files(), **settings.files()}
+    files[metrics.PAGE] = metrics.page(boards.values())
+    parts: tuple[Parts, ...] = (pages.parts(), settings.parts(), clients.parts())
+    for path, tables in ((path, tables) for one in parts for path, tables in one.items()):
+        text = files.get(path) or path.read_text("utf-8")
+        for name, lines in tables.items():
+            text = replaced(text, name, lines)
+        files[path] = text
+    return files
+
+
+def main() -> int:
+    """Return the exit status: 1 if `--check` has found a file, or a dashboard has no generator."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if one is old")
+    check, files = parser.parse_args().check, wanted()
+    strangers = [path for path in dashboards.FOLDER.glob("*.json") if path not in files]
+    for path in strangers:
+        print(f"{path} has no generator", file=sys.stderr)
+    stale = [
+        path
+        for path, text in files.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} is out of date: run `make generate`", file=sys.stderr)
+        else:
+            path.write_text(files[path], "utf-8")
+    return int(check and bool(stale) or bool(strangers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
