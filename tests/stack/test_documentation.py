@@ -89,7 +89,7 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 
 def test_every_code_of_an_error_is_described() -> None:
-    page = (ROOT / "docs" / "api.md").read_text().partition("## Errors")[2]
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## Errors")[2]
     sources = (ROOT / "api" / "specops" / "http").rglob("*.py")
     codes = {code for path in sources for code in re.findall(r'code="(\w+)"', path.read_text())}
     assert len(codes) > 15

@@ -46,10 +46,10 @@ def test_a_job_is_pinned_bounded_allowed_only_to_read_and_calls_what_exists(job:
 def test_the_jobs_together_do_what_the_one_command_does() -> None:
     everything = "\n".join(map(commands, JOBS))
     check = (ROOT / "scripts/check").read_text()
-    for command in re.findall(
-        r"^(scripts/\w+|\.venv\S+ -m tests\.\w+(?: --\w+ \d+)*)", check, re.MULTILINE
-    ):
-        assert command in everything, command
+    parts = re.findall(r"^    (\w+)\) ", check, re.MULTILINE)
+    assert "e2e" in parts
+    for part in set(parts) - {"speed"}:  # shared runners are too uneven for a gate
+        assert f"scripts/check {part}" in everything, part
 
 
 def test_dependabot_looks_into_folders_that_exist() -> None:
