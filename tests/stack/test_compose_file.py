@@ -79,7 +79,7 @@ def test_traces_go_where_documentation_says_and_exemplars_lead_there(tmp_path: P
     page = int(jaeger["extensions"]["jaeger_query"]["http"]["endpoint"].rpartition(":")[2])
     assert SERVICES["jaeger"]["ports"] == [f"127.0.0.1:${{JAEGER_PORT:-{page}}}:{page}"]
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
-    for file in ("compose.yaml", "docs/tracing.md"):
+    for file in ("compose.yaml", "docs/dashboards.md"):
         assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://jaeger:4318" in (ROOT / file).read_text()
     (metrics,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     (link,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
