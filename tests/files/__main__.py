@@ -3,7 +3,7 @@
 The packages that carry them are downloaded once, into .cache/files, and llama.cpp's library is
 compiled there. Each part prints how many documents were tried, equal and refused, and the command
 fails where one is different. `--only PART` runs one part; `--write` writes the figures into
-results.md, and the table of keys into docs/gguf.md. `make test` has no part in this: it needs no
+results.md, and the table of keys into keys.md. `make test` has no part in this: it needs no
 network.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RESULTS = Path(__file__).with_name("results.md")
-KEYS = Path(__file__).resolve().parents[2] / "docs" / "gguf.md"
+KEYS = Path(__file__).with_name("keys.md")
 
 
 class Row(NamedTuple):
