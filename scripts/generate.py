@@ -37,7 +37,7 @@ def wanted() -> dict[Path, str]:
     """The text of every file that is written here, or of which a part is."""
     boards = dashboards.files()
     files = {**boards, **manifests.files(), **settings.files()}
-    files[metrics.PAGE] = metrics.page(boards.values())
+    files[metrics.PAGE] = metrics.page(boards)
     parts: tuple[Parts, ...] = (pages.parts(), settings.parts(), clients.parts())
     for path, tables in ((path, tables) for one in parts for path, tables in one.items()):
         text = files.get(path) or path.read_text("utf-8")

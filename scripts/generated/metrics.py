@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -22,10 +22,10 @@ PAGE = ROOT / "docs" / "metrics.md"
 INTRODUCTION = """\
 # Metrics
 
-Written by `make generate` from the service's registry. Everything is at `GET /metrics`;
-each series with known labels is there from the start: a counter with 0, a gauge of something that
-was not measured yet with NaN. [Security](../SECURITY.md#in-front-of-it) says who can read it, and
-how to close it.
+Written by `make generate` from the service's registry. Everything is at `GET /metrics`
+([who can read it](../SECURITY.md#in-front-of-it)); each series with known labels is there from the
+start: a counter with 0, a gauge of something that was not measured yet with NaN. *On* names the
+[dashboards](dashboards.md).
 
 To a client that asks for OpenMetrics, as Prometheus does, latency and time to first token carry
 exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in the log.
@@ -42,15 +42,16 @@ RECORDED = """
 """
 
 
-def shown_on(boards: Iterable[str]) -> dict[str, str]:
-    """All expressions of each dashboard, by the question that it answers."""
+def shown_on(boards: Mapping[Path, str]) -> dict[str, str]:
+    """All expressions of each dashboard, by the name of its file."""
     found = {}
-    for board in map(json.loads, boards):
+    for path, text in boards.items():
+        board = json.loads(text)
         panels = [each for panel in board["panels"] for each in (panel, *panel.get("panels", []))]
         targets = [target for panel in panels for target in panel.get("targets", [])]
         targets += [mark["target"] for mark in board["annotations"]["list"]]
         expressions = [target["expr"] for target in targets]
-        found[board["title"].partition(": ")[2]] = "\n".join(expressions)
+        found[path.stem] = "\n".join(expressions)
     return found
 
 
@@ -59,9 +60,9 @@ def mentions(text: str, family: str) -> bool:
     return bool(re.search(rf"\b{family}(_total|_bucket|_count|_sum|_info)?\b(?!:)", text))
 
 
-def table(boards: Iterable[str]) -> str:
+def table(boards: Mapping[Path, str]) -> str:
     """A line for each metric."""
-    lines = ["| metric | type | labels | meaning | shown on |", "|---|---|---|---|---|"]
+    lines = ["| metric | type | labels | meaning | on |", "|---|---|---|---|---|"]
     pages, metrics = shown_on(boards), Metrics()
     create_app(Settings(), metrics=metrics)  # it knows the endpoints
     for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
@@ -95,6 +96,6 @@ def recorded() -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(boards: Iterable[str]) -> str:
-    """The text of the page; `boards` are the dashboards as JSON."""
+def page(boards: Mapping[Path, str]) -> str:
+    """The text of the page; `boards` are the dashboards as JSON, by their files."""
     return INTRODUCTION + table(boards) + RECORDED + recorded()
