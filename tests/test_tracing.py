@@ -31,6 +31,7 @@ from specops.tracing import tracing_from_env
 from tests.asgi import AsgiClient
 from tests.http.openai_api import Api
 from tests.loopback import Handler, free_port, listening
+from tests.serving.service import share
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +118,7 @@ def attributes(holder: Any) -> dict[str, Any]:
 async def serving(settings: Settings) -> AsyncIterator[Api]:
     """The application with a real engine, between its start and its end, as the server has it."""
     metrics = Metrics()
-    made = Api(AsyncEngine(settings, metrics), settings, metrics)
+    made = Api(AsyncEngine(settings, metrics, share), settings, metrics)
     async with made.app.router.lifespan_context(made.app), made.client:
         await until(lambda: made.service.state in (ModelState.READY, ModelState.FAILED), 60)
         assert made.service.state is ModelState.READY, made.service.error

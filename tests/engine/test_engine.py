@@ -19,10 +19,11 @@ from specops.runtime import kernels
 from specops.runtime.memory_plan import MemoryPlanError, Supply
 from specops.system.memory import read_memory
 from tests.checkpoints import make_llama_checkpoint
+from tests.serving.service import shared_engine
 
 
 def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
-    info = Engine.load(tiny_settings).info
+    info = shared_engine(tiny_settings).info
     assert (info.name, info.quant, info.draft_quant) == ("target", "int8-128", "int8-128")
     assert info.drafters == ("draft", "suffix", "cascade", "none")
     assert info.default_drafter == "cascade"
@@ -35,7 +36,7 @@ def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
 
 
 def test_without_a_draft_suffixes_are_looked_up(tiny_settings: Settings) -> None:
-    info = Engine.load(replace(tiny_settings, draft="none")).info
+    info = shared_engine(replace(tiny_settings, draft="none")).info
     assert info.drafters == ("suffix", "cascade", "none")
     assert info.default_drafter == "suffix"
 
@@ -136,7 +137,7 @@ def test_weights_are_laid_out_in_the_cache_folder_and_mapped_from_there(
 
 
 def test_a_request_is_fitted_into_the_context(tiny_settings: Settings) -> None:
-    engine = Engine.load(tiny_settings)
+    engine = shared_engine(tiny_settings)
     request = GenerationRequest(request_id="x", prompt_tokens=(1,) * 120, max_new_tokens=50)
     assert engine.admit(request).max_new_tokens == 8
     with pytest.raises(PromptTooLong, match=r"128 tokens.*at most 127"):

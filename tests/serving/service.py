@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
 
 from specops.config import Settings
 from specops.engine.engine import Engine
@@ -20,11 +22,26 @@ async def collect(handle: RequestHandle) -> list[Output]:
     return [output async for output in handle.outputs()]
 
 
+@cache
+def shared_engine(settings: Settings) -> Engine:
+    """An engine of these settings, loaded once for all tests of this process.
+
+    What they ask stays in its prefix cache, its suffix history and its controller.
+    """
+    return Engine.load(settings)
+
+
+def share(settings: Settings, report: Report | None = None) -> Engine:
+    """`Engine.load` for tests that do not look at loading: settings of the service do not matter."""
+    del report
+    return shared_engine(replace(settings, queue_size=0, request_timeout=1.0, drain_timeout=0.0))
+
+
 @asynccontextmanager
 async def serving(
-    settings: Settings, load: Callable[[Settings, Report], Engine] = Engine.load
+    settings: Settings, load: Callable[[Settings, Report], Engine] = share
 ) -> AsyncIterator[tuple[AsyncEngine, Metrics]]:
-    """The engine as the server has it, once its model is loaded or has failed to."""
+    """The service as the server has it, once its model is loaded or has failed to."""
     metrics = Metrics()
     service = AsyncEngine(settings, metrics, load)
     service.start()

@@ -73,7 +73,7 @@ async def test_requests_are_answered_and_counted(tiny_settings: Settings) -> Non
 
 
 async def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Settings) -> None:
-    async with serving(tiny_settings) as (service, metrics):
+    async with serving(tiny_settings, Engine.load) as (service, metrics):
         assert math.isnan(sample(metrics, "estimated_speedup"))
         for kind in ("tokens", "draft_tokens"):
             for size in ("1", "8"):
@@ -95,7 +95,7 @@ async def test_answers_speed_up_only_the_clients_that_share_prefixes(
 ) -> None:
     """An answer that does not repeat itself, and that is the same each time, by its seed."""
     settings = replace(tiny_settings, prefix_cache=prefix_cache)
-    async with serving(settings) as (service, metrics):
+    async with serving(settings, Engine.load) as (service, metrics):
         metrics.set_clients(["ann", "bob"])
 
         async def steps(client: str) -> int:
@@ -334,7 +334,7 @@ async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
 async def test_what_holds_the_interpreter_for_long_is_made_before_the_first_answer(
     tiny_settings: Settings,
 ) -> None:
-    async with serving(tiny_settings) as (service, _):
+    async with serving(tiny_settings, Engine.load) as (service, _):
         await collect(service.submit(request()))
         engine = service.engine
         assert engine.grammars.vocabulary._made is not None
