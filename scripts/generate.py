@@ -1,4 +1,4 @@
-"""Writes the files and tables that repeat the code: `make generate`, or with `--check` compares them.
+"""Writes the files and tables that repeat the code: `make generate`; `--check` compares them.
 
 Pages (fields, presets, figures, clients), settings, metrics, dashboards and manifests. `--check`
 writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
@@ -11,14 +11,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "grafana")]  # run as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "grafana"))
 
 from grafana import generate as dashboards
 from infra import generate as manifests
 from scripts.generated import metrics, pages, settings
 from tests.clients import table as clients
 
+ROOT = Path(__file__).resolve().parents[1]
 Parts = Mapping[Path, Mapping[str, list[str]]]
 
 
@@ -56,16 +57,14 @@ def main() -> int:
     for path in strangers:
         print(f"{path} has no generator", file=sys.stderr)
     stale = [
-        path
-        for path, text in files.items()
-        if not path.exists() or path.read_text("utf-8") != text
+        path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text
     ]
     for path in stale:
         if check:
             print(f"{path.relative_to(ROOT)} is out of date: run `make generate`", file=sys.stderr)
         else:
             path.write_text(files[path], "utf-8")
-    return int(check and bool(stale) or bool(strangers))
+    return int((check and bool(stale)) or bool(strangers))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from specops.config import Settings
-from specops.models.eagle import convert as head_converter
 from specops.models import child, layout, prepare
 from specops.models.convert import Quantization, check, export_checkpoint
 from specops.models.convert import __main__ as converter
+from specops.models.eagle import convert as head_converter
 from specops.models.graph import prepack, weight_cache
 from specops.runtime import calibration, kernels
 from specops.runtime.session import share_threads

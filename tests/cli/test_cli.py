@@ -20,11 +20,11 @@ import pytest
 from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.ngrams.table import make_table
-from specops.ngrams.storage import Conversation
 from specops.models import prepare as preparing
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.head_folder import NGRAMS
+from specops.ngrams.storage import Conversation
+from specops.ngrams.table import make_table
 from specops.presets import Preset
 from specops.request import GenerationRequest, Piece
 from specops.system.memory import read_memory

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.ngrams.table import make_table
-from specops.ngrams.storage import Conversation
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.folder import ModelFolder
 from specops.models.graph import prepack
 from specops.models.graph.weight_cache import used_bytes
 from specops.models.head_folder import NGRAMS
+from specops.ngrams.storage import Conversation
+from specops.ngrams.table import make_table
 from specops.request import SamplingParams
 from specops.speculation.drafters import eagle
 from tests.engine import test_eagle_head

@@ -32,8 +32,9 @@ def shared_engine(settings: Settings) -> Engine:
 
 
 def share(settings: Settings, report: Report | None = None) -> Engine:
-    """`Engine.load` for tests that do not look at loading: settings of the service do not matter."""
+    """`Engine.load` for tests that do not look at loading."""
     del report
+    # Of which the service is another, but not the engine.
     return shared_engine(replace(settings, queue_size=0, request_timeout=1.0, drain_timeout=0.0))
 
 

@@ -81,7 +81,9 @@ def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path, key: Path)
     attached = yaml.safe_load(line)
     plain = yaml.safe_load(native.prometheus_config(["127.0.0.1:8123"], None, key))
     config.write_text(yaml.safe_dump(plain | attached))
-    assert attached["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
+    assert attached["alerting"]["alertmanagers"] == [
+        {"static_configs": [{"targets": ["alertmanager:9093"]}]}
+    ]
     promtool("check", "config", config)
 
 

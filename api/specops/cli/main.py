@@ -115,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
 
     draft = commands.add_parser("draft", help="make what draft tokens come from")
     actions = draft.add_subparsers(required=True, metavar="WHAT")
-    make = actions.add_parser("make", help="make a table of n-grams from texts that the model writes")
+    make = actions.add_parser(
+        "make", help="make a table of n-grams from texts that the model writes"
+    )
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     time = make.add_mutually_exclusive_group()
     time.add_argument(

@@ -25,15 +25,6 @@ from specops.tracing import RequestTrace
 _KEY = "specops.context"  # of the request's scope
 
 
-def _turns(name: str) -> Any:
-    return field(default_factory=lambda: ClientTurns(name))
-
-
-def _thread(name: str) -> Any:
-    return field(default_factory=lambda: ThreadPoolExecutor(1, name))
-
-
-@dataclass(frozen=True, slots=True)
 class Executors:
     """The threads beside the event loop and the engine, one for each kind of work.
 
@@ -48,12 +39,11 @@ class Executors:
             second.
     """
 
-    compiling: ClientTurns = _turns("compile")
-    rendering: ClientTurns = _turns("render")
-    encoding: ClientTurns = _turns("encode")
-    encoding_long: ClientTurns = _turns("encode-long")
-    inflating: ThreadPoolExecutor = _thread("inflate")
-    writing: ThreadPoolExecutor = _thread("write")
+    def __init__(self) -> None:
+        self.compiling, self.rendering = ClientTurns("compile"), ClientTurns("render")
+        self.encoding, self.encoding_long = ClientTurns("encode"), ClientTurns("encode-long")
+        self.inflating = ThreadPoolExecutor(1, "inflate")
+        self.writing = ThreadPoolExecutor(1, "write")
 
     def shut_down(self) -> None:
         """End the threads when they are done with what they do; begin nothing more."""

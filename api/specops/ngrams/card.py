@@ -52,7 +52,7 @@ measurements below.
 
 ## Results
 
-| lookup with or without the table | temperature | speed over plain decoding, median | tokens per pass |
+| table | temperature | speed over plain decoding, median | tokens per pass |
 | --- | ---: | ---: | ---: |
 {speeds}
 

@@ -101,7 +101,9 @@ def evaluate(
     """
     # What one way's answers leave behind must not help another one's.
     settings = replace(settings, slots=1, prefix_cache="client")
-    table, other = (Engine.load(replace(settings, draft=draft)) for draft in (settings.draft, before))
+    table, other = (
+        Engine.load(replace(settings, draft=draft)) for draft in (settings.draft, before)
+    )
     engines, end = {_PLAIN: other, _BEFORE: other, _TABLE: table}, clock() + seconds
     figures: _Figures = {at: {way: [] for way in _WAYS} for at in _TEMPERATURES}
     for measured, conversation in enumerate(conversations[:_PROMPTS]):
@@ -110,9 +112,7 @@ def evaluate(
         turn = measured % len(_WAYS)
         for temperature, by_way in figures.items():
             for way in (*_WAYS[turn:], *_WAYS[:turn]):
-                by_way[way].append(
-                    _answer(engines[way], settings, conversation, way, temperature)
-                )
+                by_way[way].append(_answer(engines[way], settings, conversation, way, temperature))
     return [
         _summary(temperature, table.info.threads, by_way) for temperature, by_way in figures.items()
     ]

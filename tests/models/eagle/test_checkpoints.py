@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specops.models.eagle.checkpoint import HeadCheckpoint
-from specops.models.eagle.layer import EagleLayer, Target
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.weights import WeightStore
+from specops.models.eagle.checkpoint import HeadCheckpoint
+from specops.models.eagle.layer import EagleLayer, Target
 from specops.models.folder import ModelError
 from specops.models.graph.tensors import values_of
 from specops.models.head_folder import is_head_checkpoint

@@ -16,7 +16,6 @@ from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
 
-
 _MOST_BIASES = 300
 _MOST_DIGITS = 12  # of a number that is read: tokens have fewer
 # Samplers of other servers, and their values that ask for nothing.

@@ -1,8 +1,8 @@
 """Converts an EAGLE-3 checkpoint into the graphs that run it beside its target.
 
-`python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N`, in a process
-of its own. What the checkpoint leaves out, its embedding or its output rows, is the target's own
-and is taken from the target's graph.
+`python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N` runs in a
+separate process. What the checkpoint leaves out, its embedding or its output rows, is taken from
+the target's graph.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import onnx
 
-from specops.models.eagle.checkpoint import HeadCheckpoint
-from specops.models.eagle.layer import EagleLayer, Target
-from specops.models.eagle.target_rows import Embedding, output_blocks, output_rows
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
+from specops.models.eagle.checkpoint import HeadCheckpoint
+from specops.models.eagle.layer import EagleLayer, Target
+from specops.models.eagle.target_rows import Embedding, output_blocks, output_rows
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import mixers
 from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder
@@ -87,7 +87,9 @@ def _store(folder: Path, graph: str) -> WeightStore:
 
 def main(arguments: list[str] | None = None) -> int:
     """Convert; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m specops.models.eagle.convert", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m specops.models.eagle.convert", description=__doc__
+    )
     for name in ("head", "target", "destination"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--quant", required=True)

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.eagle.checkpoint import HeadCheckpoint
 from specops.models.contract import FUSED, MOST_GUESSABLE, NEXT_STATES, STATES
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
@@ -28,6 +27,7 @@ from specops.models.convert.model_config import ModelConfig
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
+from specops.models.eagle.checkpoint import HeadCheckpoint
 from specops.models.head_folder import is_eagle, settings_of_head
 
 _EMBEDDING, _FC = "embed_tokens.weight", "fc"

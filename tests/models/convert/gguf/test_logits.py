@@ -19,10 +19,10 @@ from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from onnx import numpy_helper
 
-from specops.models.eagle.target_rows import output_blocks, output_rows
 from specops.models.convert import ExportedModel, ExportError, Quantization, export_checkpoint
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.weights import WeightStore
+from specops.models.eagle.target_rows import output_blocks, output_rows
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
