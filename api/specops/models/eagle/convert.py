@@ -1,7 +1,7 @@
 """Converts an EAGLE-3 checkpoint into the graphs that run it beside its target.
 
-`python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N` runs in a
-separate process. What the checkpoint leaves out, its embedding or its output rows, is taken from
+`python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N` runs in
+a separate process. What the checkpoint leaves out, its embedding or its output rows, is taken from
 the target's graph.
 """
 
