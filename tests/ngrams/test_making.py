@@ -124,7 +124,6 @@ def test_a_table_is_made_with_interruptions_serves_and_goes_on(
         generate(engine, "def add(", 24, drafter=drafter) for drafter in ("none", "suffix")
     )
     assert [piece.token for piece in plain[0]] == [piece.token for piece in drafted[0]]
-    assert drafted[1].accepted_found_in["table"] > 0
 
 
 @pytest.mark.parametrize("left", ["61.5\n", '{"written": 61.5', "[1]\n"])
@@ -345,8 +344,9 @@ def test_a_preset_s_own_table_is_what_a_new_one_is_measured_against(
     seen, said = list[str](), list[str]()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / NGRAMS).touch()
-    presets = Preset("", tiny_settings.target, "./own", "int8-128", "")
-    monkeypatch.setattr(preparing, "presets", lambda: {"demo": presets})
+    (tmp_path / "target").symlink_to(tiny_settings.target)
+    preset = Preset("", "./target", "./own", "int8-128", "")
+    monkeypatch.setattr(preparing, "presets", lambda: {"demo": preset})
 
     def evaluate(settings: Settings, before: str, *_: object) -> list[Evaluation]:
         seen.append(before)

@@ -46,11 +46,15 @@ class Executors:
         self.writing = ThreadPoolExecutor(1, "write")
 
     def shut_down(self) -> None:
-        """End the threads when they are done with what they do; begin nothing more."""
+        """End the threads when they are done with what they do.
+
+        The application may be started again; a thread begins with its first work.
+        """
         for turns in (self.compiling, self.rendering, self.encoding, self.encoding_long):
             turns.shut_down()
         for executor in (self.inflating, self.writing):
             executor.shutdown(wait=False, cancel_futures=True)
+        self.__init__()  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
