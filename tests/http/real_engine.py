@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
 from openai import AsyncOpenAI
 
 from specops.config import Settings
-from specops.engine.model_info import ModelState
+from specops.engine.engine import Engine
+from specops.engine.model_info import ModelState, Report
 from specops.http.app import create_app
 from specops.serving.async_engine import AsyncEngine
 from tests.http.chat_clients import Official
-from tests.serving.service import serving
+from tests.serving.service import serving, share
 
 
 @asynccontextmanager
-async def in_process(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+async def in_process(
+    settings: Settings, load: Callable[[Settings, Report], Engine] = share
+) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
     """Serve a model; yield the service, and a client of its application."""
-    async with serving(settings) as (service, metrics):
+    async with serving(settings, load) as (service, metrics):
         assert service.state is ModelState.READY, service.error
         transport = httpx.ASGITransport(create_app(settings, service, metrics))
         async with httpx.AsyncClient(

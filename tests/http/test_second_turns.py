@@ -17,6 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from specops.config import Settings
+from specops.engine.engine import Engine
 from tests.checkpoints import (
     make_granite_hybrid_checkpoint,
     make_lfm2_checkpoint,
@@ -80,7 +81,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 async def chat(settings: Settings) -> AsyncIterator[Chat]:
-    async with in_process(settings) as (_, http):
+    async with in_process(settings, Engine.load) as (_, http):
         yield Chat(http)
 
 
