@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.clients import judge
-from tests.clients.drivers import Driver
+from tests.clients.drivers import FUNCTIONS, Driver
 from tests.clients.forms import FORMS, TEXTS
 from tests.clients.table import CLIENTS, FEATURES, HERE, PAGES, Client, Lack, versions
 
@@ -31,9 +31,11 @@ def test_every_package_is_pinned() -> None:
 )
 def test_a_driver_has_a_function_for_each_feature_that_its_client_has(client: Client) -> None:
     tree = ast.parse((HERE / "drivers" / f"{client.driver}.py").read_text())
-    functions = {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef
+    functions = {item.name for item in tree.body if isinstance(item, kinds)}
     lacking = {name for name, lack in client.lacks.items() if not lack.error}
-    required = {"structured" if name in FORMS else name for name in FEATURES} - lacking
+    tried = FEATURES.keys() - lacking
+    required = {"structured" if name in FORMS else FUNCTIONS.get(name, name) for name in tried}
     assert required <= functions
     assert required <= METHODS
 

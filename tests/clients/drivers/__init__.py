@@ -5,7 +5,7 @@ They run in the clients' own environment, where the service is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,8 @@ Form = TypeVar("Form", bound=BaseModel)
 KEY = "any"
 SHORT, LONG = 64, 1000  # tokens: of answers, and of the one that is cancelled
 STRUCTURED = 256
+# The functions of features that have none of their own name; forms are `structured`.
+FUNCTIONS = {"chat": "ask", "too_long": "ask", "cancel": "stream"}
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Driver(Protocol):
     client raises.
     """
 
-    def chat(self, server: Server, question: str) -> str:
-        """Return the whole answer."""
+    def ask(self, server: Server, messages: list[dict[str, str]]) -> str:
+        """Return the whole answer to a conversation, which may be too long."""
         ...
 
-    def stream(self, server: Server, question: str) -> list[str]:
-        """Return the answer in the pieces in which it came."""
+    def stream(
+        self, server: Server, question: str, max_tokens: int
+    ) -> Iterator[str] | AsyncIterator[str]:
+        """Yield the answer in the pieces in which it comes; who closes it leaves the stream."""
         ...
 
     def tools(self, server: Server, question: str) -> dict[str, Any]:
@@ -51,12 +55,4 @@ class Driver(Protocol):
 
     def embeddings(self, server: Server, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each text."""
-        ...
-
-    def too_long(self, server: Server, messages: list[dict[str, str]]) -> str:
-        """Send a conversation that does not fit, and return the answer if there is one."""
-        ...
-
-    def cancel(self, server: Server, question: str) -> None:
-        """Read the beginning of a long answer, then leave it as the client's users do."""
         ...

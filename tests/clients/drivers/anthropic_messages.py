@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server
 from tests.clients.drivers.openai_chat import TOOL
 from tests.clients.forms import get_weather
 
@@ -33,13 +34,13 @@ def text(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def chat(server: Server, question: str) -> str:
-    return text(client(server).messages.create(**request(server, question)))
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    return text(client(server).messages.create(**request(server, "") | {"messages": messages}))
 
 
-def stream(server: Server, question: str) -> list[str]:
-    with client(server).messages.stream(**request(server, question)) as events:
-        return list(events.text_stream)
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    with client(server).messages.stream(**request(server, question, max_tokens)) as events:
+        yield from events.text_stream
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -64,12 +65,3 @@ def tools(server: Server, question: str) -> dict[str, Any]:
 def structured(server: Server, form: type[Form], question: str) -> Form:
     body = request(server, question, STRUCTURED)
     return client(server).messages.parse(**body, output_format=form).parsed_output
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    return text(client(server).messages.create(**request(server, "") | {"messages": messages}))
-
-
-def cancel(server: Server, question: str) -> None:
-    with client(server).messages.stream(**request(server, question, LONG)) as events:
-        next(iter(events.text_stream))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import dspy
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server
 from tests.clients.forms import get_weather
 
 QUESTION_ANSWER = dspy.Signature(
@@ -40,11 +39,11 @@ def model(server: Server, max_tokens: int = SHORT) -> Model:
     return Model(server.model, **there, temperature=0, max_tokens=max_tokens)
 
 
-def chat(server: Server, question: str) -> str:
-    return model(server)(question)[0]
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    return model(server)(messages=messages)[0]
 
 
-async def pieces(server: Server, question: str, max_tokens: int = SHORT) -> AsyncIterator[str]:
+async def stream(server: Server, question: str, max_tokens: int) -> AsyncIterator[str]:
     program = dspy.streamify(
         dspy.Predict(QUESTION_ANSWER), stream_listeners=[dspy.streaming.StreamListener("answer")]
     )
@@ -52,13 +51,6 @@ async def pieces(server: Server, question: str, max_tokens: int = SHORT) -> Asyn
         async for part in program(question=question):
             if isinstance(part, dspy.streaming.StreamResponse):
                 yield part.chunk
-
-
-def stream(server: Server, question: str) -> list[str]:
-    async def read() -> list[str]:
-        return [piece async for piece in pieces(server, question)]
-
-    return asyncio.run(read())
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -81,16 +73,3 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     embedder = dspy.Embedder(server.model, caching=False, **endpoint(server))
     return [[float(number) for number in vector] for vector in embedder(list(texts))]
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    return model(server)(messages=messages)[0]
-
-
-def cancel(server: Server, question: str) -> None:
-    async def leave() -> None:
-        there = pieces(server, question, LONG)
-        await anext(there)
-        await there.aclose()
-
-    asyncio.run(leave())

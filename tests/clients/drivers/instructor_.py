@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -34,20 +35,16 @@ def request(question: str, max_tokens: int = SHORT) -> dict[str, Any]:
     }
 
 
-def chat(server: Server, question: str) -> str:
-    return client(server).create(response_model=Answer, **request(question)).answer
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    body = request("") | {"messages": messages}
+    return client(server).create(response_model=Answer, **body).answer
 
 
-def stream(server: Server, question: str) -> list[str]:
-    parts = client(server).create_partial(response_model=Answer, **request(question))
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    parts = client(server).create_partial(response_model=Answer, **request(question, max_tokens))
     said = ["", *(part.answer or part.question or "" for part in parts)]
-    return [now.removeprefix(before) for before, now in pairwise(said)]
+    return (now.removeprefix(before) for before, now in pairwise(said))
 
 
 def structured(server: Server, form: type[Form], question: str) -> Form:
     return client(server).create(response_model=form, **request(question, STRUCTURED))
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    body = request("") | {"messages": messages}
-    return client(server).create(response_model=Answer, **body).answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -13,8 +13,9 @@ from tests.clients.drivers import Form
 from tests.clients.forms import get_weather
 
 
-def stream(model: BaseChatModel, question: str) -> list[str]:
-    return [piece.text for piece in model.stream(question)]
+def stream(model: BaseChatModel, question: str) -> Iterator[str]:
+    for piece in model.stream(question):
+        yield piece.text
 
 
 def tools(
@@ -37,9 +38,3 @@ def tools(
 
 def structured(model: BaseChatModel, form: type[Form], question: str) -> Form:
     return model.with_structured_output(form).invoke(question)  # type: ignore[return-value]
-
-
-def cancel(model: BaseChatModel, question: str) -> None:
-    pieces = model.stream(question)
-    next(pieces)
-    pieces.close()  # type: ignore[attr-defined]

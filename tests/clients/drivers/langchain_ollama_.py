@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 
-from tests.clients.drivers import LONG, SHORT, STRUCTURED, Form, Server, langchain_chat
+from tests.clients.drivers import SHORT, STRUCTURED, Form, Server, langchain_chat
 from tests.clients.forms import earlier_calls
 
 
@@ -17,12 +17,12 @@ def model(server: Server, max_tokens: int = SHORT) -> ChatOllama:
     )
 
 
-def chat(server: Server, question: str) -> str:
-    return model(server).invoke(question).text
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    return model(server).invoke(messages).text
 
 
-def stream(server: Server, question: str) -> list[str]:
-    return langchain_chat.stream(model(server), question)
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    return langchain_chat.stream(model(server, max_tokens), question)
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -37,11 +37,3 @@ def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     return OllamaEmbeddings(base_url=server.address, model=server.model).embed_documents(
         list(texts)
     )
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    return model(server).invoke(messages).text
-
-
-def cancel(server: Server, question: str) -> None:
-    langchain_chat.cancel(model(server, LONG), question)

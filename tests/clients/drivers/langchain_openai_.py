@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server, langchain_chat
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server, langchain_chat
 
 
 def model(server: Server, max_tokens: int = SHORT) -> ChatOpenAI:
@@ -21,12 +21,12 @@ def model(server: Server, max_tokens: int = SHORT) -> ChatOpenAI:
     )
 
 
-def chat(server: Server, question: str) -> str:
-    return model(server).invoke(question).text
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    return model(server).invoke(messages).text
 
 
-def stream(server: Server, question: str) -> list[str]:
-    return langchain_chat.stream(model(server), question)
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    return langchain_chat.stream(model(server, max_tokens), question)
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -43,11 +43,3 @@ def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     return OpenAIEmbeddings(**endpoint, check_embedding_ctx_length=False).embed_documents(
         list(texts)
     )
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    return model(server).invoke(messages).text
-
-
-def cancel(server: Server, question: str) -> None:
-    langchain_chat.cancel(model(server, LONG), question)

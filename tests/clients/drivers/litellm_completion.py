@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import litellm
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server
 from tests.clients.drivers.openai_chat import TOOL, answer_calls
 from tests.clients.forms import earlier_calls
 
@@ -28,13 +28,18 @@ def endpoint(server: Server) -> dict[str, str]:
     return {"api_base": server.address + below, "api_key": KEY}
 
 
-def chat(server: Server, question: str) -> str:
-    return litellm.completion(**request(server, question)).choices[0].message.content
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    body = request(server, "") | {"messages": messages}
+    return litellm.completion(**body).choices[0].message.content
 
 
-def stream(server: Server, question: str) -> list[str]:
-    chunks = litellm.completion(**request(server, question), stream=True)
-    return [chunk.choices[0].delta.content or "" for chunk in chunks]
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    chunks = litellm.completion(**request(server, question, max_tokens), stream=True)
+    try:
+        for chunk in chunks:
+            yield chunk.choices[0].delta.content or ""
+    finally:
+        chunks.close()
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -62,14 +67,3 @@ def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     model = server.model.replace("ollama_chat/", "ollama/")
     answer = litellm.embedding(model=model, input=list(texts), **endpoint(server))
     return [item["embedding"] for item in answer.data]
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    body = request(server, "") | {"messages": messages}
-    return litellm.completion(**body).choices[0].message.content
-
-
-def cancel(server: Server, question: str) -> None:
-    chunks = litellm.completion(**request(server, question, LONG), stream=True)
-    next(chunks)
-    chunks.close()

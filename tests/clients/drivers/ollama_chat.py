@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ollama
 
-from tests.clients.drivers import LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import SHORT, STRUCTURED, Form, Server
 from tests.clients.forms import earlier_calls, get_weather
 
 
@@ -21,13 +21,14 @@ def request(server: Server, question: str, max_tokens: int = SHORT) -> dict[str,
     return {"model": server.model, "messages": messages, "options": options}
 
 
-def chat(server: Server, question: str) -> str:
-    return client(server).chat(**request(server, question)).message.content
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    body = request(server, "") | {"messages": messages}
+    return client(server).chat(**body).message.content
 
 
-def stream(server: Server, question: str) -> list[str]:
-    parts = client(server).chat(**request(server, question), stream=True)
-    return [part.message.content or "" for part in parts]
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    for part in client(server).chat(**request(server, question, max_tokens), stream=True):
+        yield part.message.content or ""
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -55,14 +56,3 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     answer = client(server).embed(server.model, list(texts))
     return [list(vector) for vector in answer.embeddings]
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    body = request(server, "") | {"messages": messages}
-    return client(server).chat(**body).message.content
-
-
-def cancel(server: Server, question: str) -> None:
-    parts = client(server).chat(**request(server, question, LONG), stream=True)
-    next(parts)
-    parts.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server
 from tests.clients.forms import get_weather
 
 TOOL: dict[str, Any] = {
@@ -39,14 +39,16 @@ def request(server: Server, question: str, max_tokens: int = SHORT) -> dict[str,
     }
 
 
-def chat(server: Server, question: str) -> str:
-    answer = client(server).chat.completions.create(**request(server, question))
-    return answer.choices[0].message.content
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    body = request(server, "") | {"messages": messages}
+    return client(server).chat.completions.create(**body).choices[0].message.content
 
 
-def stream(server: Server, question: str) -> list[str]:
-    chunks = client(server).chat.completions.create(**request(server, question), stream=True)
-    return [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    body = request(server, question, max_tokens)
+    with client(server).chat.completions.create(**body, stream=True) as chunks:
+        for chunk in chunks:
+            yield from (choice.delta.content or "" for choice in chunk.choices)
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -81,15 +83,3 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     answer = client(server).embeddings.create(model=server.model, input=list(texts))
     return [item.embedding for item in answer.data]
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    body = request(server, "") | {"messages": messages}
-    return client(server).chat.completions.create(**body).choices[0].message.content
-
-
-def cancel(server: Server, question: str) -> None:
-    body = request(server, question, LONG)
-    with client(server).chat.completions.create(**body, stream=True) as chunks:
-        for _, _ in zip(range(3), chunks, strict=False):
-            pass

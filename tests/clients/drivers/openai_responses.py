@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.clients.drivers import LONG, SHORT, STRUCTURED, Form, Server, openai_chat
+from tests.clients.drivers import SHORT, STRUCTURED, Form, Server, openai_chat
 from tests.clients.drivers.openai_chat import client
 from tests.clients.forms import get_weather
 
@@ -22,13 +22,14 @@ def request(server: Server, question: Any, max_tokens: int = SHORT) -> dict[str,
     }
 
 
-def chat(server: Server, question: str) -> str:
-    return client(server).responses.create(**request(server, question)).output_text
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    return client(server).responses.create(**request(server, messages)).output_text
 
 
-def stream(server: Server, question: str) -> list[str]:
-    events = client(server).responses.create(**request(server, question), stream=True)
-    return [event.delta for event in events if event.type == "response.output_text.delta"]
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    body = request(server, question, max_tokens)
+    with client(server).responses.create(**body, stream=True) as events:
+        yield from (event.delta for event in events if event.type == "response.output_text.delta")
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -55,14 +56,3 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     return openai_chat.embeddings(server, texts)
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    return client(server).responses.create(**request(server, messages)).output_text
-
-
-def cancel(server: Server, question: str) -> None:
-    with client(server).responses.create(**request(server, question, LONG), stream=True) as events:
-        for event in events:
-            if event.type == "response.output_text.delta":
-                break

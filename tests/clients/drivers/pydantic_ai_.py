@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_ai import Agent, Embedder
@@ -22,7 +22,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.drivers import KEY, SHORT, STRUCTURED, Form, Server
 from tests.clients.drivers.openai_chat import TOOL
 from tests.clients.forms import get_weather
 
@@ -39,13 +39,22 @@ def settings(max_tokens: int = SHORT, **more: Any) -> ModelSettings:
     return ModelSettings(temperature=0, max_tokens=max_tokens, **more)
 
 
-def chat(server: Server, question: str) -> str:
-    return Agent(model(server), model_settings=settings()).run_sync(question).output
-
-
-def stream(server: Server, question: str) -> list[str]:
+def ask(server: Server, messages: list[dict[str, str]]) -> str:
+    *earlier, last = messages
+    history: list[ModelMessage] = [
+        ModelRequest([UserPromptPart(item["content"])])
+        if item["role"] == "user"
+        else ModelResponse([TextPart(item["content"])])
+        for item in earlier
+    ]
     agent = Agent(model(server), model_settings=settings())
-    return list(agent.run_stream_sync(question).stream_text(delta=True, debounce_by=None))
+    return agent.run_sync(last["content"], message_history=history).output
+
+
+def stream(server: Server, question: str, max_tokens: int) -> Iterator[str]:
+    agent = Agent(model(server), model_settings=settings(max_tokens))
+    with agent.run_stream_sync(question) as result:
+        yield from result.stream_text(delta=True, debounce_by=None)
 
 
 def tools(server: Server, question: str) -> dict[str, Any]:
@@ -85,21 +94,3 @@ def structured(server: Server, form: type[Form], question: str) -> Form:
 def embeddings(server: Server, texts: Sequence[str]) -> list[list[float]]:
     embedder = Embedder(OpenAIEmbeddingModel(server.model, provider=provider(server)))
     return [list(item) for item in embedder.embed_documents_sync(list(texts)).embeddings]
-
-
-def too_long(server: Server, messages: list[dict[str, str]]) -> str:
-    *earlier, last = messages
-    history: list[ModelMessage] = [
-        ModelRequest([UserPromptPart(item["content"])])
-        if item["role"] == "user"
-        else ModelResponse([TextPart(item["content"])])
-        for item in earlier
-    ]
-    agent = Agent(model(server), model_settings=settings())
-    return agent.run_sync(last["content"], message_history=history).output
-
-
-def cancel(server: Server, question: str) -> None:
-    agent = Agent(model(server), model_settings=settings(LONG))
-    with agent.run_stream_sync(question) as result:
-        next(iter(result.stream_text(delta=True, debounce_by=None)))

@@ -49,13 +49,8 @@ const described = {
 };
 const user = (content) => [{ role: "user", content }];
 
-async function collect(pieces, text) {
-  const found = [];
-  for await (const piece of pieces) {
-    const said = text(piece);
-    if (said !== undefined && said !== null) found.push(said);
-  }
-  return found;
+async function* texts(pieces, text) {
+  for await (const piece of pieces) yield text(piece) ?? "";
 }
 
 // -- OpenAI's two protocols
@@ -72,12 +67,13 @@ const openaiChat = {
   create(messages, more = {}) {
     return openai.chat.completions.create({ ...this.request(messages), ...more });
   },
-  async chat(question) {
-    return (await this.create(user(question))).choices[0].message.content;
+  async ask(messages) {
+    return (await this.create(messages)).choices[0].message.content;
   },
-  async stream(question) {
-    const chunks = await this.create(user(question), { stream: true });
-    return collect(chunks, (chunk) => chunk.choices[0]?.delta.content);
+  async *stream(question, max) {
+    const body = { ...this.request(user(question), max), stream: true };
+    const chunks = await openai.chat.completions.create(body);
+    yield* texts(chunks, (chunk) => chunk.choices[0]?.delta.content);
   },
   async tools(question) {
     const tools = [{ type: "function", function: described }];
@@ -106,15 +102,6 @@ const openaiChat = {
   async embeddings(input) {
     return (await openai.embeddings.create({ model, input })).data.map((item) => item.embedding);
   },
-  async too_long(messages) {
-    return (await this.create(messages)).choices[0].message.content;
-  },
-  async cancel(question) {
-    const body = { ...this.request(user(question), LONG), stream: true };
-    for await (const chunk of await openai.chat.completions.create(body)) {
-      if (chunk.choices[0]?.delta.content) break; // which ends the request
-    }
-  },
 };
 
 const openaiResponses = {
@@ -122,12 +109,12 @@ const openaiResponses = {
   create(input, more = {}) {
     return openai.responses.create({ ...this.request(input), ...more });
   },
-  async chat(question) {
-    return (await this.create(question)).output_text;
+  async ask(messages) {
+    return (await this.create(messages)).output_text;
   },
-  async stream(question) {
-    const events = await this.create(question, { stream: true });
-    return collect(events, (event) =>
+  async *stream(question, max) {
+    const events = await openai.responses.create({ ...this.request(question, max), stream: true });
+    yield* texts(events, (event) =>
       event.type === "response.output_text.delta" ? event.delta : undefined,
     );
   },
@@ -152,15 +139,6 @@ const openaiResponses = {
     return answer.output_parsed;
   },
   embeddings: openaiChat.embeddings,
-  async too_long(messages) {
-    return (await this.create(messages)).output_text;
-  },
-  async cancel(question) {
-    const body = { ...this.request(question, LONG), stream: true };
-    for await (const event of await openai.responses.create(body)) {
-      if (event.type === "response.output_text.delta") break;
-    }
-  },
 };
 
 // -- Anthropic's
@@ -174,12 +152,12 @@ const anthropicMessages = {
   create(messages, more = {}) {
     return anthropic.messages.create({ ...this.request(messages), ...more });
   },
-  async chat(question) {
-    return joined(await this.create(user(question)));
+  async ask(messages) {
+    return joined(await this.create(messages));
   },
-  async stream(question) {
-    const events = await this.create(user(question), { stream: true });
-    return collect(events, (event) => event.delta?.text);
+  async *stream(question, max) {
+    const events = anthropic.messages.stream(this.request(user(question), max));
+    yield* texts(events, (event) => event.delta?.text); // who breaks off aborts it
   },
   async tools(question) {
     const { parameters, ...named } = described;
@@ -207,16 +185,6 @@ const anthropicMessages = {
     });
     return answer.parsed_output;
   },
-  async too_long(messages) {
-    return joined(await this.create(messages));
-  },
-  async cancel(question) {
-    const stream = anthropic.messages.stream(this.request(user(question), LONG));
-    for await (const event of stream) {
-      if (event.delta?.text) break;
-    }
-    stream.abort();
-  },
 };
 
 // -- the AI SDK, with two of its providers
@@ -229,11 +197,16 @@ const sdk = (chosen, embedding) => ({
     maxRetries: 0,
     ...more,
   }),
-  async chat(prompt) {
-    return (await generateText(this.request({ prompt }))).text;
+  async ask(messages) {
+    return (await generateText(this.request({ messages }))).text;
   },
-  async stream(prompt) {
-    return collect(streamText(this.request({ prompt })).textStream, (text) => text);
+  async *stream(prompt, max) {
+    const leaving = new AbortController();
+    try {
+      yield* streamText(this.request({ prompt, abortSignal: leaving.signal }, max)).textStream;
+    } finally {
+      leaving.abort();
+    }
   },
   async tools(prompt) {
     const { steps, text } = await generateText(
@@ -265,19 +238,6 @@ const sdk = (chosen, embedding) => ({
       return (await embedMany({ model: embedding, values, maxRetries: 0 })).embeddings;
     },
   }),
-  async too_long(messages) {
-    return (await generateText(this.request({ messages }))).text;
-  },
-  async cancel(prompt) {
-    const leaving = new AbortController();
-    const { textStream } = streamText(
-      this.request({ prompt, abortSignal: leaving.signal }, LONG),
-    );
-    for await (const text of textStream) {
-      if (text) break;
-    }
-    leaving.abort();
-  },
 });
 
 // -- Ollama's
@@ -300,12 +260,18 @@ const ollamaChat = {
     messages,
     options: { temperature: 0, num_predict: max },
   }),
-  async chat(question) {
-    return (await ollama.chat(this.request(user(question)))).message.content;
+  async ask(messages) {
+    return (await ollama.chat(this.request(messages))).message.content;
   },
-  async stream(question) {
-    const parts = await ollama.chat({ ...this.request(user(question)), stream: true });
-    return collect(parts, (part) => part.message.content);
+  async *stream(question, max) {
+    const parts = await ollama.chat({ ...this.request(user(question), max), stream: true });
+    let ended = false;
+    try {
+      yield* texts(parts, (part) => part.message.content);
+      ended = true;
+    } finally {
+      if (!ended) parts.abort();
+    }
   },
   async tools(question) {
     const tools = [{ type: "function", function: described }];
@@ -327,16 +293,6 @@ const ollamaChat = {
   async embeddings(input) {
     return (await ollama.embed({ model, input })).embeddings;
   },
-  async too_long(messages) {
-    return (await ollama.chat(this.request(messages))).message.content;
-  },
-  async cancel(question) {
-    const parts = await ollama.chat({ ...this.request(user(question), LONG), stream: true });
-    for await (const part of parts) {
-      if (part.message.content) break;
-    }
-    parts.abort();
-  },
 };
 
 const compatible = createOpenAICompatible({
@@ -356,12 +312,36 @@ const drivers = {
 
 const driver = drivers[client];
 
+// All pieces of an answer, or the first that says something: then the client leaves.
+async function read(pieces, whole) {
+  const found = [];
+  for await (const piece of pieces) {
+    found.push(piece);
+    if (piece && !whole) break; // which closes the stream
+  }
+  return found;
+}
+
+async function tried(feature, form, argument) {
+  switch (feature) {
+    case "structured":
+      return driver.structured(forms[form], form, argument);
+    case "chat":
+      return driver.ask(user(argument));
+    case "too_long":
+      return driver.ask(argument);
+    case "stream":
+      return read(driver.stream(argument, SHORT), true);
+    case "cancel":
+      return read(driver.stream(argument, LONG), false);
+    default:
+      return driver[feature](argument);
+  }
+}
+
 async function attempt({ feature, form, argument }) {
   try {
-    if (feature === "structured") {
-      return { result: await driver.structured(forms[form], form, argument) };
-    }
-    return { result: (await driver[feature](argument)) ?? null };
+    return { result: (await tried(feature, form, argument)) ?? null };
   } catch (error) {
     console.error(error);
     const names = [];
