@@ -439,9 +439,10 @@ def test_rules_of_any_value_are_there_where_values_may_be_any() -> None:
         assert grammar.text.count("any_list: ") == needed
 
 
-def test_a_tool_without_a_schema_takes_no_arguments() -> None:
+@pytest.mark.parametrize("parameters", [None, {}])
+def test_a_tool_without_a_schema_takes_no_arguments(parameters: dict[str, Any] | None) -> None:
     grammar = CallGrammar(BY_NAME["json"], {}, None, False).grammar(
-        [Tool("f")], required=True, parallel=False
+        [Tool("f", "", parameters)], required=True, parallel=False
     )
     matcher = grammars().matcher(grammar)
     for given, fits in (("{}", True), ('{"a": 1}', False)):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from specops.text.chat_template import ChatTemplate
+from specops.text.tools.blocks import Block
 from specops.text.tools.formats import THINKING, Tool, parts
-from specops.text.tools.reader import AnswerReader, Block
+from specops.text.tools.reader import AnswerReader
 from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
 THINK = THINKING[0]

@@ -384,9 +384,11 @@ def _is_open(schema: Mapping[str, Any]) -> bool:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; a tool without a schema takes none."""
-    own: dict[str, Any] = {"properties": {}} if tool.parameters is None else tool.parameters
-    return {"type": "object", **own}
+    """Return the schema of a tool's arguments; without one, or by an empty one, it takes none.
+
+    The prompt says the same (`Tool.for_template`).
+    """
+    return {"type": "object", **(tool.parameters or {"properties": {}})}
 
 
 def _escaped(text: str) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from string import hexdigits
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from specops.text.json_values import loads
 from specops.text.tools.arguments import (
@@ -25,6 +24,7 @@ from specops.text.tools.arguments import (
     text_in_json,
     types_of,
 )
+from specops.text.tools.blocks import AnswerBlocks, Block, Delta
 from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFormat, parts
 
 # Keys with which a call may begin, besides those of its format.
@@ -39,24 +39,8 @@ Reading = Generator[None, None, _T]  # reads a part of the answer, up to the cha
 Take = Callable[[str], object]
 
 
-@dataclass(slots=True)
-class Block:
-    """A part of an answer. The `text` of a call is its arguments as JSON."""
-
-    kind: Literal["text", "reasoning", "call"]
-    text: str = ""
-    name: str = ""
-
-
-class Delta(NamedTuple):
-    """New text of a block, which has this number. The first delta of a call has no text."""
-
-    block: int
-    text: str
-
-
 class AnswerReader:
-    """Reads one answer. If an answer has several blocks, white space around them is dropped.
+    """Reads one answer.
 
     Args:
         calls: the format of calls; None: the answer has no calls.
@@ -66,11 +50,8 @@ class AnswerReader:
         begun: whether the prompt ends with the first of these tags.
 
     Attributes:
-        blocks: the blocks so far.
-        placed: of each text that was read and is no longer held back, its block; -1: a mark's.
-        repeated: the model wrote a call of this answer again, word for word. That call is no block
-            and was never in a delta; the reader takes no text after it.
-        unread: number of characters of the last text that came after such a call.
+        unread: number of characters of the last text that came after a call that was `repeated`;
+            the reader takes no text after it.
     """
 
     def __init__(
@@ -81,10 +62,7 @@ class AnswerReader:
         *,
         begun: bool = False,
     ) -> None:
-        self.blocks: list[Block] = []
-        self.placed: list[int] = []
-        self._unplaced = 0  # texts
-        self._place: int | None = None  # where the last character went that is not held back
+        self._found = found = AnswerBlocks()
         self._marks = calls.marks if calls else ()
         self._bare = calls is not None and calls.bare
         self._form = calls or GENERIC
@@ -92,117 +70,50 @@ class AnswerReader:
         self._argument_keys = {"arguments", "parameters", self._form.arguments_key}
         self._schemas = {tool.name: tool.parameters or {} for tool in tools}
         self._thinking = thinking or ()
-        self._deltas: list[Delta] = []
-        self._spaces: list[str] = []  # held back: they may be the end of a block
-        self._thought = False
         self._plain = calls is None and thinking is None
-        self.repeated = False
         self.unread = 0
-        # Arguments of the earlier calls of the tool that is being called.
-        self._earlier: list[str] = []
-        self._say, self._think = (partial(self._show, kind) for kind in ("text", "reasoning"))
+        self._say, self._think = (partial(found.show, kind) for kind in ("text", "reasoning"))
+        self._argue = found.argue
         self._char = ""  # that is read next; empty: the answer has ended
         self._machine = self._answer(begun=begun)
         next(self._machine)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks so far."""
+        return self._found.blocks
+
+    @property
+    def placed(self) -> list[int]:
+        """See `AnswerBlocks`."""
+        return self._found.placed
+
+    @property
+    def repeated(self) -> bool:
+        """See `AnswerBlocks`."""
+        return self._found.repeated
 
     def push(self, *texts: str) -> list[Delta]:
         """Read more texts; return the new parts of blocks."""
         for place, text in enumerate(texts):
             if self._plain and text:
-                self._add("text", text)
+                self._found.add("text", text)
             letters = "" if self._plain else text
             for position, self._char in enumerate(letters):
                 if self.repeated:
                     self.unread = sum(map(len, texts[place:])) - position
-                    return self._take()
+                    return self._found.take()
                 next(self._machine)
-            self._settle(1)
-        return self._take()
-
-    def _settle(self, more: int = 0) -> None:
-        """Note where texts went, as far as it is known."""
-        self._unplaced += more
-        if self._place is not None:
-            self.placed += [self._place] * self._unplaced
-            self._unplaced, self._place = 0, None
+            self._found.settle(1)
+        return self._found.take()
 
     def finish(self) -> list[Delta]:
         """Return the text that was held back; the answer has ended."""
         if not self._plain and not self.repeated:
             self._char = ""
             next(self._machine, None)
-            self._end_call()
-            spaces = "".join(self._spaces)
-            if spaces and (not self.blocks or self._open("text")):
-                self._add("text", spaces)
-            self._settle()
-        return self._take()
-
-    def _take(self) -> list[Delta]:
-        """Return the deltas since the last call, with those of one block merged.
-
-        A call that may turn out to be a repeated one is held back.
-        """
-        merged: list[Delta] = []
-        shown = len(self._deltas)
-        if any(text.startswith(self.blocks[-1].text) for text in self._earlier):
-            last = len(self.blocks) - 1
-            held = (at for at, delta in enumerate(self._deltas) if delta.block == last)
-            shown = next(held, shown)
-        for delta in self._deltas[:shown]:
-            begins = self.blocks[delta.block].kind == "call" and not delta.text
-            if merged and merged[-1].block == delta.block and not begins and merged[-1].text:
-                merged[-1] = Delta(delta.block, merged[-1].text + delta.text)
-            else:
-                merged.append(delta)
-        del self._deltas[:shown]
-        return merged
-
-    def _open(self, kind: str) -> bool:
-        return bool(self.blocks) and self.blocks[-1].kind == kind
-
-    def _add(self, kind: Literal["text", "reasoning", "call"], text: str) -> None:
-        """Add text to the last block, or to a new one if the last is of another kind."""
-        if not self._open(kind):
-            self._earlier = []
-            self.blocks.append(Block(kind))
-        self.blocks[-1].text += text
-        self._place = len(self.blocks) - 1
-        self._deltas.append(Delta(self._place, text))
-
-    def _begin_call(self, name: str) -> None:
-        self._spaces = []
-        self._earlier = [
-            block.text for block in self.blocks if (block.kind, block.name) == ("call", name)
-        ]
-        self.blocks.append(Block("call", name=name))
-        self._deltas.append(Delta(len(self.blocks) - 1, ""))
-
-    def _end_call(self) -> None:
-        """The call that is being read is whole: drop it if it repeats an earlier one."""
-        if self._earlier and self.blocks[-1].text in self._earlier:
-            self.blocks.pop()
-            self._deltas = [delta for delta in self._deltas if delta.block < len(self.blocks)]
-            self.repeated = True
-        self._earlier = []
-
-    def _argue(self, text: str) -> None:
-        if text:
-            self._add("call", text)
-
-    def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
-        """Add text. White space at its end is held back until more text follows."""
-        end = len(text.rstrip())
-        begins = not self._open(kind) and bool(self.blocks or self._thought)
-        if not end:
-            self._spaces.append(text)
-            self._place = -1 if begins else self._place
-            return
-        spaces, text = text[end:], "".join(self._spaces) + text[:end]
-        self._spaces = [spaces]
-        if begins:
-            text = text.lstrip()
-        self._add(kind, text)
+            self._found.finish()
+        return self._found.take()
 
     # -- the state machine: each `yield` goes on to the next character -----------------------------
 
@@ -224,9 +135,9 @@ class AnswerReader:
                 yield from self._opened(mark)
 
     def _thoughts(self) -> Reading[None]:
-        self._thought = True
+        self._found.begin_thoughts()
         yield from self._until(self._thinking[1:], self._think)
-        self._spaces = []
+        self._found.end_thoughts()
 
     def _until(self, markers: tuple[str, ...], take: Take) -> Reading[str]:
         """Read text up to one of the markers; return the marker, or nothing at the end."""
@@ -238,7 +149,7 @@ class AnswerReader:
                 held = held[1:]
             yield
             if held in markers:
-                self._place = -1
+                self._found.mark()
                 return held
         take(held)
         return ""
@@ -331,7 +242,7 @@ class AnswerReader:
             yield from self._call(before)
             before = ""
             yield from self._space(self._say)
-            if self._char in (",", ";") and self._open("call"):
+            if self._char in (",", ";") and self._found.is_open("call"):
                 yield
                 yield from self._space()
 
@@ -365,9 +276,9 @@ class AnswerReader:
             if key is None or not self._is_call(name) or not (sure or name in self._schemas):
                 self._say("".join(raw))
                 return
-            self._begin_call(name)
+            self._found.begin_call(name)
             if form.style == "named":
-                yield from self._value(self._argue, self._end_call)
+                yield from self._value(self._argue, self._found.end_call)
                 ended, after = yield from self._one_of([form.between, form.closing])
                 self._say(after)
             elif form.style == "tagged":
@@ -389,7 +300,7 @@ class AnswerReader:
             which, after = yield from self._one_of([form.between, form.closing, form.key_open])
             if which != 2:
                 self._argue("}" if separator == ", " else "{}")
-                self._end_call()
+                self._found.end_call()
                 self._say(after)
                 return which
             first, *rest = parts(form.key_close)
@@ -481,7 +392,7 @@ class AnswerReader:
                 yield
             key = yield from self._argument_name([], schema)
         self._argue("}" if separator == ", " else "{}")
-        self._end_call()
+        self._found.end_call()
         closing = form.closing.removeprefix(form.end)
         texts = [form.between.removeprefix(form.end), closing, closing.lstrip("]")]
         which, after = yield from self._one_of(texts)
@@ -593,7 +504,7 @@ class AnswerReader:
                 if not self._is_call(name):
                     break
                 begun = True
-                self._begin_call(name)
+                self._found.begin_call(name)
                 self._argue(arguments)
             elif key in self._argument_keys and not streamed:
                 # Some models write the arguments as a string that holds JSON.
@@ -608,7 +519,7 @@ class AnswerReader:
         elif self._char == "}":
             if not self.blocks[-1].text:
                 self._argue("{}")
-            self._end_call()
+            self._found.end_call()
             yield
 
     def _is_call(self, name: str) -> bool:

@@ -1,0 +1,141 @@
+"""The blocks of an answer while it is read: what of them is known, and what is held back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer. The `text` of a call is its arguments as JSON."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    name: str = ""
+
+
+class Delta(NamedTuple):
+    """New text of a block, which has this number. The first delta of a call has no text."""
+
+    block: int
+    text: str
+
+
+class AnswerBlocks:
+    """Thoughts, text and calls. If there are several, white space around them is dropped.
+
+    Attributes:
+        blocks: the blocks so far.
+        placed: of each text that was read and is no longer held back, its block; -1: a mark's.
+        repeated: the model wrote a call of this answer again, word for word. That call is no block
+            and was never in a delta.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.placed: list[int] = []
+        self.repeated = False
+        self._unplaced = 0  # texts
+        self._place: int | None = None  # where the last character went that is not held back
+        self._deltas: list[Delta] = []
+        self._spaces: list[str] = []  # held back: they may be the end of a block
+        self._thought = False
+        # Arguments of the earlier calls of the tool that is being called.
+        self._earlier: list[str] = []
+
+    def begin_thoughts(self) -> None:
+        """Note that thoughts begin, of which there may be none."""
+        self._thought = True
+
+    def end_thoughts(self) -> None:
+        """Drop the white space at their end."""
+        self._spaces = []
+
+    def mark(self) -> None:
+        """Note that the last character was the end of a mark."""
+        self._place = -1
+
+    def settle(self, more: int = 0) -> None:
+        """Note where texts went, as far as it is known."""
+        self._unplaced += more
+        if self._place is not None:
+            self.placed += [self._place] * self._unplaced
+            self._unplaced, self._place = 0, None
+
+    def take(self) -> list[Delta]:
+        """Return the deltas since the last call, with those of one block merged.
+
+        A call that may turn out to be a repeated one is held back.
+        """
+        merged: list[Delta] = []
+        shown = len(self._deltas)
+        if any(text.startswith(self.blocks[-1].text) for text in self._earlier):
+            last = len(self.blocks) - 1
+            held = (at for at, delta in enumerate(self._deltas) if delta.block == last)
+            shown = next(held, shown)
+        for delta in self._deltas[:shown]:
+            begins = self.blocks[delta.block].kind == "call" and not delta.text
+            if merged and merged[-1].block == delta.block and not begins and merged[-1].text:
+                merged[-1] = Delta(delta.block, merged[-1].text + delta.text)
+            else:
+                merged.append(delta)
+        del self._deltas[:shown]
+        return merged
+
+    def is_open(self, kind: str) -> bool:
+        """Whether the last block is of this kind."""
+        return bool(self.blocks) and self.blocks[-1].kind == kind
+
+    def add(self, kind: Literal["text", "reasoning", "call"], text: str) -> None:
+        """Add text to the last block, or to a new one if the last is of another kind."""
+        if not self.is_open(kind):
+            self._earlier = []
+            self.blocks.append(Block(kind))
+        self.blocks[-1].text += text
+        self._place = len(self.blocks) - 1
+        self._deltas.append(Delta(self._place, text))
+
+    def begin_call(self, name: str) -> None:
+        """Add a call, whose arguments follow."""
+        self._spaces = []
+        self._earlier = [
+            block.text for block in self.blocks if (block.kind, block.name) == ("call", name)
+        ]
+        self.blocks.append(Block("call", name=name))
+        self._deltas.append(Delta(len(self.blocks) - 1, ""))
+
+    def end_call(self) -> None:
+        """The call that is being read is whole: drop it if it repeats an earlier one."""
+        if self._earlier and self.blocks[-1].text in self._earlier:
+            self.blocks.pop()
+            self._deltas = [delta for delta in self._deltas if delta.block < len(self.blocks)]
+            self.repeated = True
+        self._earlier = []
+
+    def argue(self, text: str) -> None:
+        """Add to the arguments of the call that is being read."""
+        if text:
+            self.add("call", text)
+
+    def show(self, kind: Literal["text", "reasoning"], text: str) -> None:
+        """Add text. White space at its end is held back until more text follows."""
+        end = len(text.rstrip())
+        begins = not self.is_open(kind) and bool(self.blocks or self._thought)
+        if not end:
+            self._spaces.append(text)
+            self._place = -1 if begins else self._place
+            return
+        spaces, text = text[end:], "".join(self._spaces) + text[:end]
+        self._spaces = [spaces]
+        if begins:
+            text = text.lstrip()
+        self.add(kind, text)
+
+    def finish(self) -> None:
+        """Add what was held back; the answer has ended."""
+        self.end_call()
+        spaces = "".join(self._spaces)
+        if spaces and (not self.blocks or self.is_open("text")):
+            self.add("text", spaces)
+        self.settle()
