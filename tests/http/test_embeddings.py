@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -11,7 +14,7 @@ import openai
 import pytest
 
 from specops.config import Settings
-from specops.http.middleware import MOST_BATCHES
+from specops.http.middleware import _BATCH, MOST_LARGE_BODIES
 from specops.request import FinishReason
 from tests.fakes import INFO, begun, output
 from tests.http.chat_clients import clients
@@ -20,6 +23,7 @@ from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
+JSON = {"content-type": "application/json"}
 END = replace(output(finish=FinishReason.STOP), embeddings=VECTORS)
 
 
@@ -47,10 +51,14 @@ async def test_vectors_come_in_the_order_of_the_texts_in_both_encodings() -> Non
         (["ab", "c"], [begun("ab"), begun("c")]),
         ([1, 2], [(1, 2)]),
         ([[1, 2], [3]], [(1, 2), (3,)]),
+        ("", [begun("")]),
+        ([1, "b", 2], [(1, 98, 2)]),
+        ({"prompt_string": "ab"}, [begun("ab")]),
+        (["a", {"content": [{"type": "text", "text": "b"}]}], [begun("a"), begun("b")]),
     ],
 )
 async def test_every_form_of_input_is_one_request_of_the_engine(
-    given: list[str], prompts: list[tuple[int, ...]]
+    given: Any, prompts: list[tuple[int, ...]]
 ) -> None:
     async with clients() as here:
         here.script([END])
@@ -78,20 +86,74 @@ async def test_a_batch_is_as_large_as_openais(path: str) -> None:
     assert other.status_code == 413
 
 
+EMOJI = "\U0001f600"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_the_texts_of_a_large_batch_are_read_one_by_one(path: str) -> None:
+    """Together they would take 16 MiB, and the JSON that has them as much."""
+    text = EMOJI + "The quick brown fox. " * 95
+    texts = [f"{number} {text}" for number in range(2000)]
+    content = json.dumps({"model": "fake", "input": texts}, ensure_ascii=False).encode()
+    read = []
+    async with clients() as here:
+        here.script([END])
+
+        def encode(text: str, **_: object) -> tuple[int, ...]:
+            read.append(hash(text))
+            return (1,)
+
+        here.service.loaded.encode = encode  # type: ignore[method-assign]
+        tracemalloc.start()
+        answer = await here.http.post(path, content=content, headers=JSON)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert answer.status_code == 200, answer.text
+    assert read == [hash(text) for text in texts]
+    assert peak < 4 * len(content)
+
+
+LONG = "x " * (1 << 19)
+ODD: list[tuple[str, int, str]] = [  # JSON of an input of more than a mebibyte
+    (f'"{LONG}\\ud83d"', 200, LONG + "\ufffd"),
+    (f'"{LONG}\\""', 200, LONG + '"'),
+    (f'{{"content": [{{"type": "text", "text": "{LONG}"}}]}}', 200, LONG),
+    (f'"{LONG}\x01"', 400, "a text cannot be read"),
+    (f'"{LONG}', 400, "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("given", "status", "expected"), ODD, ids=range(len(ODD)))
+async def test_long_texts_are_read_as_short_ones_are(
+    given: str, status: int, expected: str
+) -> None:
+    read = []
+    async with clients() as here:
+        here.script([END])
+        here.service.loaded.encode = lambda text, **_: read.append(text) or (1,)  # type: ignore
+        content = f'{{"input": {given}}}'.encode()
+        answer = await here.http.post("/v1/embeddings", content=content, headers=JSON)
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert read == [expected]
+    else:
+        assert expected in answer.text
+
+
 async def test_only_so_many_large_batches_are_here_at_a_time() -> None:
     body = {"model": "fake", "input": ["x" * (1 << 20)]}
     async with clients() as here, asyncio.timeout(PATIENCE):
         here.service.loaded.encode = lambda text, **_: (1,)  # type: ignore[method-assign]
+        most = MOST_LARGE_BODIES // _BATCH
         asked = [
-            asyncio.ensure_future(here.http.post("/v1/embeddings", json=body))
-            for _ in range(MOST_BATCHES)
+            asyncio.ensure_future(here.http.post("/v1/embeddings", json=body)) for _ in range(most)
         ]
         handles = [await here.service.submitted.get() for _ in asked]
         late = await here.http.post("/v1/embeddings", json=body)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "large_bodies")
         for handle in handles:
             handle.push(END)
-        assert [(await answer).status_code for answer in asked] == [200] * MOST_BATCHES
+        assert [(await answer).status_code for answer in asked] == [200] * most
         here.script([END])
         assert (await here.http.post("/v1/embeddings", json=body)).status_code == 200
 

@@ -53,8 +53,8 @@ from specops.tracing import RequestTrace
 # So many of 1 MiB are what every memory plan leaves spare.
 MOST_LARGE_BODIES = 36
 _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
-# Bodies of more, with texts to embed, that are here at a time: until they are answered.
-MOST_BATCHES = 4
+# What a larger one counts, with texts to embed, until it is answered: its bytes, and their tokens.
+_BATCH = 16
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after that many it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
@@ -125,8 +125,7 @@ class RequestContext:
     trace: Callable[[Scope, float], RequestTrace | None]
 
     def __post_init__(self) -> None:
-        self._large_bodies = 0  # large bodies that are being read, those above 1 MiB by the MiB
-        self._batches = 0
+        self._large_bodies = 0  # MiB of large bodies that are read, and of batches that are here
         self._lines = OncePerMinute()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +155,7 @@ class RequestContext:
         try:
             await self._answer(scope, exchange)
         finally:
-            self._batches -= exchange.is_batch
+            self._large_bodies -= exchange.batch
             context.release()
             endpoint = self.endpoints.of(scope["path"])
             self.state.metrics.observe_http(endpoint, exchange.result)
@@ -229,7 +228,9 @@ class RequestContext:
                     exchange.body, encoding, exchange.most_bytes, self.state.executors.inflating
                 )
             refuse_complex(exchange.body, exchange.most_bytes)
-            self._take_batch(exchange)
+            if len(exchange.body) > MAX_BODY_BYTES:
+                self._take_large(_BATCH)
+                exchange.batch = _BATCH
             Context.of(scope).body_bytes = len(exchange.body)
             if not exchange.client_left:
                 self.admit(scope, True)
@@ -240,15 +241,16 @@ class RequestContext:
             return Context.of(scope).protocol.error_response(error)
         return None
 
-    def _take_batch(self, exchange: _Exchange) -> None:
-        """Note a body larger than others may be, until it is answered."""
-        if len(exchange.body) <= MAX_BODY_BYTES:
-            return
-        if self._batches == MOST_BATCHES:
-            message = f"{MOST_BATCHES} batches of more than {MAX_BODY_BYTES} bytes are being read"
+    def _take_large(self, more: int) -> None:
+        """Count MiB of large bodies.
+
+        Raises:
+            ApiError: they would be too many.
+        """
+        if self._large_bodies + more > MOST_LARGE_BODIES:
+            message = f"{MOST_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes are here"
             raise unavailable(message, "large_bodies")
-        exchange.is_batch = True
-        self._batches += 1
+        self._large_bodies += more
 
     async def _read(self, exchange: _Exchange) -> None:
         """Read a body, unless the client leaves; few large ones at a time."""
@@ -257,14 +259,9 @@ class RequestContext:
             while await exchange.read_on():
                 size = len(exchange.body)
                 more = -(-size // MAX_BODY_BYTES) - large if size > LARGE_BODY_BYTES else 0
-                if more and self._large_bodies + more > MOST_LARGE_BODIES:
-                    raise unavailable(
-                        f"{MOST_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES} bytes are "
-                        "on their way",
-                        "large_bodies",
-                    )
-                large += more
-                self._large_bodies += more
+                if more:
+                    self._take_large(more)
+                    large += more
         finally:
             self._large_bodies -= large
 
@@ -280,7 +277,7 @@ class _Exchange:
     most_bytes: int
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
-    is_batch: bool = False
+    batch: int = 0  # MiB that it counts until it is answered
     taken: bool = False  # whole, and not refused: the application answers
     read: bool = False  # by the application
     status: int | None = None

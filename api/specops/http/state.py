@@ -92,6 +92,7 @@ class Context:
         matcher: keeps the grammar compiled while the request waits.
         served: name of the model that answers, for a header.
         ignored: names of the parts of the body that the server ignores, for a header.
+        read_text: returns a text of the body, which may be a mark in place of it (`batches`).
         log_fields: returns what the endpoint adds to the log line.
     """
 
@@ -108,6 +109,7 @@ class Context:
     matcher: Matcher | None = None
     served: str = ""
     ignored: list[str] = field(default_factory=list)
+    read_text: Callable[[str], str] = str
     log_fields: Callable[[], dict[str, Any]] = dict
 
     def enter(self, scope: Scope) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ MOST_PARTS = 1 << 14
 """Objects, lists and names of a text. A long chat with a hundred tools has some thousands."""
 MOST_VALUES = 1 << 17
 """Items and fields of a text: as many as the longest context has tokens."""
+_PIECE = 1 << 18
 _QUOTE, _BACKSLASH = b'"\\'
 _HALVES = re.compile("[\ud800-\udfff]+")  # of surrogate pairs
 # Control characters are escaped anyway, and these stand in texts only.
@@ -43,29 +45,47 @@ def check_parts(text: bytes | bytearray, most_values: int = MOST_VALUES) -> None
     """
     if len(text) <= MOST_PARTS:
         return
-    text = bytes(text)
-    letters = np.frombuffer(text, np.uint8)
-    limits = (("objects, lists and names", b"{[:", MOST_PARTS), ("values", b",", most_values))
-    if all(_count(letters, kinds) <= most for _, kinds, most in limits):
-        return  # those within strings included
-    outside = _outside_strings(text)
-    for what, kinds, most in limits:
-        if (count := _count(outside, kinds)) > most:
+    limits = {"objects, lists and names": MOST_PARTS, "values": most_values}
+    # Those within strings included, which takes less.
+    counts = _counts(np.frombuffer(piece, np.uint8) for piece in _pieces(text))
+    if any(count > most for count, most in zip(counts, limits.values(), strict=True)):
+        counts = _counts(_outside_strings(_pieces(text)))
+    for count, (what, most) in zip(counts, limits.items(), strict=True):
+        if count > most:
             raise TooManyParts(f"{count} {what}: this server accepts at most {most}")
 
 
-def _count(letters: Bytes, kinds: bytes) -> int:
-    return sum(int(np.count_nonzero(letters == kind)) for kind in kinds)
+def _counts(pieces: Iterable[Bytes]) -> list[int]:
+    """Count what begins an object, a list or a value of a name; and what ends an item."""
+    counts = [0, 0]
+    for letters in pieces:
+        for index, kinds in enumerate((b"{[:", b",")):
+            counts[index] += sum(int(np.count_nonzero(letters == kind)) for kind in kinds)
+    return counts
 
 
-def _outside_strings(text: bytes) -> Bytes:
-    """Return the bytes of a JSON text, with those within strings replaced by 0."""
-    if _BACKSLASH in text:
+def _pieces(text: bytes | bytearray) -> Iterator[bytes]:
+    """Yield a text in pieces, none of which ends within an escape; whole it would take copies."""
+    start = 0
+    while start < len(text):
+        end = start + _PIECE
+        while text[end - 1 : end] == b"\\":
+            end += 1
+        yield bytes(text[start:end])
+        start = end
+
+
+def _outside_strings(pieces: Iterable[bytes]) -> Iterator[Bytes]:
+    """Yield the bytes of a JSON text, with those within strings replaced by 0."""
+    within = np.uint8(0)
+    for piece in pieces:
         # A backslash escapes the next character: no quotation mark that is left is in a string.
-        text = text.replace(rb"\\", b"__").replace(rb"\"", b"__")
-    letters = np.frombuffer(text, np.uint8)
-    inside = np.cumsum(letters == _QUOTE, dtype=np.uint8) & 1
-    return letters * (1 - inside)
+        escaped = _BACKSLASH in piece
+        plain = piece.replace(rb"\\", b"__").replace(rb"\"", b"__") if escaped else piece
+        letters = np.frombuffer(plain, np.uint8)
+        inside = (np.cumsum(letters == _QUOTE, dtype=np.uint8) + within) & 1
+        yield letters * (1 - inside)
+        within = inside[-1]
 
 
 def loads(text: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,6 @@ async def embed(
     ctx: Context,
     body: Body,
     inputs: Sequence[str | list[int | str]],
-    shown: Any,
     *,
     room: int | None = None,
 ) -> tuple[Generation, Vector, int]:
@@ -38,7 +36,6 @@ async def embed(
 
     Args:
         inputs: each as text or as tokens.
-        shown: the input as the client sent it, for a log that shows prompts.
         room: number of tokens to which a text is cut; None: texts stay whole.
 
     Returns:
@@ -58,17 +55,22 @@ async def embed(
             code="no_embeddings",
         )
 
+    def read(item: str | list[int | str]) -> str | list[int | str]:
+        if isinstance(item, str):
+            return ctx.read_text(item)
+        return [ctx.read_text(part) if isinstance(part, str) else part for part in item]
+
     def encode() -> list[Tokens]:
-        encoded, left = [], MOST_BATCH_TOKENS
+        encoded, left, whole = [], MOST_BATCH_TOKENS, room is None
         for item in inputs:
-            encoded.append(mixed_tokens(item, engine, "input", any_length=room is not None)[:room])
+            encoded.append(mixed_tokens(read(item), engine, "input", any_length=not whole)[:room])
             left -= len(encoded[-1])
             if left < 0:
                 message = f"more than {MOST_BATCH_TOKENS} tokens: send fewer texts at a time"
                 raise InvalidField("input", message)
         return encoded
 
-    encoded = await run_off_loop(ctx, encode, sum(map(len, inputs)))
+    encoded = await run_off_loop(ctx, encode, ctx.body_bytes)
     request = replace(
         plain_request(ctx),
         prompt_tokens=encoded[0],
@@ -76,6 +78,7 @@ async def embed(
         embed=True,
         stream=False,
     )
+    shown = [read(item) for item in inputs] if ctx.settings.log_prompts else None
     generation = enqueue(ctx, [request], shown)
     (answer,) = await generation.finished()
     rows = answer.last.embeddings if answer.last else None

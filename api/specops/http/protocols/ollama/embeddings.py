@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.http.answering.answers import json_answer, list_answer
+from specops.http.answering.batches import BatchRoute
 from specops.http.answering.body import Text
 from specops.http.answering.embed import embed
 from specops.http.protocol import Prompt, Protocol
@@ -25,14 +26,13 @@ from specops.http.state import Ctx
 from specops.text.json_values import dumps
 
 EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
-router = APIRouter(tags=["ollama"])
+router = APIRouter(tags=["ollama"], route_class=BatchRoute)
 PROTOCOL = Protocol(
     router=router,
     prompts={
         EMBED_PATH: Prompt("input", "embeddings"),
         OLD_EMBED_PATH: Prompt("prompt", "embeddings"),
     },
-    links={"ollama_embed": EMBED_PATH, "ollama_embeddings": OLD_EMBED_PATH},
 )
 
 
@@ -88,7 +88,7 @@ async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
     if not body.inputs:
         return plain_answer(figures, ctx, body)
     room = engine.info.context if body.truncate is not False else None
-    generation, vectors, tokens = await embed(ctx, body, body.inputs, body.input, room=room)
+    generation, vectors, tokens = await embed(ctx, body, body.inputs, room=room)
     if 0 < (size := body.dimensions or 0) < vectors.shape[1]:
         vectors = vectors[:, :size]
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -105,5 +105,5 @@ async def embed_text(body: OllamaText, ctx: Ctx) -> Response:
     if not body.prompt:
         return plain_answer(OllamaVector(embedding=[]), ctx, body)
     room = engine.info.context
-    generation, vectors, _ = await embed(ctx, body, [body.prompt], body.prompt, room=room)
+    generation, vectors, _ = await embed(ctx, body, [body.prompt], room=room)
     return json_answer(OllamaVector(embedding=vectors[0].tolist()), generation.headers)

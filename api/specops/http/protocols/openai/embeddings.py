@@ -7,10 +7,11 @@ from itertools import starmap
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from specops.http.answering.answers import list_answer
-from specops.http.answering.body import Body, MixedPrompt, Text, listed
+from specops.http.answering.batches import BatchRoute
+from specops.http.answering.body import Body, MixedPrompt, Some, Text, listed, names_of
 from specops.http.answering.conversation import Part, joined
 from specops.http.answering.embed import Vector, embed
 from specops.http.answering.served_model import check_model
@@ -27,7 +28,7 @@ class EmbeddingText(Body):
     """A text as llama-server writes one that may have images: whole, or as parts."""
 
     prompt_string: Text | None = None
-    content: Annotated[list[Part], Field(min_length=1, fail_fast=True)] | None = None
+    content: Some[Part] | None = None
 
     @property
     def text(self) -> str:
@@ -55,7 +56,7 @@ class EmbeddingRequest(Body):
         | EmbeddingText
         | MixedPrompt
         | Annotated[list[_Input], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
-    ) = Field(validation_alias=AliasChoices("input", "content"))
+    ) = Field(validation_alias=names_of("input"))
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or the base64 of 32-bit floats, little endian"
     )
@@ -102,12 +103,11 @@ class LlamaEmbedding(BaseModel):
 
 
 PATH, LLAMA = "/v1/embeddings", "/embedding"
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=BatchRoute)
 PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH, LLAMA),
     prompts={path: Prompt("input", "embeddings") for path in (PATH, LLAMA)},
-    links={"embeddings": PATH, "llama_embedding": LLAMA},
     too_long_message="This model's maximum context length is {context} tokens, however you "
     "requested {prompt} tokens ({prompt} in your prompt; 0 for the completion). Please "
     "reduce your prompt; or completion length: it is too large. (context_length_exceeded)",
@@ -122,7 +122,7 @@ async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
     if own and body.dimensions not in (None, own):
         message = f"this model's embeddings have {own} dimensions and cannot be shortened"
         raise InvalidField("dimensions", message)
-    generation, vectors, tokens = await embed(ctx, body, body.inputs, body.input)
+    generation, vectors, tokens = await embed(ctx, body, body.inputs)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
 
     def item(index: int, vector: Vector) -> bytes:
@@ -138,6 +138,6 @@ async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
 async def embedding(body: EmbeddingRequest, ctx: Ctx) -> Response:
     """Embed one or several texts; the answer is llama-server's list."""
     check_model(ctx, body.model or "")
-    generation, vectors, _ = await embed(ctx, body, body.inputs, body.input)
+    generation, vectors, _ = await embed(ctx, body, body.inputs)
     items = (dumps({"index": i, "embedding": [vector]}) for i, vector in enumerate(vectors))
     return list_answer(None, "", items, generation.headers)
