@@ -12,6 +12,19 @@ PATHS = {path: f"/v1{path}" for path in (*_V1, "/responses/input_tokens", "/embe
 PATHS |= {"/v1/health": "/health", "/completions": "/completion"}
 PATHS |= dict.fromkeys(("/reranking", "/v1/rerank", "/v1/reranking"), "/rerank")
 
+# Fields of requests, with their names at other servers.
+FIELDS = {
+    "n_predict": ("max_tokens", "max_completion_tokens"),
+    "max_tokens": ("n_predict",),
+    "n_probs": ("logprobs",),
+    "input": ("content",),  # llama-server's, of embeddings
+    "reasoning_content": ("reasoning",),
+    "thinking_budget_tokens": (
+        *("reasoning_budget_tokens", "reasoning_budget", "thinking_token_budget"),
+        "thinking_budget",
+    ),
+}
+
 # Fields of requests that constrain an answer, with the field of `structured_outputs` that each is.
 CONSTRAINTS = {
     "guided_json": "json",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import httpx
 import pytest
 
 from specops.config import Settings
-from specops.request import FinishReason
+from specops.http.answering import generate
+from specops.request import FinishReason, Logprob
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import BEGIN_TOKEN, FakeService, output
 from tests.http.chat_clients import TEMPLATE
-from tests.http.openai_api import api
+from tests.http.openai_api import CHAT, COMPLETIONS, api
 from tests.http.real_engine import in_process
 
 pytestmark = pytest.mark.anyio
@@ -41,23 +44,6 @@ async def asked(server: httpx.AsyncClient, path: str, body: dict[str, Any]) -> A
 
 
 # -- llama-server's own completion -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "biases",
-    [
-        *([], {}, [[5, -100]], [["Hello world", -5]], [["5", 1.5], [7, False]]),
-        *({"5": False}, {"Hello world": -5}, {"5": -100}),
-    ],
-)
-async def test_biases_come_as_an_object_or_as_pairs(server: httpx.AsyncClient, biases: Any) -> None:
-    await asked(server, "/completion", PROMPT | {"logit_bias": biases})
-
-
-@pytest.mark.parametrize("biases", [[[5]], [5], [[5, "a"]], {"5": True}, [[-1, 1]], {"5": 101}])
-async def test_biases_of_another_form_are_refused(server: httpx.AsyncClient, biases: Any) -> None:
-    answer = await server.post("/completion", json=PROMPT | {"logit_bias": biases})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
 
 
 async def test_a_token_whose_bias_is_false_never_comes(server: httpx.AsyncClient) -> None:
@@ -102,34 +88,6 @@ async def test_a_text_among_tokens_is_the_same_prompt(server: httpx.AsyncClient)
         for prompt in (tokens, ["def f(x):"])
     ]
     assert written[0]["tokens"] == written[1]["tokens"]
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"temperature": 2.5},
-        {"temperature": -1},
-        {"top_p": 0},
-        {"top_p": 2},
-        {"repeat_penalty": 0},
-        {"top_k": -5},
-    ],
-)
-async def test_samplers_take_llama_servers_ranges(
-    server: httpx.AsyncClient, field: dict[str, Any]
-) -> None:
-    await asked(server, "/completion", PROMPT | field)
-
-
-async def test_samplers_that_are_not_here_are_named_only_where_they_are_on(
-    server: httpx.AsyncClient,
-) -> None:
-    off = {"mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0.0, "dynatemp_range": 0}
-    off |= {"typical_p": 1.0, "top_n_sigma": -1}
-    answer = await server.post("/completion", json=PROMPT | off)
-    assert "x-ignored-fields" not in answer.headers
-    answer = await server.post("/completion", json=PROMPT | off | {"mirostat": 2})
-    assert answer.headers["x-ignored-fields"] == "mirostat"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -180,62 +138,13 @@ async def test_a_stream_reports_how_far_it_is(server: httpx.AsyncClient, path: s
     assert all("timings" in event for event in events if event.get("content"))
 
 
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        {"grammar": 'root ::= "[" [0-9] "]"'},
-        {"guided_grammar": 'root ::= "[" [0-9] "]"'},
-        {"response_format": {"type": "json_schema", "schema": {"enum": [[4], [5]]}}},
-        {"json_schema": {"enum": [[4], [5]]}},
-    ],
-)
-@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
-async def test_constraints_in_llama_servers_form(
-    server: httpx.AsyncClient, path: str, constraint: dict[str, Any]
-) -> None:
-    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]} | constraint
-    answer = await asked(server, path, body)
-    text = answer["choices"][0]["message"]["content"] if "choices" in answer else answer["content"]
+async def test_a_grammar_of_llama_servers_is_followed(server: httpx.AsyncClient) -> None:
+    body = {"prompt": "a", "grammar": 'root ::= "[" [0-9] "]"'}
+    text = (await asked(server, "/completion", body))["content"]
     assert (text[0], text[1].isdecimal(), text[2:]) == ("[", True, "]")
 
 
-async def test_a_grammar_that_asks_for_nothing_and_one_that_is_wrong(
-    server: httpx.AsyncClient,
-) -> None:
-    await asked(server, "/completion", PROMPT | {"grammar": ""})
-    answer = await server.post("/completion", json=PROMPT | {"grammar": 'root ::= "a'})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (
-        400,
-        "grammar",
-        "invalid_grammar",
-    )
-
-
-async def test_timings_are_numbers(server: httpx.AsyncClient) -> None:
-    answer = await asked(server, "/completion", PROMPT)
-    assert all(isinstance(value, int | float) for value in answer["timings"].values())
-    assert answer["drafter"] == "cascade"
-
-
 # -- names, paths, limits --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/completion", {"prompt": "a", "max_tokens": 2}),
-        ("/v1/completions", {"prompt": "a", "n_predict": 2}),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 100_000, "stop": ["e"]}),
-    ],
-)
-async def test_limits_by_other_names_and_above_the_servers(
-    server: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
-    answer = await asked(server, path, body)
-    if body.get("max_tokens") != 100_000:
-        count = answer.get("tokens_predicted") or answer["usage"]["completion_tokens"]
-        assert count == 2
 
 
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": "gpt-3.5-turbo"}])
@@ -314,21 +223,6 @@ async def test_what_programs_sent_is_answered(sent: dict[str, Any]) -> None:
 # -- embeddings, templates, tokens -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("inputs", "count"),
-    [
-        ("", 1),
-        ([12, 34, "text", 56], 1),
-        (["text", [12, 34]], 2),
-        ({"prompt_string": "text"}, 1),
-        ({"content": [{"type": "text", "text": "text"}]}, 1),
-        (["a", {"prompt_string": "b"}, {"content": [{"type": "text", "text": "c"}]}], 3),
-    ],
-)
-async def test_inputs_of_embeddings(server: httpx.AsyncClient, inputs: Any, count: int) -> None:
-    assert len((await asked(server, "/v1/embeddings", {"input": inputs}))["data"]) == count
-
-
 async def test_llama_servers_own_embeddings_are_a_list(server: httpx.AsyncClient) -> None:
     texts = ["a", [1, 2]]
     (first, second) = await asked(server, "/embedding", {"content": texts})
@@ -369,3 +263,188 @@ async def test_a_conversation_begins_as_the_models_texts_do_and_once() -> None:
             await asked(here.client, "/chat/completions", body)
             assert here.request.prompt_tokens == (BEGIN_TOKEN, *b"ab")
         assert counted["input_tokens"] == 3
+
+
+# -- vLLM's ----------------------------------------------------------------------------------------
+
+REPEATED = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n"
+BODY: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+async def completed(server: httpx.AsyncClient, **body: Any) -> Any:
+    """An answer of the demo model, which drafts: what is told of tokens is told of these, too."""
+    return await asked(server, COMPLETIONS, BODY | body)
+
+
+async def streamed(server: httpx.AsyncClient, **body: Any) -> list[Any]:
+    answer = await server.post(COMPLETIONS, json=BODY | {"stream": True} | body)
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+    return [json.loads(event) for event in events if event.startswith("{")]
+
+
+async def test_a_prompts_probabilities_are_those_of_the_same_tokens_when_generated(
+    server: httpx.AsyncClient,
+) -> None:
+    (made,) = (await completed(server, logprobs=3, return_token_ids=True, drafter="none"))[
+        "choices"
+    ]
+    sent = [*made["prompt_token_ids"], *made["token_ids"]]
+    read = await completed(server, prompt=[sent, sent[:5]], prompt_logprobs=3)
+    whole, beginning = (choice["prompt_logprobs"] for choice in read["choices"])
+    assert (len(whole), whole[0]) == (len(sent), None)
+    assert beginning == whole[:5]
+    for token, place, likeliest, told in zip(
+        made["token_ids"],
+        whole[len(made["prompt_token_ids"]) :],
+        made["logprobs"]["top_logprobs"],
+        made["logprobs"]["token_logprobs"],
+        strict=True,
+    ):
+        assert place[str(token)]["logprob"] == told
+        assert place[str(token)]["rank"] == 1  # it was the likeliest
+        assert [item["rank"] for item in place.values()] == [1, 2, 3]
+        by_text = {item["decoded_token"]: item["logprob"] for item in place.values()}
+        assert by_text == likeliest
+
+
+async def test_the_rank_counts_all_tokens_that_are_likelier(server: httpx.AsyncClient) -> None:
+    (few,), (many,) = [
+        (await completed(server, prompt_logprobs=count, max_tokens=1))["choices"]
+        for count in (0, 20)
+    ]
+    ranks = []
+    for one, twenty in zip(few["prompt_logprobs"][1:], many["prompt_logprobs"][1:], strict=True):
+        ((token, told),) = one.items()
+        assert twenty[token] == told
+        likelier = [item for item in twenty.values() if item["logprob"] > told["logprob"]]
+        assert len(likelier) == min(20, told["rank"] - 1)
+        ranks.append(told["rank"])
+    assert max(ranks) > 20
+
+
+async def test_probabilities_of_prompts_are_bounded(
+    server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "_MOST_PROMPT_LOGPROBS", 60)
+    await completed(server, prompt=[5] * 10, prompt_logprobs=5)
+    for more in (
+        {"prompt": [5] * 11},
+        {"n": 2},
+        {"prompt_logprobs": None, "echo": True, "logprobs": 6},
+    ):
+        body = BODY | {"prompt": [5] * 10, "prompt_logprobs": 5} | more
+        answer = await server.post(COMPLETIONS, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("drawn", [{"temperature": 0}, {"temperature": 1.0, "seed": 3}])
+async def test_an_answer_has_only_allowed_tokens(
+    server: httpx.AsyncClient, drawn: dict[str, Any]
+) -> None:
+    few = [42, 100, 200]
+    told: dict[str, Any] = {"allowed_token_ids": few, "return_token_ids": True, **drawn}
+    answers = [await completed(server, **told, drafter=name) for name in ("cascade", "none")]
+    ids = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert set(ids[0]) <= set(few)
+    assert len(ids[0]) == BODY["max_tokens"]
+    assert ids[0] == ids[1]  # whatever drafts
+
+
+async def test_the_asked_tokens_are_reported_with_the_chosen_one(server: httpx.AsyncClient) -> None:
+    asks = {"logprobs": 1, "logprob_token_ids": [100, 7], "return_tokens_as_token_ids": True}
+    (choice,) = (await completed(server, **asks, return_token_ids=True))["choices"]
+    for token, name, top in zip(
+        choice["token_ids"],
+        choice["logprobs"]["tokens"],
+        choice["logprobs"]["top_logprobs"],
+        strict=True,
+    ):
+        assert name == f"token_id:{token}"
+        assert top.keys() == {name, "token_id:100", "token_id:7"}
+
+
+async def test_tokens_come_in_streams_with_the_prompts_first(server: httpx.AsyncClient) -> None:
+    whole = await completed(server, return_token_ids=True)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last = await streamed(server, return_token_ids=True, stream_options=options)
+    choices = [event["choices"][0] for event in events]
+    assert ["prompt_token_ids" in choice for choice in choices] == [True] + [False] * (
+        len(choices) - 1
+    )
+    assert choices[0]["prompt_token_ids"] == whole["choices"][0]["prompt_token_ids"]
+    ids = [choice["token_ids"] for choice in choices]
+    assert [*chain(*ids)] == whole["choices"][0]["token_ids"]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == [sum(map(len, ids[: end + 1])) for end in range(len(ids))]
+    assert last["usage"]["completion_tokens"] == counts[-1]
+
+
+async def test_a_chat_has_the_same_options() -> None:
+    async with api(
+        FakeService([output("Hel", "lo"), output("!", finish=FinishReason.STOP)])
+    ) as here:
+        answer = (await here.ask(CHAT, return_token_ids=True)).json()
+        sent = here.service.requests[-1].prompt_tokens
+        assert answer["prompt_token_ids"] == list(sent)
+        assert answer["choices"][0]["token_ids"] == [ord(letter) for letter in "Hl!"]
+        told = [None, *[Logprob(-2.0, ((65, -0.5),), 7)] * (len(sent) - 1)]
+        here.service.answer = (replace(output("x", finish=FinishReason.STOP), prompt=told),)
+        answer = (await here.ask(CHAT, prompt_logprobs=1)).json()
+        assert here.service.requests[-1].prompt_logprobs == 1
+        first, second, *_ = answer["prompt_logprobs"]
+        assert (len(answer["prompt_logprobs"]), first) == (len(sent), None)
+        assert second == {
+            str(sent[1]): {"logprob": -2.0, "rank": 7, "decoded_token": chr(sent[1])},
+            "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
+        }
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [({}, slice(-4, None)), ({"truncation_side": "right"}, slice(4))]
+)
+async def test_a_prompt_is_cut_where_the_client_wants_it(
+    server: httpx.AsyncClient, side: dict[str, str], kept: slice
+) -> None:
+    sent = list(range(10, 18))
+    more = {"truncate_prompt_tokens": 4, "return_token_ids": True, **side}
+    (choice,) = (await completed(server, prompt=sent, echo=True, **more))["choices"]
+    assert choice["prompt_token_ids"] == sent[kept]
+
+
+async def test_the_echo_of_tokens_spells_special_ones_out(server: httpx.AsyncClient) -> None:
+    (choice,) = (await completed(server, prompt=[0, 0, 40], echo=True, logprobs=1))["choices"]
+    begins = "".join(choice["logprobs"]["tokens"][:3])
+    assert choice["text"].startswith(begins)
+    assert choice["logprobs"]["text_offset"][2] == 2 * len(choice["logprobs"]["tokens"][0]) > 0
+
+
+async def test_a_prompt_is_cut_to_leave_its_answer_room(server: httpx.AsyncClient) -> None:
+    long = "a b " * 30_000
+    answer = await completed(server, prompt=long, truncate_prompt_tokens=-1, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == BODY["max_tokens"]
+    refused = await server.post(COMPLETIONS, json=BODY | {"prompt": long})
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_stop_string_stays_if_it_is_wanted(
+    server: httpx.AsyncClient, stream: bool
+) -> None:
+    whole = (await completed(server))["choices"][0]["text"]
+    stop = whole[4:7]
+    for wanted in (False, True):
+        body = {"stop": stop, "include_stop_str_in_output": wanted}
+        if stream:
+            text = "".join(event["choices"][0]["text"] for event in await streamed(server, **body))
+        else:
+            text = (await completed(server, **body))["choices"][0]["text"]
+        assert text == whole[: whole.find(stop)] + stop * wanted
+
+
+async def test_a_role_of_its_own_goes_to_the_template() -> None:
+    async with api(FakeService([output("x", finish=FinishReason.STOP)])) as here:
+        answer = await here.ask(CHAT, messages=[{"role": "critic", "content": "abc"}])
+        assert answer.status_code == 200
+        here_tokens = here.service.requests[-1].prompt_tokens
+        assert b"critic" in bytes(token for token in here_tokens if token < 256)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from specops.request import FIXED_K_DRAFT, SamplingParams
+from specops.http.answering.options import NEVER
+from specops.request import FIXED_K_DRAFT, Grammar, GrammarKind, SamplingParams
+from specops.sampling_defaults import SamplingDefaults
 from tests.fakes import INFO, FakeService, begun, fills_in
 from tests.http.openai_api import (
     ANSWER,
     BODIES,
     CHAT,
+    COMPLETION,
     COMPLETIONS,
     EMBEDDINGS,
     ENDPOINTS,
@@ -69,6 +73,8 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repeat_penalty": 25}, {"repetition_penalty": 25.0}),
     ({"presence_penalty": 3, "frequency_penalty": -4.5}, {"presence_penalty": 3.0}),
     ({"temperature": None, "top_k": None, "min_p": None}, {"temperature": 0.8, "top_k": 40}),
+]
+ENDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stop": [""]}, {"stop": ()}),
     *(
         ({"num_predict": limit}, {"max_new_tokens": tokens})
@@ -94,6 +100,52 @@ DRAWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"seed": 7}, {"seed": 7}),
     ({"seed": -1}, {"seed": None}),
 ]
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
+WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":")))
+OBJECT = Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')
+GBNF = 'root ::= "a"'
+# Ways to choose tokens; of those without a second item the engine gets what the client sent.
+SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 0.5, "top_p": 0.9, "top_k": 40}, {}),
+    ({"min_p": 0.1}, {}),
+    ({"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}, {}),
+    ({"seed": 11}, {}),
+    ({"logit_bias": {"5": -100, "a": 1.5}}, {"logit_bias": ((5, -100), (97, 1.5))}),
+    ({"bad_words": ["x"]}, {"bad_words": ((120,), (32, 120))}),
+    ({"bad_words": ["\n", " x", "\nx"]}, {"bad_words": ((10,), (32, 120), (10, 120))}),
+    ({"response_format": {"type": "text"}}, {"grammar": None}),
+    ({"response_format": {"type": "json_object"}},
+        {"grammar": OBJECT}),
+    # Properties come in the order in which the schema has them.
+    ({"response_format": wrapped(SCHEMA)}, {"grammar": WRITTEN}),
+    ({"guided_json": SCHEMA}, {"grammar": WRITTEN}),
+    ({"guided_json": WRITTEN.text}, {"grammar": WRITTEN}),
+    ({"guided_regex": "[0-9]+"}, {"grammar": Grammar(GrammarKind.REGEX, "[0-9]+")}),
+    ({"guided_choice": ["a", "é"]}, {"grammar": Grammar(GrammarKind.CHOICE, '["a","é"]')}),
+    ({"guided_grammar": 'start: "a"'}, {"grammar": Grammar(GrammarKind.LARK, 'start: "a"')}),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"grammar": WRITTEN}),
+    ({"json_schema": SCHEMA}, {"grammar": WRITTEN}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"grammar": WRITTEN}),
+    ({"structured_outputs": {"json_object": True}},
+        {"grammar": OBJECT}),
+    ({"structured_outputs": {"choice": ["a"]}}, {"grammar": Grammar(GrammarKind.CHOICE, '["a"]')}),
+]  # fmt: skip
+# llama-server's own forms.
+LLAMA: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(({"logit_bias": empty}, {"logit_bias": ()}) for empty in ([], {})),
+    *(
+        ({"logit_bias": biases}, {"logit_bias": ((5, -100),)})
+        for biases in ([[5, -100]], {"5": -100})
+    ),
+    ({"logit_bias": [["5", 1.5], [7, False]]}, {"logit_bias": ((53, 1.5), (7, NEVER))}),
+    ({"logit_bias": {"ab": False}}, {"logit_bias": ((97, NEVER), (98, NEVER))}),
+    ({"prompt": [1, 2, "a"]}, {"prompt_tokens": (1, 2, 97)}),
+    ({"prompt": [97, 98]}, {"prompt_tokens": (97, 98)}),
+    ({"prompt": {"prompt_string": "c"}}, {"prompt_tokens": begun("c")}),
+    ({"max_tokens": 2}, {"max_new_tokens": 2}),
+    ({"grammar": ""}, {"grammar": None}),
+    ({"grammar": GBNF}, {"grammar": Grammar(GrammarKind.LARK, GBNF)}),
+]
 ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         GENERATE,
@@ -118,6 +170,22 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (COMPLETIONS, {}, {"max_new_tokens": 16, "logprobs": None, "stream": False}),
     (COMPLETIONS, {"max_tokens": 7}, {"max_new_tokens": 7}),
     (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
+    *((path, {"n_predict": 2}, {"max_new_tokens": 2}) for path in (COMPLETIONS, CHAT)),
+    (COMPLETIONS, {"max_tokens": 100_000}, {"max_new_tokens": 500}),
+    (CHAT, {"seed": -3, "min_tokens": 3}, {"seed": (1 << 63) - 3, "min_tokens": 3}),
+    *(
+        (path, fields, expected or fields) for path in BODIES for fields, expected in SAMPLING
+    ),
+    *(
+        (path, {"stop_token_ids": [7], "ignore_eos": True, "stop": ["a", "END"], "stream": True},
+            {"stop_token_ids": (7,), "ignore_eos": True, "stop": ("a", "END"), "stream": True})
+        for path in BODIES
+    ),
+    *((COMPLETION, fields, expected) for fields, expected in LLAMA),
+    *(
+        (path, {"response_format": {"type": "json_schema", "schema": SCHEMA}}, {"grammar": WRITTEN})
+        for path in (COMPLETION, CHAT)
+    ),
     (CHAT, {}, {"max_new_tokens": 500, "logprobs": None, "stop": ()}),
     (CHAT, {"max_completion_tokens": 9}, {"max_new_tokens": 9}),
     (CHAT, {"max_tokens": 32_000}, {"max_new_tokens": 500}),  # agents send other models' limits
@@ -135,9 +203,10 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *(  # Ollama's options, as llama.cpp reads them
         (path, body, expected)
         for path in OLLAMA
-        for options, expected in OPTIONS
+        for options, expected in (*OPTIONS, *ENDS)
         for body in ({"options": options}, options)
     ),
+    *((path, *row) for path in (COMPLETION, INFILL) for row in OPTIONS),
     *((path, fields, {}) for path in OLLAMA for fields in FINE),
     *((INFILL, fields, expected) for fields, expected in DRAWN),
 ]  # fmt: skip
@@ -159,6 +228,82 @@ async def test_fields_reach_the_engine(
     assert found == expected
     assert request.deadline - request.arrival == pytest.approx(7.0)
     assert path not in OLLAMA or not expected or "x-ignored-fields" not in answer.headers
+
+
+LLAMAS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+USUAL: dict[str, dict[str, Any]] = {
+    GENERATE: {"temperature": 0.0},
+    **dict.fromkeys((COMPLETION, INFILL), LLAMAS),
+    **dict.fromkeys(OLLAMA, LLAMAS | {"top_p": 0.9, "min_p": 0.0}),
+}
+"""What is said where neither request nor model says it; else the temperature is 1."""
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != EMBEDDINGS])
+async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: str) -> None:
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5}
+    advised = SamplingDefaults(temperature=0.2, top_k=20, min_p=0.1, **penalties)
+    async with api(filling_in(path)) as here:
+
+        async def drawn(model: SamplingDefaults, **fields: Any) -> dict[str, Any]:
+            here.service.info = replace(INFO, sampling=model)
+            assert (await asked(here, path, fields)).status_code == 200
+            sampling = here.service.requests[-1].sampling
+            return {name: getattr(sampling, name) for name in model._fields}
+
+        greedy = path == GENERATE
+        nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        nothing |= {"repetition_penalty": 1.0, "presence_penalty": 0.0}
+        usual = await drawn(SamplingDefaults())
+        assert usual == nothing | USUAL.get(path, {"temperature": 1.0})
+        assert await drawn(advised) == (usual if greedy else usual | advised.specified)
+        null = {} if greedy else {"temperature": None, "top_k": None}
+        assert await drawn(advised, **null) == await drawn(advised)
+        assert await drawn(advised, temperature=0) == nothing | {"temperature": 0.0}
+        penalty = {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": -1.0}
+        assert await drawn(advised, **penalty) == nothing | penalty
+        own = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        assert await drawn(advised, **own) == own | penalties
+        own |= {"presence_penalty": 0.0}
+        assert await drawn(advised, **own) == own | {"repetition_penalty": 1.1}
+
+
+UNSET = (
+    *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
+    *("user", "logprobs", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop_token_ids"),
+    *("min_tokens", "ignore_eos", "k_draft", "drafter", "adaptive", "guided_json"),
+    "response_format",
+)
+NEUTRAL = {
+    "logit_bias": {}, "frequency_penalty": 0.0, "presence_penalty": 0, "tools": [],
+    "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+    "metadata": {"a": "b"}, "store": True, "prediction": {"type": "content", "content": "a"},
+    "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": None, "top_k": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *((path, dict.fromkeys(UNSET)) for path in (COMPLETIONS, CHAT)),
+        (CHAT, NEUTRAL),
+        *(
+            (path, {"use_beam_search": False, "guided_template": None})
+            for path in (COMPLETIONS, CHAT)
+        ),
+        (COMPLETION, dict.fromkeys(("mirostat", "dry_multiplier", "dynatemp_range"), 0)),
+        (COMPLETION, {"typical_p": 1.0, "top_n_sigma": -1}),
+    ],
+    ids=str,
+)
+async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, Any]) -> None:
+    async with api() as here:
+        assert (await here.ask(path)).status_code == 200
+        assert (await here.ask(path, **body)).status_code == 200
+    plain, asked = here.service.requests
+    named = {"request_id": "", "arrival": 0, "deadline": 0}
+    assert replace(asked, **named) == replace(plain, **named)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -184,6 +329,12 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),
     *((COMPLETIONS, "logit_bias", {key: 1}, "") for key in (str(INFO.vocab_size), "")),
     (COMPLETIONS, "logit_bias", {"5": 101}, ""),
+    *(
+        (COMPLETION, "logit_bias", value, "")
+        for value in ([[5]], [5], [[5, "a"]], {"5": True}, [[-1, 1]], {"5": 101})
+    ),
+    (COMPLETION, "grammar", 'root ::= "a', "invalid_grammar"),
+    (COMPLETIONS, "allowed_token_ids", [10**6], ""),
     (COMPLETIONS, "frequency_penalty", 2.5, ""),
     (COMPLETIONS, "presence_penalty", False, ""),
     (COMPLETIONS, "stop_token_ids", [INFO.vocab_size], ""),
@@ -253,6 +404,25 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
     # With a grammar, no token might be left.
     (CHAT, {"guided_regex": "a+", "bad_words": ["x"]}, "bad_words"),
     (COMPLETIONS, {"guided_regex": "a+", "min_tokens": 3}, "min_tokens"),
+    *(
+        (COMPLETIONS, {"allowed_token_ids": [42], **more}, field)
+        for field, more in (
+            ("bad_words", {"bad_words": ["a"]}), ("min_tokens", {"min_tokens": 1}),
+            ("allowed_token_ids", {"guided_regex": "a"}),
+        )
+    ),
+    (COMPLETIONS, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    *(  # without these the answer would be a wrong one
+        (path, {name: value}, name)
+        for path in (COMPLETIONS, CHAT)
+        for name, value in (
+            ("guided_template", "a{b}"), ("guided_lark", "start: A"), ("use_beam_search", True),
+            ("regex", "a+"), ("chat_template", "{{ messages }}"),
+            ("structured_outputs", {"structural_tag": "{}"}),
+            ("structured_outputs", {"regex": "a", "disable_everything": True}),
+        )
+    ),
     (CHAT, {"messages": [{"role": "user", "content": 5}]},
         "messages.0.content: {} string or {} list"),
     (CHAT, {"stop": ["a", 5]}, "stop.1: {} string"),
@@ -315,3 +485,43 @@ async def test_an_error_is_about_the_field_and_the_type_that_was_meant(
     if ":" in said:
         said = said.replace(": {}", ": Input should be {}").replace("{}", "a valid")
         assert error["message"] == said
+
+
+# -- what is ignored -----------------------------------------------------------------------------
+
+UNKNOWN: list[tuple[str, str, Any, str]] = [
+    (COMPLETIONS, "max_token", 5, "max_token"),
+    (CHAT, "prompt", "a", "prompt"),
+    (CHAT, "messages", [{"role": "user", "content": "a", "cache": 1}] * 2, "messages.cache"),
+    (CHAT, "chat_id", {"\n": 1}, "chat_id"),
+    (GENERATE, "bad\nname,", 1, "bad?name?"),
+    (GENERATE, "", 1, "?"),
+    (COMPLETION, "mirostat", 2, "mirostat"),
+    (COMPLETIONS, "guided_decoding_backend", "xgrammar", "guided_decoding_backend"),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value", "name"), UNKNOWN, ids=str)
+async def test_unknown_fields_are_ignored_and_named_or_refused(
+    path: str, field: str, value: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specops")
+    async with api() as here:
+        plain = await here.ask(path, **{field: value})
+        streamed = await here.ask(path, **{field: value, "stream": True})
+        usual = await here.ask(path)
+    assert plain.headers["x-ignored-fields"] == streamed.headers["x-ignored-fields"] == name
+    assert "x-ignored-fields" not in usual.headers
+    lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert [line.get("ignored_fields") for line in lines] == [name, name, None]
+    async with api(unknown_fields="refuse") as here:
+        error = problem(await here.ask(path, **{field: value}), 422 if path == GENERATE else 400)
+        assert (await here.ask(CHAT, user="me", store=True)).status_code == 200
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+
+
+async def test_a_header_names_so_many_and_no_more() -> None:
+    async with api() as here:
+        response = await here.ask(CHAT, **{f"field-{number}": 1 for number in range(2000)})
+    assert response.status_code == 200
+    assert len(response.headers["x-ignored-fields"].split(", ")) == 32

@@ -19,7 +19,6 @@ from specops.request import FinishReason, Output
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import ReadingSpeed
 from specops.runtime.sampling import Floats
-from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
 from tests.asgi import AsgiClient
 from tests.fakes import (
@@ -31,13 +30,12 @@ from tests.fakes import (
     STATS,
     SUFFIX,
     FakeService,
-    begun,
     fills_in,
     output,
 )
 from tests.fuzz.requests import filling_in
 from tests.http.chat_clients import TEMPLATE
-from tests.http.openai_api import Api, api, chunks, events, problem
+from tests.http.openai_api import Api, api, events, problem
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -147,32 +145,6 @@ async def test_llama_vscode_finds_the_context_and_the_state() -> None:
         assert (await here.client.get("/health")).json()["status"] == "ok"
         counted = {"content": "abc", "add_special": False, "parse_special": True}
         assert (await asked(here, counted, "/tokenize")).json() == {"tokens": [*b"abc"]}
-
-
-async def test_minuets_suggestion() -> None:
-    """Minuet asks /v1/completions, and takes the texts of all events that have choices."""
-    sent = {"model": "fake", "stream": True, "max_tokens": 56, "top_p": 0.9}
-    async with coder() as here:
-        answer = await asked(here, sent | {"prompt": "ab", "suffix": "cd"}, "/v1/completions")
-        text = "".join(event["choices"][0]["text"] for event in chunks(answer) if event["choices"])
-        await asked(here, GAP)
-    with_suffix, with_gap = here.service.requests
-    assert text == "xy"
-    assert with_suffix.prompt_tokens == with_gap.prompt_tokens == GAP_TOKENS
-    assert with_suffix.stop_token_ids == with_gap.stop_token_ids == (FILE,)
-
-
-async def test_copilot_learns_what_the_service_takes() -> None:
-    """VS Code's provider "Ollama" asks what a model is, then /v1/chat/completions."""
-    async with coder() as here:
-        version = (await here.client.get("/api/version")).json()["version"]
-        (listed,) = (await here.client.get("/api/tags")).json()["models"]
-        shown = (await here.client.post("/api/show", json={"model": listed["model"]})).json()
-    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
-    info = shown["model_info"]
-    assert info[f"{info['general.architecture']}.context_length"] == 4096
-    assert info["general.basename"] == "fake"
-    assert {"completion", "tools", "insert"} <= set(shown["capabilities"])
 
 
 async def test_a_model_that_cannot_fill_in_says_so_in_llama_servers_words() -> None:
@@ -307,27 +279,6 @@ async def test_a_stream_is_parts_and_a_last_event_without_text(path: str) -> Non
     assert [part["stop"] for part in (*parts, last)] == [*[False] * len(parts), True]
     assert (last["content"], last["stop_type"]) == ("", "eos")
     assert last["timings"]["predicted_n"] == STATS.generated_tokens
-
-
-@pytest.mark.parametrize("path", ["/completion", "/completions"])
-@pytest.mark.parametrize(("prompt", "tokens"), [("ab", begun("ab")), ([97, 98], (97, 98))])
-async def test_a_prompt_is_a_text_or_tokens(
-    path: str, prompt: Any, tokens: tuple[int, ...]
-) -> None:
-    async with coder() as here:
-        answer = (await asked(here, {"prompt": prompt, "n_predict": 5}, path)).json()
-    assert here.request.prompt_tokens == tokens
-    sent = "<|begin|>ab" if tokens[0] == BEGIN_TOKEN else "ab"
-    assert (answer["content"], answer["prompt"], here.request.max_new_tokens) == ("xy", sent, 5)
-
-
-async def test_the_models_own_sampling_goes_first() -> None:
-    async with coder() as here:
-        info = here.service.info
-        assert info
-        here.service.info = replace(info, sampling=SamplingDefaults(temperature=0.2, top_k=5))
-        await asked(here, GAP)
-    assert (here.request.sampling.temperature, here.request.sampling.top_k) == (0.2, 5)
 
 
 # -- a real engine -----------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
 from tests.http.chat_clients import (
+    EVERY_CHAT,
     PROTOCOLS,
     RESPONSES_TOOLS,
     SEARCH,
@@ -461,58 +462,45 @@ async def test_errors_are_the_librarys_own(protocol: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "fields", "thinks"),
+    ("protocol", "fields", "thinks", "most"),
     [
-        ("chat", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False),
-        ("chat", {"reasoning_effort": "none"}, False),
-        ("chat", {"reasoning_effort": "low"}, True),
-        ("messages", {"thinking": {"type": "disabled"}}, False),
-        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-        ("responses", {"reasoning": {"effort": "none"}}, False),
-        ("responses", {"reasoning": {"effort": "low"}}, True),
+        ("chat", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False, None),
+        ("chat", {"reasoning_effort": "none"}, False, None),
+        ("chat", {"reasoning_effort": "low"}, True, None),
+        ("chat", {"extra_body": {"thinking_budget_tokens": 7}}, True, 7),
+        ("chat", {"extra_body": {"thinking_token_budget": 0}}, True, 0),
+        ("chat", {"extra_body": {"reasoning": {"max_tokens": 7}}}, True, 7),
+        ("chat", {"extra_body": {"thinking_budget_tokens": -1}}, True, None),
+        ("messages", {"thinking": {"type": "disabled"}}, False, None),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, 1024),
+        ("responses", {"reasoning": {"effort": "none"}}, False, None),
+        ("responses", {"extra_body": {"reasoning": {"effort": "low", "max_tokens": 7}}}, True, 7),
+        ("ollama", {"think": False}, False, None),
     ],
 )
-async def test_thoughts_can_be_turned_off(
-    protocol: str, fields: dict[str, Any], thinks: bool
+async def test_thoughts_can_be_turned_off_and_have_a_budget(
+    protocol: str, fields: dict[str, Any], thinks: bool, most: int | None
 ) -> None:
     async with clients() as here:
         here.say("a")
-        await PROTOCOLS[protocol](here, stream=False, **fields)
+        await EVERY_CHAT[protocol](here, stream=False, **fields)
     assert here.prompt.endswith("<think></think>") is not thinks
-
-
-@pytest.mark.parametrize(
-    ("protocol", "fields", "most"),
-    [
-        ("chat", {"extra_body": {"thinking_budget_tokens": 7}}, 7),
-        ("chat", {"extra_body": {"thinking_token_budget": 0}}, 0),
-        ("chat", {"extra_body": {"reasoning": {"max_tokens": 7}}}, 7),
-        ("chat", {"extra_body": {"thinking_budget_tokens": -1}}, None),
-        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
-        ("responses", {"extra_body": {"reasoning": {"effort": "low", "max_tokens": 7}}}, 7),
-        ("responses", {}, None),
-    ],
-)
-async def test_thoughts_have_a_budget(
-    protocol: str, fields: dict[str, Any], most: int | None
-) -> None:
-    async with clients() as here:
-        here.say("a")
-        await PROTOCOLS[protocol](here, stream=False, **fields)
     marks = here.request.thoughts
     assert marks is not None
     assert (marks.opening, marks.closing, marks.most) == ("<think>", "</think>", most)
     assert marks.closing_tokens == tuple(b"</think>")
 
 
-async def test_thoughts_may_stay_in_the_text() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_may_stay_in_the_text(stream: bool) -> None:
+    apart = {"auto": True, "deepseek": True, "deepseek-legacy": not stream, "none": False}
     async with clients() as here:
         here.say("<think>hm</think>Hello")
-        for form, text in (("none", "<think>hm</think>Hello"), ("auto", "Hello")):
-            said = await PROTOCOLS["chat"](
-                here, stream=False, extra_body={"reasoning_format": form}
-            )
-            assert said.text == text
+        for form, leaves in apart.items():
+            body: Any = {"reasoning_format": form}
+            said = await PROTOCOLS["chat"](here, stream=stream, extra_body=body)
+            assert said.text == ("Hello" if leaves else "<think>hm</think>Hello")
+            assert said.reasoning == "hm" * leaves
 
 
 # -- tokens --------------------------------------------------------------------------------------

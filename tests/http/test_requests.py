@@ -1,4 +1,4 @@
-"""What a request's fields become in the engine, which are refused, and which are ignored."""
+"""Prompts, templates and bodies of requests; their fields: test_fields.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import zstandard
 
 from specops.http.request_body import MAX_BODY_BYTES
 from specops.request import FinishReason, Grammar, GrammarKind
-from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import ChatTemplate
 from specops.text.confined_process import ProgramProcessError
 from specops.text.template_process import SHARED, TemplateProcess
@@ -34,135 +33,14 @@ from tests.http.openai_api import (
     api,
     both,
     problem,
-    wrapped,
 )
 
 pytestmark = pytest.mark.anyio
 every = pytest.mark.parametrize("path", BODIES)
 JSON = {"content-type": "application/json"}
-SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
-WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":")))
 
 
-# -- what reaches the engine ---------------------------------------------------------------------
-
-SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"temperature": 0.5, "top_p": 0.9, "top_k": 40}, {}),
-    ({"min_p": 0.1}, {}),
-    ({"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}, {}),
-    ({"seed": 11}, {}),
-    ({"logit_bias": {"5": -100, "a": 1.5}}, {"logit_bias": ((5, -100), (97, 1.5))}),
-    ({"bad_words": ["x"]}, {"bad_words": ((120,), (32, 120))}),
-    ({"bad_words": ["\n", " x", "\nx"]}, {"bad_words": ((10,), (32, 120), (10, 120))}),
-    ({"response_format": {"type": "text"}}, {"grammar": None}),
-    ({"response_format": {"type": "json_object"}},
-        {"grammar": Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')}),
-    # Properties come in the order in which the schema has them.
-    ({"response_format": wrapped(SCHEMA)}, {"grammar": WRITTEN}),
-    ({"guided_json": SCHEMA}, {"grammar": WRITTEN}),
-    ({"guided_json": WRITTEN.text}, {"grammar": WRITTEN}),
-    ({"guided_regex": "[0-9]+"}, {"grammar": Grammar(GrammarKind.REGEX, "[0-9]+")}),
-    ({"guided_choice": ["a", "é"]}, {"grammar": Grammar(GrammarKind.CHOICE, '["a","é"]')}),
-    ({"guided_grammar": 'start: "a"'}, {"grammar": Grammar(GrammarKind.LARK, 'start: "a"')}),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"grammar": WRITTEN}),
-    ({"json_schema": SCHEMA}, {"grammar": WRITTEN}),
-    ({"structured_outputs": {"json": SCHEMA}}, {"grammar": WRITTEN}),
-    ({"structured_outputs": {"json_object": True}},
-        {"grammar": Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')}),
-    ({"structured_outputs": {"choice": ["a"]}}, {"grammar": Grammar(GrammarKind.CHOICE, '["a"]')}),
-]  # fmt: skip
-
-
-@every
-@pytest.mark.parametrize(("fields", "expected"), SAMPLING, ids=str)
-async def test_every_way_to_choose_tokens_reaches_the_engine(
-    path: str, fields: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    more = {"stop_token_ids": [7], "min_tokens": 0, "ignore_eos": True, "stop": ["\n\n", "END"]}
-    async with api() as here:
-        assert (await here.ask(path, **fields, **more, stream=True)).status_code == 200
-    request = here.request
-    sampling = request.sampling
-    expected = expected or fields
-    assert {name: getattr(sampling, name) for name in expected} == expected
-    assert (request.stop_token_ids, request.stop) == ((7,), ("\n\n", "END"))
-    assert (request.ignore_eos, request.stream) == (True, True)
-
-
-@every
-async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: str) -> None:
-    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5}
-    advised = SamplingDefaults(temperature=0.2, top_k=20, min_p=0.1, **penalties)
-    async with api() as here:
-
-        async def drawn(model: SamplingDefaults, **fields: Any) -> dict[str, Any]:
-            here.service.info = replace(INFO, sampling=model)
-            assert (await here.ask(path, **fields)).status_code == 200
-            sampling = here.service.requests[-1].sampling
-            return {name: getattr(sampling, name) for name in model._fields}
-
-        greedy = path == GENERATE
-        nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        nothing |= {"repetition_penalty": 1.0, "presence_penalty": 0.0}
-        usual = await drawn(SamplingDefaults())
-        assert usual == nothing | {"temperature": 0.0 if greedy else 1.0}
-        assert await drawn(advised) == (usual if greedy else usual | advised.specified)
-        null = {} if greedy else {"temperature": None, "top_k": None}
-        assert await drawn(advised, **null) == await drawn(advised)
-        assert await drawn(advised, temperature=0) == nothing | {"temperature": 0.0}
-        penalty = {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": -1.0}
-        assert await drawn(advised, **penalty) == nothing | penalty
-        own = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        assert await drawn(advised, **own) == own | penalties
-        own |= {"presence_penalty": 0.0}
-        assert await drawn(advised, **own) == own | {"repetition_penalty": 1.1}
-
-
-async def test_openais_seeds_may_be_negative() -> None:
-    async with api() as here:
-        await here.ask(CHAT, seed=-3, min_tokens=3)
-    assert (here.request.sampling.seed, here.request.min_tokens) == ((1 << 63) - 3, 3)
-
-
-@every
-async def test_a_limit_above_the_servers_is_cut_to_it(path: str) -> None:
-    field = "max_new_tokens" if path == GENERATE else "max_tokens"
-    for fields in ({}, {field: 11}):
-        async with api(max_new_tokens=10) as here:
-            assert (await here.ask(path, **fields)).status_code == 200
-            assert here.request.max_new_tokens == 10
-
-
-UNSET = (
-    *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
-    *("user", "logprobs", "top_k", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop_token_ids"),
-    *("min_tokens", "ignore_eos", "k_draft", "drafter", "adaptive", "guided_json"),
-    "response_format",
-)
-NEUTRAL = {
-    "logit_bias": {}, "frequency_penalty": 0.0, "presence_penalty": 0, "tools": [],
-    "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
-    "metadata": {"a": "b"}, "store": True, "prediction": {"type": "content", "content": "a"},
-    "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": None, "top_k": -1,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        *((path, dict.fromkeys(UNSET)) for path in (COMPLETIONS, CHAT)),
-        (CHAT, NEUTRAL),
-    ],
-    ids=str,
-)
-async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, Any]) -> None:
-    async with api() as here:
-        assert (await here.ask(path)).status_code == 200
-        assert (await here.ask(path, **body)).status_code == 200
-    plain, asked = here.service.requests
-    named = {"request_id": "", "arrival": 0, "deadline": 0}
-    assert replace(asked, **named) == replace(plain, **named)
+# -- prompts -------------------------------------------------------------------------------------
 
 
 @every
@@ -300,44 +178,6 @@ async def test_a_template_whose_process_ends_is_worth_another_try(
         answer = await here.client.post(path, json=BODIES[CHAT])
     assert problem(answer, 503)["code"] == "template_process"
     assert answer.headers["retry-after"] == "5"
-
-
-# -- what is ignored -----------------------------------------------------------------------------
-
-UNKNOWN: list[tuple[str, str, Any, str]] = [
-    (COMPLETIONS, "max_token", 5, "max_token"),
-    (CHAT, "prompt", "a", "prompt"),
-    (CHAT, "messages", [{"role": "user", "content": "a", "cache": 1}] * 2, "messages.cache"),
-    (CHAT, "chat_id", {"\n": 1}, "chat_id"),
-    (GENERATE, "bad\nname,", 1, "bad?name?"),
-    (GENERATE, "", 1, "?"),
-]
-
-
-@pytest.mark.parametrize(("path", "field", "value", "name"), UNKNOWN, ids=str)
-async def test_unknown_fields_are_ignored_and_named_or_refused(
-    path: str, field: str, value: Any, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "specops")
-    async with api() as here:
-        plain = await here.ask(path, **{field: value})
-        streamed = await here.ask(path, **{field: value, "stream": True})
-        usual = await here.ask(path)
-    assert plain.headers["x-ignored-fields"] == streamed.headers["x-ignored-fields"] == name
-    assert "x-ignored-fields" not in usual.headers
-    lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
-    assert [line.get("ignored_fields") for line in lines] == [name, name, None]
-    async with api(unknown_fields="refuse") as here:
-        error = problem(await here.ask(path, **{field: value}), 422 if path == GENERATE else 400)
-        assert (await here.ask(CHAT, user="me", store=True)).status_code == 200
-    assert (error["param"], error["code"]) == (field, "unknown_parameter")
-
-
-async def test_a_header_names_so_many_and_no_more() -> None:
-    async with api() as here:
-        response = await here.ask(CHAT, **{f"field-{number}": 1 for number in range(2000)})
-    assert response.status_code == 200
-    assert len(response.headers["x-ignored-fields"].split(", ")) == 32
 
 
 # -- bodies --------------------------------------------------------------------------------------
@@ -556,7 +396,7 @@ async def test_a_grammar_that_cannot_be_followed_further_is_the_clients_error() 
 @both
 async def test_every_choice_has_a_seed_and_the_grammar(path: str) -> None:
     async with api() as here:
-        await here.ask(path, n=3, seed=5, guided_json=SCHEMA)
+        await here.ask(path, n=3, seed=5, guided_regex="a")
     sampling = [request.sampling for request in here.service.requests]
     assert [item.seed for item in sampling] == [5, 6, 7]
-    assert [item.grammar for item in sampling] == [WRITTEN] * 3
+    assert [item.grammar for item in sampling] == [Grammar(GrammarKind.REGEX, "a")] * 3

@@ -58,7 +58,6 @@ class Protocol:
         prefixes: of the paths that follow these conventions; the longest one that fits counts.
             Empty: the endpoints have the conventions of others.
         prompts: the endpoints that the engine works for, by path.
-        links: names of the endpoints in the list at `/`, and their paths.
         invalid_status: of the answer to a body with a wrong field.
         id_headers: of every response; they have the request's id.
         any_media_type: bodies are read as JSON, whatever they claim to be.
@@ -73,7 +72,6 @@ class Protocol:
     router: APIRouter
     prefixes: tuple[str, ...] = ()
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
     invalid_status: int = 400
     id_headers: tuple[str, ...] = ("x-request-id", "request-id")
     any_media_type: bool = False

@@ -23,7 +23,8 @@ from specops.http.state import Context
 from specops.request import FinishReason, GenerationRequest, GenerationStats, Logprob, Output, Piece
 from specops.serving.request_handle import RequestHandle
 from specops.text.json_values import dumps, loads
-from specops.text.tools.reader import AnswerReader, Block, Delta
+from specops.text.tools.blocks import Block, Delta
+from specops.text.tools.reader import AnswerReader
 
 PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
 _ID_LETTERS = string.ascii_letters + string.digits

@@ -13,12 +13,12 @@ import orjson
 from pydantic import Field, model_validator
 
 from specops import synonyms
-from specops.http.answering.body import Body, FreeObject, Text, wrong_together
+from specops.http.answering.body import Body, FreeObject, Some, Text, wrong_together
 from specops.request import Grammar, GrammarKind
 from specops.text.json_values import dumps
 
 Schema = FreeObject | Text
-Choices = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+Choices = Some[Text]
 
 
 class AnyText(Body):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from specops.http.answering.body import Body, FreeObject, Text
+from specops.http.answering.body import Body, FreeObject, Items, Text
 from specops.http.errors import InvalidField
 from specops.text.agents import without_accounting
 from specops.text.json_values import loads, writable
@@ -60,6 +60,20 @@ class Conversation:
     plain_thoughts: bool = False
 
 
+class ToolChoice(NamedTuple):
+    """Whether tools are called, and which of them may be.
+
+    Attributes:
+        mode: whether they may be called or must be; None: they may.
+        allowed: names of those that may be called, of all that the prompt describes; None: all.
+        once: an answer has one call at most.
+    """
+
+    mode: Mode | None = None
+    allowed: Sequence[str] | None = None
+    once: bool = False
+
+
 class Reasoning(Body):
     """Whether a model thinks, if it can, and how long."""
 
@@ -67,6 +81,11 @@ class Reasoning(Body):
 
     effort: str | None = Field(None, description="`none` turns it off; else without effect")
     max_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
+
+
+def thinks_at(effort: str | None) -> bool | None:
+    """Return whether a model thinks where the client wants this effort; None: as it likes."""
+    return None if effort is None else effort != "none"
 
 
 class AnyTool(Protocol):
@@ -112,15 +131,18 @@ class ChatTool(Body):
         return Tool(own.name, own.description or "", own.parameters, bool(own.strict))
 
 
+_ANY = ToolChoice()
+
+
 def conversation(
     messages: list[Message],
     source: str,
     tools: Iterable[AnyTool] | None = None,
-    mode: Mode | None = None,
+    choice: ToolChoice = _ANY,
     *,
-    allowed: Sequence[str] | None = None,
-    parallel: bool = True,
+    thinks: bool | None = None,
     left_out: Iterable[str] = (),
+    template_options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Conversation:
     """Build a conversation from the parts that a protocol's request has.
@@ -129,15 +151,16 @@ def conversation(
         messages: in the form that chat templates read.
         source: name of the request's field with the messages.
         tools: the request's tools.
-        mode: whether tools may be called or must be; None: they may.
-        allowed: names of the tools that may be called; the prompt describes the others, too.
-        parallel: an answer may have several calls.
+        choice: which of them may be called, or must be.
+        thinks: whether the model thinks, if it can; None: as it likes.
         left_out: names of the parts that the messages are without.
+        template_options: more variables for the chat template.
         fields: other fields of `Conversation`.
 
     Raises:
         InvalidField: two tools have one name, or the tool that must be called is missing.
     """
+    mode, allowed, once = choice
     known = [(tool.type, tool.tool()) for tool in tools or ()]
     offered = tuple(tool for _, tool in known if tool and mode != "none")
     names = {tool.name for tool in offered}
@@ -160,7 +183,9 @@ def conversation(
         ),
         required=mode == "required",
         callable=None if allowed is None else frozenset(allowed),
-        parallel=parallel,
+        parallel=not once,
+        template_options=({} if thinks is None else {"enable_thinking": thinks})
+        | dict(template_options or {}),
         **fields,
     )
 
@@ -191,7 +216,7 @@ class Part(Body):
     refusal: Text | None = None
 
 
-Content = Text | Annotated[list[Part], Field(fail_fast=True)]
+Content = Text | Items[Part]
 
 
 def joined(

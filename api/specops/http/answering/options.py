@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from specops.http.answering.body import Text, TokenId, wrong_together
+from specops.http.answering.body import Some, Text, TokenId, wrong_together
 from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
@@ -158,7 +158,7 @@ class EngineOptions(Constraints):
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens never occur in the answer in sequence"
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
+    allowed_token_ids: Some[TokenId] | None = Field(
         None, description="the only tokens that the answer may have"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(

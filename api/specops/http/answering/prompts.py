@@ -63,6 +63,8 @@ def mixed_tokens(
     """
     if isinstance(prompt, str):
         return engine.encode(prompt, any_length=any_length)
+    if all(isinstance(item, int) for item in prompt):  # how many they are is known
+        return prompt_tokens(prompt, engine, field)  # type: ignore[arg-type]
 
     def parts() -> Iterator[Sequence[int]]:
         for place, item in enumerate(prompt):

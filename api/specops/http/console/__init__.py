@@ -16,10 +16,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 
 from specops.engine.model_info import ModelState
 from specops.http.documentation import policy_source
-from specops.http.protocols import PROTOCOLS
 from specops.http.sse import EventStream, event
 from specops.http.state import AppState, Ctx
 
@@ -41,12 +41,6 @@ FACTS = (
     *("name", "quant", "parameters", "drafters", "default_drafter", "context", "slots"),
     *("kv_tokens", "kv_dtype", "threads", "chat", "batch_invariant"),
 )
-_LINKS = {name: path for protocol in PROTOCOLS for name, path in protocol.links.items()} | {
-    "health": "/health",
-    "live": "/health/live",
-    "metrics": "/metrics",
-    "documentation": "/docs",
-}
 router = APIRouter(include_in_schema=False)
 
 
@@ -76,7 +70,10 @@ async def index(request: Request) -> Response:
         return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})
     if "application/json" not in accepted or "*/*" in accepted:  # some clients write both
         return PlainTextResponse(OLLAMA_RUNS)
-    return JSONResponse({"name": "specops", "version": version("specops"), "links": _LINKS})
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    paths = [route.path for route in routes if route.include_in_schema and "{" not in route.path]
+    links = {path.strip("/").replace("/", "_"): path for path in (*paths, "/docs")}
+    return JSONResponse({"name": "specops", "version": version("specops"), "links": links})
 
 
 @router.get("/console/figures")

@@ -9,17 +9,18 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import BlockWriter, Generation, arguments, call_id, json_answer
-from specops.http.answering.body import MOST_TOOLS, Body, FreeObject, Text
+from specops.http.answering.body import Body, FreeObject, Items, Some, Text, Tools
 from specops.http.answering.constraints import json_grammar
 from specops.http.answering.conversation import (
     Conversation,
     Message,
     Mode,
     Parameters,
+    ToolChoice,
     ToolName,
     Typed,
     call_message,
@@ -38,8 +39,8 @@ from specops.http.sse import named_event
 from specops.http.state import Ctx
 from specops.request import Grammar
 from specops.system import logs
+from specops.text.tools.blocks import Block
 from specops.text.tools.formats import Tool
-from specops.text.tools.reader import Block
 
 _FIELD = "messages"
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
@@ -48,8 +49,20 @@ _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "t
 # What is read: texts, and what an answer has besides.
 _TEXTS = ("text", "search_result", "compaction", "document")
 _BESIDE_TEXT = ("tool_use", "tool_result", "thinking")
+_READ = frozenset((*_TEXTS, *_BESIDE_TEXT))
 # What Anthropic's own servers run: the calls, and what they brought.
 _SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
+
+
+def _read(blocks: Any) -> Any:
+    """Drop the fields of blocks that are not read: results of servers' tools have any form."""
+    if not isinstance(blocks, list):
+        return blocks
+    kinds = [block.get("type") if isinstance(block, dict) else None for block in blocks]
+    return [
+        {"type": kind} if isinstance(kind, str) and kind not in _READ else block
+        for kind, block in zip(kinds, blocks, strict=True)
+    ]
 
 
 class ContentBlock(Typed):
@@ -72,7 +85,7 @@ class ContentBlock(Typed):
     name: Text | None = Field(None, description="of the tool that is called")
     input: FreeObject | None = Field(None, description="of the tool that is called")
     tool_use_id: Text | None = Field(None, description="of the call that this is the result of")
-    content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = Field(
+    content: Text | Annotated[Items[ContentBlock], BeforeValidator(_read)] | None = Field(
         None, description="of a result"
     )
     is_error: bool | None = None
@@ -80,14 +93,6 @@ class ContentBlock(Typed):
     origin: FreeObject | Text | None = Field(
         None, alias="source", description="of a document: its text; of a search result: its address"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_is_not_read(cls, raw: Any) -> Any:
-        """Drop the fields of other kinds: results of servers' tools have any form."""
-        kind = raw.get("type") if isinstance(raw, dict) else None
-        known = kind in (*_TEXTS, *_BESIDE_TEXT) or not isinstance(kind, str)
-        return raw if known else {"type": kind}
 
     def only_text(self) -> str:
         """Return the block's text.
@@ -128,6 +133,9 @@ class ContentBlock(Typed):
         )
 
 
+Blocks = Annotated[Items[ContentBlock], BeforeValidator(_read)]
+
+
 def _document(origin: Any) -> str | None:
     """Return the text of a document; None of a file."""
     if not isinstance(origin, dict):
@@ -146,7 +154,7 @@ class Turn(Body):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)]
+    content: Text | Blocks
 
     def messages(self, left_out: list[str]) -> list[Message]:
         """Return the messages for a chat template: results are messages of their own.
@@ -230,10 +238,10 @@ class TokensRequest(Body):
     """A conversation to count the tokens of, or to continue."""
 
     model: Text | None = Field(None, description="as in GET /v1/models")
-    messages: list[Turn] = Field(min_length=1, fail_fast=True, description="the conversation")
-    system: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
-        Field(None, description="functions that the model may call; Anthropic's own are skipped")
+    messages: Some[Turn] = Field(description="the conversation")
+    system: Text | Blocks | None = None
+    tools: Tools[MessagesTool] | None = Field(
+        None, description="functions that the model may call; Anthropic's own are skipped"
     )
     tool_choice: Choice | None = Field(None, description="`auto`, `any`, `none` or one tool")
     thinking: Thinking | None = Field(None, description="`disabled`: no reasoning")
@@ -258,12 +266,14 @@ class TokensRequest(Body):
             messages,
             _FIELD,
             self.tools,
-            _MODES[choice.type],
-            allowed=None if named is None else [named],
+            ToolChoice(
+                _MODES[choice.type],
+                None if named is None else [named],
+                bool(choice.disable_parallel_tool_use or named),
+            ),
+            thinks=thinking.type != "disabled" if thinking else None,
             left_out=left_out,
-            parallel=not choice.disable_parallel_tool_use and named is None,
             most_thoughts=thinking.budget_tokens if thinking else None,
-            template_options={"enable_thinking": thinking.type != "disabled"} if thinking else {},
         )
 
 
@@ -399,7 +409,6 @@ PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("messages", "chat")},
-    links={"messages": PATH, "count_tokens": f"{PATH}/count_tokens"},
     error_json=_error,
     event=b"event: error\ndata: %b\n\n",
     too_long_message="prompt is too long: {prompt} tokens > {longest} maximum",

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import exp, inf, isnan
+from math import exp, inf
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import FOUND_IN, Answer, Generation, Step, Writer
-from specops.http.answering.body import Body, MixedPrompt, Text, absent, listed
+from specops.http.answering.body import Body, Items, MixedPrompt, Text, absent, listed, names_of
 from specops.http.answering.generate import Prepared, generate
+from specops.http.answering.llama_options import LlamaOptions
 from specops.http.answering.options import NEVER, ReportingOptions
 from specops.http.answering.prompts import mixed_tokens
 from specops.http.answering.served_model import check_model, fingerprint
@@ -49,35 +50,12 @@ _LEAST_AROUND = 128  # tokens: a suggestion from less is worth nothing, however 
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _between(low: float, high: float = inf, off: float | None = None) -> BeforeValidator:
-    """Take numbers beyond a sampler's range as llama-server does.
-
-    Args:
-        off: what 0 means.
-    """
-
-    def clipped(value: object) -> object:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return value
-        if isnan(value):
-            raise ValueError("must be a number")
-        return off if off is not None and not value else min(max(value, low), high)
-
-    return BeforeValidator(clipped)
-
-
-_LEAST_MASS = 1e-9  # of a filter: the likeliest token alone stays
-_Mass = Annotated[float | None, _between(_LEAST_MASS, 1.0)]
-_Penalty = Annotated[float | None, _between(0.01, 100.0, off=1.0)]
-
-
-class LlamaRequest(ReportingOptions):
+class LlamaRequest(LlamaOptions, ReportingOptions):
     """The fields that /infill and /completion share."""
 
     limit_field = "n_predict"
     bans_ends = True
     neutral_values = ReportingOptions.neutral_values | _OFF
-    penalty_fields = ("repeat_penalty", "repetition_penalty")
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     without_effect = frozenset(
         {
@@ -91,7 +69,7 @@ class LlamaRequest(ReportingOptions):
     model: Text | None = Field(None, description="as in GET /v1/models, or empty")
     n_predict: Annotated[int, Field(ge=-2)] | None = Field(
         -1,
-        validation_alias=AliasChoices("n_predict", "max_tokens", "max_completion_tokens"),
+        validation_alias=names_of("n_predict"),
         description="maximum tokens of the answer; -1: as many as the server allows; 0: only "
         "compute the prompt, for later requests, behind requests for an answer",
     )
@@ -114,25 +92,9 @@ class LlamaRequest(ReportingOptions):
         description="what chooses tokens: the fields of other samplers have no effect; with "
         "`infill` the first answer has the likeliest tokens",
     )
-    temperature: Annotated[float | None, _between(0.0, 100.0)] = Field(
-        None, description="0 or less: always the likeliest token"
-    )
-    top_k: Annotated[int | None, _between(-1)] = Field(
-        None, description="sample from the k likeliest tokens only; 0 or less: from all"
-    )
-    top_p: _Mass = Field(
-        None, description="sample from the likeliest tokens whose probabilities add up to this"
-    )
-    min_p: Annotated[float | None, _between(0.0, 1.0)] = Field(
-        None, description="minimum probability, as a share of the likeliest token's"
-    )
-    repetition_penalty: _Penalty = Field(None, description="another name of `repeat_penalty`")
-    repeat_penalty: _Penalty = Field(
-        None, description="divides the logits of tokens in prompt and answer; 0 or 1: none"
-    )
     n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS)] | None = Field(
         0,
-        validation_alias=AliasChoices("n_probs", "logprobs"),
+        validation_alias=names_of("n_probs"),
         description="report each token's probability before sampling, and so many likeliest ones",
     )
     post_sampling_probs: bool | None = Field(
@@ -167,10 +129,6 @@ class LlamaRequest(ReportingOptions):
             "drawn_logprobs": bool(self.post_sampling_probs),
         }
 
-    def choice_seed(self, choice: int) -> int | None:
-        """Return the seed of one of the choices; a negative one means that there is none."""
-        return None if (self.seed or 0) < 0 else super().choice_seed(choice)
-
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn: with the samplers that are named."""
         drawn, named = super().sampling(choice, model), self.samplers
@@ -198,7 +156,7 @@ class InfillRequest(LlamaRequest):
 
     input_prefix: Text = Field(description="the text before the gap")
     input_suffix: Text = Field(description="the text after the gap")
-    input_extra: Annotated[list[OtherFile], Field(fail_fast=True)] | None = Field(
+    input_extra: Items[OtherFile] | None = Field(
         default=[], description="chunks of other files, `{filename, text}`"
     )
     prompt: Text | None = Field(
@@ -281,12 +239,6 @@ PROTOCOL = Protocol(
     prompts={
         COMPLETION: Prompt("prompt", "text_completion"),
         INFILL: Prompt("input_prefix", "text_completion"),
-    },
-    links={
-        "infill": INFILL,
-        "llama_completion": COMPLETION,
-        "props": "/props",
-        "slots": "/slots",
     },
     too_long_message="the request exceeds the available context size ({prompt} tokens, {context} "
     "fit with the answer), try increasing it (context_length_exceeded)",

@@ -147,7 +147,6 @@ PROTOCOL = Protocol(  # the framework's own conventions; also those of all other
     router=router,
     prefixes=("",),
     prompts={PATH: Prompt("prompt", "text_completion")},
-    links={"generate": PATH},
     invalid_status=422,
     id_headers=("x-request-id",),
     too_long_message="{message}",

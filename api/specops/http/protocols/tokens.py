@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import json_answer, list_answer
-from specops.http.answering.body import MOST_TOOLS, Body, FreeObject, Text, TokenId
+from specops.http.answering.body import Body, FreeObject, Items, Some, Text, TokenId, Tools
 from specops.http.answering.conversation import ChatTool, Conversation, conversation
 from specops.http.answering.ignored import answer_headers, ignore_unknown
 from specops.http.answering.offload import run_aside
@@ -50,7 +50,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(Body):
     """Tokens to decode."""
 
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Items[TokenId]
 
 
 class DetokenizeResponse(BaseModel):
@@ -62,8 +62,8 @@ class DetokenizeResponse(BaseModel):
 class ApplyTemplateRequest(Body):
     """A conversation to write as one text."""
 
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
-    tools: Annotated[list[ChatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    messages: Some[Message]
+    tools: Tools[ChatTool] | None = None
     chat_template_kwargs: FreeObject | None = None
     add_generation_prompt: bool | None = Field(
         True, description="false: without what begins the assistant's answer"
@@ -82,7 +82,7 @@ class ApplyTemplateRequest(Body):
             self.tools,
             left_out=left_out,
             asks=self.add_generation_prompt is not False,
-            template_options=self.chat_template_kwargs or {},
+            template_options=self.chat_template_kwargs,
         )
 
 
@@ -95,14 +95,7 @@ class ApplyTemplateResponse(BaseModel):
 _PART = 1 << 12  # tokens that are written at once
 _RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
-PROTOCOL = Protocol(
-    router=router,
-    links={
-        "tokenize": "/tokenize",
-        "detokenize": "/detokenize",
-        "apply_template": "/apply-template",
-    },
-)
+PROTOCOL = Protocol(router=router)
 
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)

@@ -2,24 +2,23 @@
 
 A stream is a line of JSON per step. The served model is always loaded; answers call it what the
 request did. Defaults are Ollama's, except for `repeat_penalty`: Ollama counts the last 64 tokens,
-this server counts all tokens. A fraction is cut off where a whole number is expected, and a number
-beyond the sensible ones means what llama.cpp makes of it.
+this server counts all tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation, Step, Writer, arguments, call_id, joined_text
-from specops.http.answering.body import MOST_TOOLS, FreeObject, Text, TokenId, Unsupported
+from specops.http.answering.body import FreeObject, Items, Text, TokenId, Tools, Unsupported
 from specops.http.answering.constraints import ANY_OBJECT, json_grammar
 from specops.http.answering.conversation import (
     ChatTool,
@@ -31,8 +30,8 @@ from specops.http.answering.conversation import (
     result_message,
 )
 from specops.http.answering.generate import Prepared, generate, generate_chat
+from specops.http.answering.llama_options import LlamaOptions, Whole
 from specops.http.answering.logprobs import TokenLogprob, token_logprobs
-from specops.http.answering.options import SeededOptions
 from specops.http.answering.prompts import fill_in, prompt_tokens
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
@@ -54,43 +53,13 @@ from specops.text.chat_template import question
 from specops.text.json_values import line
 
 _NO_IMAGES = Field(None, description="not supported: this server reads texts only")
-_LARGEST = (1 << 63) - 1
-_LEAST = 1e-9  # of a share that is above 0: the likeliest token alone
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN
-
-
-def _whole(value: Any) -> Any:
-    return int(min(max(value, -_LARGEST - 1), _LARGEST)) if _is_number(value) else value
-
-
-def _within(low: float, high: float) -> Callable[[Any], Any]:
-    return lambda value: min(max(value, low), high) if _is_number(value) else value
-
-
-def _penalty(value: Any) -> Any:
-    # llama.cpp divides by it; nobody who sends 0 means that.
-    return _within(0.01, 100)(value) if not _is_number(value) or value > 0 else 1.0
-
-
-_NUMBER = WithJsonSchema({"type": "number"})
-_FINITE = Field(allow_inf_nan=False)
-_Whole = Annotated[int, BeforeValidator(_whole), _NUMBER]
-_Temperature = Annotated[float, _FINITE, BeforeValidator(_within(0, 100)), _NUMBER]
-_Share = Annotated[float, _FINITE, BeforeValidator(_within(_LEAST, 1)), _NUMBER]
-_Least = Annotated[float, _FINITE, BeforeValidator(_within(0, 1)), _NUMBER]
-_Subtracted = Annotated[float, _FINITE, BeforeValidator(_within(-100, 100)), _NUMBER]
-_Divisor = Annotated[float, _FINITE, BeforeValidator(_penalty), _NUMBER]
-
-
-class OllamaRequest(OllamaModel, SeededOptions):
+class OllamaRequest(OllamaModel, LlamaOptions):
     """The fields that chats and prompts share. Fields of `options` may also stand beside it."""
 
     without_effect = MACHINE_OPTIONS
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
-    penalty_fields = ("repeat_penalty", "repetition_penalty")
 
     options: dict[str, Any] | None = Field(
         None, description="the fields from `num_predict` on, and those of `POST /generate`"
@@ -109,30 +78,8 @@ class OllamaRequest(OllamaModel, SeededOptions):
     top_logprobs: int | None = Field(
         0, ge=0, le=20, description="report this many likely alternatives, too; with `logprobs`"
     )
-    num_predict: _Whole | None = Field(
+    num_predict: Whole | None = Field(
         None, description="maximum tokens of the answer; 0 and less: what the server allows"
-    )
-    seed: _Whole | None = Field(None, description="same seed, same output; negative: none")
-    temperature: _Temperature | None = Field(None, description="0: always the likeliest token")
-    top_k: _Whole | None = Field(
-        None, description="sample from this many tokens; 0 and less: from all"
-    )
-    top_p: _Share | None = Field(
-        None,
-        description="sample from the likeliest tokens whose probabilities add up to this; "
-        "0: the likeliest",
-    )
-    min_p: _Least | None = Field(
-        None, description="minimum probability, as a share of the likeliest token's"
-    )
-    repeat_penalty: _Divisor | None = Field(
-        None, description="Ollama's name of `repetition_penalty`; 0 and less: none"
-    )
-    presence_penalty: _Subtracted | None = Field(
-        0.0, description="subtracted from the logits of tokens that the answer has"
-    )
-    frequency_penalty: _Subtracted | None = Field(
-        0.0, description="subtracted from them for each time that they occur"
     )
 
     @model_validator(mode="before")
@@ -140,10 +87,6 @@ class OllamaRequest(OllamaModel, SeededOptions):
     def _spread(cls, raw: Any) -> Any:
         options = raw.get("options") if isinstance(raw, dict) else None
         return {**options, **raw} if isinstance(options, dict) else raw
-
-    def choice_seed(self, choice: int) -> int | None:
-        """Return the seed; a negative one means that there is none."""
-        return None if self.seed is None or self.seed < 0 else self.seed
 
     @property
     def limit(self) -> int | None:
@@ -161,9 +104,9 @@ class OllamaRequest(OllamaModel, SeededOptions):
         return self.stream is not False
 
     @property
-    def template_options(self) -> dict[str, Any]:
-        """More variables for the chat template."""
-        return {} if self.think is None else {"enable_thinking": bool(self.think)}
+    def thinks(self) -> bool | None:
+        """Whether the model thinks, if it can; None: as it likes."""
+        return None if self.think is None else bool(self.think)
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:
@@ -199,7 +142,7 @@ class OllamaMessage(OllamaBody):
     content: Text | None = ""
     thinking: Text | None = Field(None, description="what the assistant thought")
     images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_calls: Items[OllamaCall] | None = None
     tool_name: Text | None = Field(None, description="of a result: the tool that was called")
     tool_call_id: Text | None = Field(None, description="of a result: the call that it answers")
 
@@ -224,10 +167,10 @@ class OllamaTool(OllamaBody, ChatTool):
 class OllamaChat(OllamaRequest):
     """A conversation that the assistant continues."""
 
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = Field(
+    messages: Items[OllamaMessage] | None = Field(
         None, description="none: asks only whether the model is loaded"
     )
-    tools: Annotated[list[OllamaTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = Field(
+    tools: Tools[OllamaTool] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
 
@@ -242,7 +185,7 @@ class OllamaChat(OllamaRequest):
             "messages",
             self.tools,
             truncates=self.truncate is not False,
-            template_options=self.template_options,
+            thinks=self.thinks,
         )
 
 
@@ -255,7 +198,7 @@ class OllamaPrompt(OllamaRequest):
     suffix: Text | None = Field(
         None, description="what follows the answer, for models that were trained to fill in"
     )
-    context: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+    context: Items[TokenId] | None = Field(
         None, description="an earlier answer's `context`: the conversation continues from there"
     )
     images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
@@ -273,7 +216,7 @@ class OllamaPrompt(OllamaRequest):
             list(question(self.prompt or "", "" if before else self.system or "")),
             "prompt",
             before=before,
-            template_options=self.template_options,
+            thinks=self.thinks,
         )
 
     def check(self) -> None:
@@ -382,7 +325,6 @@ PROTOCOL = Protocol(
         CHAT_PATH: Prompt("messages", "chat"),
         PROMPT_PATH: Prompt("prompt", "text_completion"),
     },
-    links={"ollama_chat": CHAT_PATH, "ollama_generate": PROMPT_PATH},
 )
 
 Calls = Sequence[dict[str, Any]]

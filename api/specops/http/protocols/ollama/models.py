@@ -46,7 +46,6 @@ PROTOCOL = Protocol(  # the conventions of all of Ollama's endpoints
     event=b"%b\n",
     too_long_message="the input length exceeds the context length: {prompt} tokens > {longest}",
     unknown_model_message="model {requested!r} not found; this server has {tagged!r}",
-    links={f"ollama_{name}": f"/api/{name}" for name in ("show", "pull", "tags", "ps", "version")},
 )
 
 

@@ -7,17 +7,20 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Generation, Step, call_id, joined_text, token_events
 from specops.http.answering.body import (
-    MOST_TOOLS,
     Body,
     FreeObject,
+    Items,
+    Some,
     Text,
+    Tools,
     Unsupported,
     absent,
+    names_of,
     wrong_together,
 )
 from specops.http.answering.conversation import (
@@ -27,10 +30,12 @@ from specops.http.answering.conversation import (
     Function,
     Mode,
     Reasoning,
+    ToolChoice,
     call_message,
     conversation,
     joined,
     result_message,
+    thinks_at,
 )
 from specops.http.answering.generate import chat_tokens, generate_chat
 from specops.http.answering.logprobs import TokenLogprob, token_logprobs
@@ -51,7 +56,7 @@ from specops.http.protocols.openai.common import (
 )
 from specops.http.state import Ctx
 from specops.request import Piece
-from specops.text.tools.reader import Block
+from specops.text.tools.blocks import Block
 
 # The id of calls in OpenAI's older form, which has none. Mistral's templates take nine characters.
 _FUNCTION_CALL = "functions"
@@ -97,11 +102,11 @@ class Message(Body):
     )
     content: Content | None = Field(None, description="null only of assistant, tool and function")
     name: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
     reasoning_content: Text | None = Field(
         None,
-        validation_alias=AliasChoices("reasoning_content", "reasoning"),
+        validation_alias=names_of("reasoning_content"),
         description="what the assistant thought",
     )
     refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
@@ -145,7 +150,7 @@ class AllowedTools(Body):
     """The tools that may be called, of all that the prompt describes."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+    tools: Some[NamedTool]
 
 
 class AllowedChoice(Body):
@@ -155,7 +160,7 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+_Chosen = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class ChatRequest(OpenAiRequest):
@@ -167,8 +172,7 @@ class ChatRequest(OpenAiRequest):
         "moderation",
     }
 
-    # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
-    messages: list[Message] = Field(min_length=1, fail_fast=True, description="the conversation")
+    messages: Some[Message] = Field(description="the conversation")
     max_completion_tokens: MostTokens | None = Field(
         None, description="default, and -1: what the context and the server allow"
     )
@@ -184,24 +188,23 @@ class ChatRequest(OpenAiRequest):
         description="report this many likely alternatives, too; only with `logprobs`",
     )
 
-    tools: Annotated[list[ChatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = Field(
+    tools: Tools[ChatTool] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Mode | ToolChoice | None = None
+    tool_choice: Mode | _Chosen | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning_effort: str | None = Field(None, description="`none`: no reasoning")
     reasoning: Reasoning | None = Field(None, description="the same, and a budget of tokens")
     thinking_budget_tokens: int | None = Field(
         None,
-        validation_alias=AliasChoices(
-            *("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"),
-            *("thinking_token_budget", "thinking_budget"),
-        ),
+        validation_alias=names_of("thinking_budget_tokens"),
         description="most tokens of thoughts, also by llama-server's and vLLM's other names; "
         "-1: as many as the answer",
     )
-    reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
-        None, description="`none`: thoughts stay in `content`, between the model's marks"
+    reasoning_format: Literal["auto", "deepseek", "deepseek-legacy", "none"] | None = Field(
+        None,
+        description="`none`: thoughts stay in `content`, between the model's marks; "
+        "`deepseek-legacy`: they do in a stream",
     )
     chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
@@ -250,36 +253,33 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        (mode, allowed), reasoning = self._choice(), self.reasoning
-        effort = self.reasoning_effort or (reasoning and reasoning.effort)
-        budget = self.thinking_budget_tokens
-        if budget is None and reasoning is not None:
+        reasoning = self.reasoning or Reasoning.model_construct()
+        if (budget := self.thinking_budget_tokens) is None:
             budget = reasoning.max_tokens
-        once = isinstance(self.tool_choice, NamedTool)
+        inline = {"none", "deepseek-legacy"} if self.stream else {"none"}
         left_out: list[str] = []
-        options = {} if effort is None else {"enable_thinking": effort != "none"}
         return conversation(
             [message.for_template(left_out) for message in self.messages],
             "messages",
             self.tools,
-            mode,
-            allowed=allowed,
+            self._choice(),
+            thinks=thinks_at(self.reasoning_effort or reasoning.effort),
             left_out=left_out,
-            parallel=self.parallel_tool_calls is not False and not once,
             most_thoughts=budget if (budget or 0) >= 0 else None,
-            plain_thoughts=self.reasoning_format == "none",
-            template_options=options | (self.chat_template_kwargs or {}),
+            plain_thoughts=self.reasoning_format in inline,
+            template_options=self.chat_template_kwargs,
         )
 
-    def _choice(self) -> tuple[Mode | None, list[str] | None]:
-        """Return whether tools are called, and which of them may be; None: all."""
+    def _choice(self) -> ToolChoice:
+        once = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedTool(function=function):
-                return "required", [function.name]
+                return ToolChoice("required", [function.name], once=True)
             case AllowedChoice(allowed_tools=allowed):
-                return allowed.mode, [tool.function.name for tool in allowed.tools]
+                names = [tool.function.name for tool in allowed.tools]
+                return ToolChoice(allowed.mode, names, once)
             case mode:
-                return mode, None
+                return ToolChoice(mode, once=once)
 
 
 class ChatLogprobs(BaseModel):
@@ -342,7 +342,6 @@ PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("messages", "chat")},
-    links={"chat": PATH, "chat_input_tokens": f"{PATH}/input_tokens"},
 )
 
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
-from specops.http.answering.body import MixedPrompt, Text, absent, listed, wrong_together
+from specops.http.answering.body import MixedPrompt, Text, absent, listed, names_of, wrong_together
 from specops.http.answering.generate import Prepared, generate
 from specops.http.answering.logprobs import token_name
 from specops.http.answering.options import not_zero
@@ -52,7 +52,7 @@ class CompletionRequest(OpenAiRequest):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
         _DEFAULT_TOKENS,
-        validation_alias=AliasChoices("max_tokens", "n_predict"),
+        validation_alias=names_of("max_tokens"),
         description="0: only compute the prompt; -1: as many as the server allows",
     )
     logprobs: int | None = Field(
@@ -175,7 +175,6 @@ PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("prompt", "text_completion")},
-    links={"completions": PATH},
 )
 
 

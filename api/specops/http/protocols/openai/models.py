@@ -16,7 +16,7 @@ from specops.http.protocol import Protocol
 from specops.http.state import Context, Ctx
 
 router = APIRouter(tags=["openai"])
-PROTOCOL = Protocol(router=router, prefixes=("/v1/",), links={"models": "/v1/models"})
+PROTOCOL = Protocol(router=router, prefixes=("/v1/",))
 
 
 class Model(BaseModel):

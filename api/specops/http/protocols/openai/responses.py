@@ -8,42 +8,37 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi import Response as HttpResponse
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import BlockWriter, Generation, call_id
 from specops.http.answering.body import (
-    MOST_TOOLS,
     Body,
     FreeObject,
+    Items,
+    Some,
     Text,
+    Tools,
     Unsupported,
     known_fields,
 )
 from specops.http.answering.constraints import AnyText, JsonObject, NamedSchema
 from specops.http.answering.conversation import (
-    Content,
     Conversation,
     Message,
     Mode,
-    Parameters,
-    Part,
     Reasoning,
+    ToolChoice,
     ToolName,
-    Typed,
-    call_message,
     conversation,
-    joined,
-    result_message,
-    unread,
-    written,
+    thinks_at,
 )
 from specops.http.answering.generate import chat_tokens, generate_chat
 from specops.http.answering.logprobs import token_logprobs
@@ -52,14 +47,13 @@ from specops.http.answering.served_model import check_model
 from specops.http.errors import ApiError, InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import RESPONSES, InputTokens
+from specops.http.protocols.openai.items import FIELD, FunctionNames, History, Item, ResponsesTool
 from specops.http.sse import named_event
 from specops.http.state import Ctx
 from specops.request import Grammar
-from specops.text.json_values import MOST_PARTS, dumps, loads
-from specops.text.tools.formats import LONGEST_NAME, Tool
-from specops.text.tools.reader import Block
+from specops.text.json_values import MOST_PARTS, loads
+from specops.text.tools.blocks import Block
 
-_FIELD = "input"
 # A message is an object with two names at least, and a body has room for no more of those. Of empty
 # objects it has room for three times as many, and to check and free them takes 22 ms.
 _MOST_ITEMS = MOST_PARTS // 3
@@ -67,160 +61,11 @@ _ECHOED = "part of the answer, and without effect"
 _LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
-# Calls whose results the client brings: the field with the arguments, and the name of a tool that
-# has no other.
-_CALLS = {
-    "function_call": ("arguments", ""),
-    "custom_tool_call": ("input", ""),
-    "mcp_call": ("arguments", ""),
-    "local_shell_call": ("action", "local_shell"),
-    "shell_call": ("action", "shell"),
-    "apply_patch_call": ("operation", "apply_patch"),
-}
-_RESULTS = tuple(f"{kind}_output" for kind in _CALLS if kind != "mcp_call")
-_REFERENCE = "item_reference"
-Anything = Annotated[Any, AfterValidator(written)]
-
-
-class Item(Typed):
-    """A message, a thought, a call of a tool or its result.
-
-    What other servers have done (searched the web, run code, made pictures) is left out.
-    """
-
-    without_effect = frozenset({"status", "encrypted_content", "phase", "caller"})
-    source, called = _FIELD, "an item"
-
-    type: str = Field(
-        "message",
-        description="read are message, reasoning, item_reference, and calls and results of "
-        "functions, custom tools, shells, patches and MCP; others are left out",
-    )
-    id: Text | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Content | None = None
-    call_id: Text | None = None
-    name: Text | None = None
-    namespace: Text | None = Field(None, description="of the function that is called")
-    arguments: Anything = Field(None, description="JSON")
-    input: Text | None = Field(None, description="of a custom tool")
-    action: FreeObject | None = Field(None, description="of a shell")
-    operation: FreeObject | None = Field(None, description="of `apply_patch`")
-    output: Anything = Field(None, description="of a tool: a text, or a list of parts")
-    summary: Annotated[list[Part], Field(fail_fast=True)] | None = None
-
-    @property
-    def kind(self) -> str:
-        """The item's type; OpenAI's clients may leave that of a reference out."""
-        return _REFERENCE if self.model_fields_set == {"id"} else self.type
-
-    @property
-    def refers(self) -> bool:
-        """Whether it stands for an item of an earlier answer."""
-        return self.kind == _REFERENCE
-
-    def call(self) -> tuple[str, str, Any]:
-        """Return the id, the name and the arguments of a call."""
-        field, name = _CALLS[self.type]
-        value = self.required(field)
-        arguments = {"input": value} if field == "input" else value
-        call_id = self.call_id or self.id or self.required("call_id")
-        return call_id, name or self.required("name"), arguments
-
-    def result(self, left_out: list[str]) -> str:
-        """Return the text of a tool's result; what is no text has a word in its place."""
-        if self.output is None or isinstance(self.output, str):
-            return self.output or ""
-        parts = self.output if isinstance(self.output, list) else [self.output]
-        texts = []
-        for part in parts:
-            match part:
-                case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
-                    texts.append(text)
-                case {"type": str(kind)}:
-                    left_out.append(f"{_FIELD}.{kind}")
-                    texts.append(unread(kind))
-                case _:  # what a shell wrote, with its exit code
-                    texts.append(dumps(part).decode())
-        return "".join(texts)
-
-
 def _few(items: object) -> object:
     # Not as `maxItems` in /openapi.json: a body cannot have more anyway.
     if isinstance(items, list) and len(items) > _MOST_ITEMS:
         raise ValueError(f"at most {_MOST_ITEMS} items")
     return items
-
-
-class ResponsesTool(Body):
-    """A tool that the model may call: a function, or a namespace, which has some."""
-
-    type: Text
-    name: ToolName | None = None
-    description: Text | None = None
-    parameters: Parameters | None = None
-    strict: bool | None = Field(None, description="arguments follow the schema")
-    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
-        Field(None, description="of a namespace")
-    )
-
-    def tool(self) -> Tool | None:
-        """Return the function, or None for another type of tool.
-
-        Raises:
-            InvalidField: the function's name is missing.
-        """
-        if self.type != "function":
-            return None
-        if self.name is None:
-            raise InvalidField("tools", "a function has no name", code="missing_parameter")
-        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
-
-    def echoed(self) -> dict[str, Any]:
-        """Return the tool for the answer: what the client sent, and what a function has to have."""
-        sent = {
-            name: value
-            for name, value in known_fields(self).items()
-            if name in self.model_fields_set
-        }
-        if self.tools is not None:
-            sent["tools"] = [tool.echoed() for tool in self.tools]
-        if self.type == "function":
-            sent = {"description": None, "parameters": None, **sent, "strict": bool(self.strict)}
-        return sent
-
-
-class FunctionNames:
-    """The names by which the model calls functions: two namespaces may have one of the same name.
-
-    Attributes:
-        tools: all tools, those of namespaces included, by these names.
-        sent: by such a name, the namespace and the name that the client knows.
-    """
-
-    def __init__(self, tools: Iterable[ResponsesTool]) -> None:
-        found: list[tuple[str, ResponsesTool]] = []
-        for tool in tools:
-            if tool.type == "namespace":
-                found += [(tool.name or "", each) for each in tool.tools or ()]
-            else:
-                found.append(("", tool))
-        count = Counter(tool.name for _, tool in found)
-        self.tools: list[ResponsesTool] = []
-        self.sent: dict[str, tuple[str, str]] = {}
-        self._called: dict[tuple[str, str], str] = {}
-        for namespace, tool in found:
-            name = tool.name
-            if name and namespace and count[name] > 1:
-                name = f"{namespace}__{name}"[-LONGEST_NAME:]
-            self.tools.append(tool.model_copy(update={"name": name}))
-            if name and tool.name:
-                self.sent[name] = namespace, tool.name
-                self._called[namespace, tool.name] = name
-
-    def called(self, namespace: str | None, name: str) -> str:
-        """Return the name by which the model calls a function."""
-        return self._called.get((namespace or "", name), name)
 
 
 class NamedFunction(Body):
@@ -244,10 +89,10 @@ class AllowedTools(Body):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Field(min_length=1, fail_fast=True)]
+    tools: Some[AllowedTool]
 
 
-ToolChoice = Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
+_Chosen = Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
 
 
 class FlatSchema(NamedSchema):
@@ -278,20 +123,18 @@ class ResponsesRequest(EngineOptions):
     limit_field = "max_output_tokens"
 
     model: Text | None = Field(None, description="as in GET /v1/models")
-    input: Text | Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_few)] = Field(
+    input: Text | Annotated[Items[Item], BeforeValidator(_few)] = Field(
         description="the question, or all items of the conversation"
     )
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
     )
-    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = (
-        Field(
-            None,
-            description="functions that may be called, and namespaces of such; others are skipped",
-        )
+    tools: Tools[ResponsesTool] | None = Field(
+        None,
+        description="functions that may be called, and namespaces of such; others are skipped",
     )
-    tool_choice: Mode | ToolChoice | None = Field(
+    tool_choice: Mode | _Chosen | None = Field(
         None, description="or a tool to call, or the tools that may be called"
     )
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
@@ -300,7 +143,7 @@ class ResponsesRequest(EngineOptions):
     store: bool | None = Field(
         True, description="false: references to the answer's items will not be understood"
     )
-    include: Annotated[list[Text], Field(fail_fast=True)] | None = Field(
+    include: Items[Text] | None = Field(
         None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; else no effect"
     )
     top_logprobs: int | None = Field(
@@ -362,29 +205,25 @@ class ResponsesRequest(EngineOptions):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        (mode, allowed), effort = self._choice(), self.effort
-        once = isinstance(self.tool_choice, NamedFunction)
         left_out = [f"include.{name}" for name in self.include or () if name != _LOGPROBS]
         if self.top_logprobs and self.token_logprobs is None:
             left_out.append("top_logprobs")
         return conversation(
             self._messages(recalled, left_out),
-            _FIELD,
+            FIELD,
             self.functions.tools,
-            mode,
-            allowed=allowed,
+            self._choice(),
+            thinks=thinks_at(self.effort),
             left_out=left_out,
-            parallel=self.parallel_tool_calls is not False and not once,
             truncates=self.truncation == "auto",
             most_thoughts=self.reasoning.max_tokens if self.reasoning else None,
-            template_options={} if effort is None else {"enable_thinking": effort != "none"},
         )
 
-    def _choice(self) -> tuple[Mode | None, list[str] | None]:
-        """Return whether tools are called, and which of them may be; None: all."""
+    def _choice(self) -> ToolChoice:
+        once = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedFunction(name=name, namespace=namespace):
-                return "required", [self.functions.called(namespace, name)]
+                return ToolChoice("required", [self.functions.called(namespace, name)], once=True)
             case AllowedTools(mode=mode, tools=tools):
                 names = [
                     self.functions.called(tool.namespace, tool.name or "")
@@ -394,9 +233,9 @@ class ResponsesRequest(EngineOptions):
                 if not names and mode == "required":
                     message = "a call is required, but no tool that is allowed is a function"
                     raise InvalidField("tool_choice", message)
-                return (mode, names) if names else ("none", None)
+                return ToolChoice(mode, names, once) if names else ToolChoice("none")
             case mode:
-                return mode, None
+                return ToolChoice(mode, once=once)
 
     def _messages(self, recalled: dict[str, bytes], left_out: list[str]) -> list[Message]:
         """Return the messages for a chat template.
@@ -410,69 +249,13 @@ class ResponsesRequest(EngineOptions):
             system.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
-        history = _History(left_out, self.functions)
+        history = History(left_out, self.functions)
         unread = dict(recalled)
         for item in self.input:
             text = unread.pop(item.required("id"), None) if item.refers else None
             history.add(item if text is None else Item.model_validate(loads(text.decode())))
         # Nothing to answer is an empty question: templates need a message.
         return [*system, *(history.messages or [{"role": "user", "content": ""}])]
-
-
-class _History:
-    """Gathers items: thoughts, text and calls of one turn belong to one message.
-
-    Attributes:
-        messages: for a chat template.
-        left_out: names of items and parts that are not in them.
-    """
-
-    def __init__(self, left_out: list[str], functions: FunctionNames) -> None:
-        self.messages: list[Message] = []
-        self.left_out = left_out
-        self._functions = functions
-        self._thoughts = ""
-
-    def add(self, item: Item) -> None:
-        """Add an item behind those before it."""
-        match item.kind:
-            case "reasoning":
-                self._thoughts += joined(item.content or item.summary, _FIELD, self.left_out)
-                return
-            case "message":
-                self._message(item)
-            case kind if kind in _CALLS:
-                self._call(item)
-            case kind if kind in _RESULTS:
-                self._result(item.call_id or item.id or "", item)
-            case kind:  # a reference to what is no longer known among them
-                self.left_out.append(f"{_FIELD}.{kind}")
-                return
-        self._thoughts = ""
-
-    def _message(self, item: Item) -> None:
-        role, content = item.required("role"), item.required("content")
-        if role == "assistant":
-            text = joined(content, _FIELD, self.left_out)
-            self.messages.append(call_message(text, (), self._thoughts))
-        else:
-            role = role.replace("developer", "system")
-            self.messages.append({"role": role, "content": joined(content, _FIELD)})
-
-    def _call(self, item: Item) -> None:
-        call_id, name, arguments = item.call()
-        call = call_id, self._functions.called(item.namespace, name), arguments
-        last = self.messages[-1] if self.messages else {"role": ""}
-        made = call_message("", [call], self._thoughts)
-        if last["role"] == "assistant":
-            last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
-        else:
-            self.messages.append(made)
-        if item.type == "mcp_call" and item.output is not None:
-            self._result(call_id, item)
-
-    def _result(self, call_id: str, item: Item) -> None:
-        self.messages.append(result_message(call_id, item.result(self.left_out)))
 
 
 class ResponsesUsage(BaseModel):
@@ -523,13 +306,17 @@ class Response(BaseModel):
 
 
 PATH = "/v1/responses"
+_SENT_BACK = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+)
+_DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _STEMS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 router = APIRouter(tags=["openai"])
 PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
     prompts={PATH: Prompt("input", "chat")},
-    links={"responses": PATH, "responses_input_tokens": f"{PATH}/input_tokens"},
     too_long_message="Your input exceeds the context window of this model. This model's maximum "
     "context length is {context} tokens. However, your input resulted in {prompt} tokens, and "
     "the answer needs at least one. Please adjust your input and try again. "
@@ -621,27 +408,19 @@ class _Writer(BlockWriter):
             status=status,
             error={"code": "server_error", "message": error.detail} if error else None,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
-            max_tool_calls=body.max_tool_calls,
             metadata=body.metadata or {},
             model=self._model,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            presence_penalty=answer.request.sampling.presence_penalty,
-            frequency_penalty=answer.request.sampling.frequency_penalty,
-            prompt_cache_key=body.prompt_cache_key,
             reasoning={"effort": body.effort, "summary": None},
-            safety_identifier=body.safety_identifier,
-            temperature=answer.request.sampling.temperature,
             text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
             tools=[tool.echoed() for tool in body.tools or ()],
             top_logprobs=body.token_logprobs or 0,
-            top_p=answer.request.sampling.top_p,
             truncation=body.truncation or "disabled",
             usage=self._usage() if complete else None,
-            user=body.user,
+            **{name: getattr(body, name) for name in _SENT_BACK},
+            **{name: getattr(answer.request.sampling, name) for name in _DRAWN},
         )
 
     def begin(self) -> bytes:
