@@ -41,19 +41,6 @@ def test_a_conversation_is_the_same_and_only_its_new_part_is_computed(
         prompt += (*answer, *rng.integers(1, VOCAB, int(rng.integers(1, 8))).tolist())
 
 
-@pytest.mark.parametrize("kept", [*range(7, 12), 63, 64, 65, 100, 127, 128, 129, 140])
-def test_a_beginning_of_any_length_gives_the_same_text(kept: int) -> None:
-    target = SimulatedTarget()
-    scheduler = make_scheduler(target)
-    serve(scheduler, make_request((*SYSTEM[:kept], 0), 1))
-    request = make_request(SYSTEM, 30)
-    served = serve(scheduler, request)
-    assert served.tokens(request) == expected(target.text, request)
-    found = served.stats(request).cached_prompt_tokens
-    whole, part = divmod(kept, 64)
-    assert found == 64 * whole + (part if part >= 8 else 0)
-
-
 @pytest.mark.parametrize("chunks", [150, 64 * 3 - 2])
 def test_a_key_costs_what_was_typed_and_a_jump_keeps_what_stands_before(chunks: int) -> None:
     """Also where the next key cancels each key's request, after its first pass or a later one."""

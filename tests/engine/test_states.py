@@ -1,7 +1,8 @@
-"""Models with layers without attention: the same text however passes are cut, little read twice.
+"""Models with recurrent layers or shared keys: the same text in all passes, little read twice.
 
 A small LFM2, whose convolutions read the two tokens before each, a small Qwen3.5, whose gated delta
-rule has a state, and a small Granite 4, whose Mamba-2 has one. Their weights are random.
+rule has a state, and a small Granite 4, whose Mamba-2 has one; a small Gemma 4, whose last layers
+read the keys and values of others, with windows of 40. Their weights are random.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from specops.runtime.session import open_session
 from specops.speculation.drafters.base import Draft, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from tests.checkpoints import (
+    make_gemma4_checkpoint,
     make_granite_hybrid_checkpoint,
     make_lfm2_checkpoint,
     make_qwen35_checkpoint,
 )
-from tests.passes import prepared
+from tests.passes import Passes, prepared
 from tests.simulated_target import (
     Clock,
     Served,
@@ -79,12 +81,20 @@ class Known(LookupDrafter):
         return Draft(tuple(((found + wrong) % VOCAB).tolist()))
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3.5", "granite"])
+RECURRENT = ["lfm2", "qwen3.5", "granite"]
+every_model = pytest.mark.parametrize(
+    "source", [*RECURRENT, "gemma4"], indirect=True, scope="module"
+)
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "source"
     config = {"max_position_embeddings": 2048}
     if request.param == "qwen3.5":
         return make_qwen35_checkpoint(path, layers=3, config=config)
+    if request.param == "gemma4":
+        return make_gemma4_checkpoint(path, config=config)
     if request.param == "granite":
         return make_granite_hybrid_checkpoint(path, config=config)
     return make_lfm2_checkpoint(path, layers=4, attention=(1,), config=config)
@@ -118,13 +128,14 @@ def assert_said(graph: Path, served: Served, *requests: GenerationRequest) -> No
         assert served.tokens(request) == alone(graph, request)
 
 
+@every_model
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_drafts_with_wrong_tokens_change_nothing(graph: Path, sampling: SamplingParams) -> None:
     known = Known()
     target = Target(graph)
     scheduler = make_scheduler(target, [known])
     fields = {"drafter": "known", "k_draft": 6, "adaptive": False, "sampling": sampling}
-    requests = [make_request(prompt(length), 40, **fields) for length in (3, 90, 200)]
+    requests = [make_request(prompt(length), 40, **fields) for length in (1, 38, 200)]
     known.texts += [(*item.prompt_tokens, *alone(graph, item)) for item in requests]
     served = serve(scheduler, *requests)
     assert_said(graph, served, *requests)
@@ -237,16 +248,7 @@ def test_texts_may_part_before_a_prompts_end_wherever_its_pieces_end(
     assert_said(graph, served, request)
 
 
-def test_who_waits_for_the_same_prompt_takes_over_what_another_has_read(graph: Path) -> None:
-    target = Target(graph)
-    scheduler = make_scheduler(target)
-    text = prompt(INTERVAL + 200)
-    requests = [make_request((*text, index), 6) for index in range(3)]
-    served = serve(scheduler, *requests)
-    assert_said(graph, served, *requests)
-    assert target.computed < len(text) + 3 * (200 + 8)
-
-
+@every_model
 def test_preempted_requests_go_on_with_the_same_text(graph: Path) -> None:
     target = Target(graph, num_blocks=6)
     scheduler = make_scheduler(target)
@@ -283,3 +285,17 @@ def test_who_comes_with_the_same_prompt_waits_for_its_states(graph: Path, length
     served = serve(make_scheduler(target), *requests)
     assert_said(graph, served, *requests)
     assert target.computed == length + 3 * 1 + 4 * 3
+
+
+@pytest.mark.parametrize("source", ["gemma4"], indirect=True, scope="module")
+def test_only_rows_with_logits_go_through_the_last_layers(graph: Path) -> None:
+    """Their bits are those of a pass that computes all rows."""
+    passes, tokens = Passes(graph), prompt(130)
+    whole = passes.step(0, tokens)
+    few = passes.together({1: tokens[:100], 2: tokens}, num_logits=3)
+    np.testing.assert_array_equal(few[1], whole[97:100])
+    np.testing.assert_array_equal(few[2], whole[-3:])
+    passes.rewind(1, 90)
+    none = passes.together({1: tokens[90:120]}, num_logits=0)
+    assert not len(none[1])
+    np.testing.assert_array_equal(passes.step(1, tokens[120:]), whole[120:])

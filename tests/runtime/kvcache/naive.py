@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kvcache.manager import MIN_COMMON, KvCache
+from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.kvcache.prefix_cache import Node, common_prefix
 
 Tokens = tuple[int, ...]
@@ -53,7 +53,7 @@ class NaiveCache:
 
     def __init__(self, num_blocks: int, *, recurrent: bool = False) -> None:
         self.num_blocks = num_blocks
-        self.least_common = 1 if recurrent else MIN_COMMON
+        self.least_common = 1 if recurrent else 8  # as docs/serving.md says
         self.recurrent = recurrent
         self.cached: list[Block] = []
         self.slots: dict[int, Slot] = {}

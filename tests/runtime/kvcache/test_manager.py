@@ -140,14 +140,6 @@ def test_zeros_take_memory_and_leave_shared_blocks_alone() -> None:
     check(cache, 0, long[:BLOCK_TOKENS])
 
 
-def test_a_few_common_tokens_are_not_worth_a_copy() -> None:
-    cache = make()
-    serve(cache, numbers(0, 30))
-    assert serve(cache, (*numbers(0, 7), 99, 98)) == 0
-    assert serve(cache, (*numbers(0, 8), 99, 98)) == 8
-    assert serve(cache, (*numbers(0, 30), 99)) == 30  # the copy left the block to others
-
-
 class Read(list[int]):
     """Tokens that note from where on they are compared."""
 
@@ -173,43 +165,6 @@ def test_a_slot_serves_those_with_the_same_beginning_and_compares_only_what_is_n
     assert cache.shares_prefix(0, 1, 90)
     assert same.first == 64
     assert not cache.shares_prefix(0, 3, 90)
-
-
-def test_a_failed_reservation_changes_nothing() -> None:
-    cache = make(num_blocks=3)
-    cache.allocate(0, SYSTEM)
-    cache.allocate(1, SYSTEM)
-    assert cache.reserve(0, 100)
-    before = cache.block_tables.copy()
-    assert not cache.reserve(1, 100)
-    assert cache.used_blocks == 2
-    assert np.array_equal(cache.block_tables, before)
-    assert cache.reserve(1, 64)
-    cache.release(0)
-    assert cache.reserve(1, 128)
-
-
-def test_a_returning_client_keeps_its_blocks() -> None:
-    cache = make(num_blocks=3)
-    serve(cache, numbers(0, 80), "ann")
-    for first in range(500, 1500, 100):
-        serve(cache, numbers(first, 30), "bob")
-        assert serve(cache, numbers(0, 80), "ann") == 79
-
-
-@pytest.mark.parametrize("reuse", PrefixSharing)
-def test_clients_share_blocks_only_if_configured(reuse: PrefixSharing) -> None:
-    cache = make(reuse=reuse)
-    assert cache.allocate(0, SYSTEM, "ann") == 0
-    cache.reserve(0, len(SYSTEM))
-    cache.commit(0, SYSTEM, len(SYSTEM))
-    assert cache.allocate(1, SYSTEM, "bob") == (99 if reuse is PrefixSharing.ALL else 0)
-    cache.release(1)
-    cache.release(0)
-    assert cache.allocate(1, SYSTEM, "bob") == (99 if reuse is PrefixSharing.ALL else 0)
-    assert cache.allocate(0, SYSTEM, "ann") == (0 if reuse is PrefixSharing.OFF else 99)
-    if reuse is PrefixSharing.OFF:
-        assert cache.cached_blocks == cache.cached_tokens == cache.shared_blocks == 0
 
 
 def test_mistakes_are_refused() -> None:

@@ -188,13 +188,6 @@ def test_only_those_who_may_draw_on_what_was_said(
         look_up(drafter, SAID, 1)
 
 
-def test_one_request_does_not_go_on_into_the_next() -> None:
-    drafter = SuffixDrafter()
-    look_up(drafter, SAID, 1)
-    look_up(drafter, [7, 8, 9], 1)
-    assert look_up(drafter, [0, 4, 5], 4).tokens == (6,)
-
-
 def test_the_client_that_came_least_recently_is_forgotten() -> None:
     drafter = SuffixDrafter(clients=2)
     look_up(drafter, SAID, 1, client=ANN)
