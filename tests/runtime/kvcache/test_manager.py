@@ -140,6 +140,31 @@ def test_zeros_take_memory_and_leave_shared_blocks_alone() -> None:
     check(cache, 0, long[:BLOCK_TOKENS])
 
 
+@pytest.mark.parametrize(("shape", "found"), [(SHAPE, 128), (STATES, 0)])
+def test_where_no_block_is_left_for_a_copy_whole_ones_are_shared(
+    shape: CacheShape, found: int
+) -> None:
+    """Not where layers have states: the snapshot is behind them."""
+    cache = KvCache(shape, num_blocks=3, num_slots=2, context=CONTEXT)
+    tokens = numbers(0, 138)
+    cache.allocate(0, tokens)
+    if cache.recurrent is not None:
+        recur(cache, 0, tokens, len(tokens), "")
+    feed(cache, 0, tokens)
+    cache.take_snapshot(0)
+    assert cache.allocate(1, (*tokens, 7)) == found
+
+
+@pytest.mark.parametrize(("more", "found"), [(17, 10), (18, 18)])
+def test_a_few_tokens_more_than_a_slots_own_are_not_worth_a_copy(more: int, found: int) -> None:
+    cache = make()
+    for slot, computed in ((0, 10), (1, more)):
+        cache.allocate(slot, SYSTEM)
+        feed(cache, slot, SYSTEM[:computed])
+    cache.take_snapshot(1)
+    assert cache.match_prefix(0, SYSTEM) == found
+
+
 class Read(list[int]):
     """Tokens that note from where on they are compared."""
 
@@ -206,7 +231,7 @@ class ComingAndGoing(RuleBasedStateMachine):
     most_drafted = CONTEXT
 
     @initialize(
-        num_blocks=st.integers(2, 14),
+        num_blocks=st.integers(2, 9),
         num_slots=st.integers(1, 4),
         reuse=st.sampled_from(PrefixSharing),
         snapshots=st.integers(0, 8),
@@ -244,7 +269,7 @@ class ComingAndGoing(RuleBasedStateMachine):
         return slot
 
     @precondition(lambda self: self.slots)
-    @rule(data=st.data(), count=st.integers(1, 140), drafted=st.integers(0, 70))
+    @rule(data=st.data(), count=st.integers(1, 9) | st.integers(1, 140), drafted=st.integers(0, 70))
     def compute(self, data: st.DataObject, count: int, drafted: int) -> None:
         """A chunk of final tokens, with rejected draft tokens behind it."""
         self.step(self.any_slot(data)[0], count, drafted)
