@@ -287,8 +287,11 @@ def test_arrivals_whose_answers_nobody_waits_for_are_counted_too(tmp_path: Path)
     check_stages(api, found.report)
 
 
-@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
-@pytest.mark.parametrize("seconds", [0.3, 5.0], ids=["", "the next stage comes meanwhile"])
+@pytest.mark.parametrize(
+    ("processes", "seconds"),
+    [((), 5.0), (("--processes", "2"), 0.3)],
+    ids=["one, and the next stage comes meanwhile", "two processes"],
+)
 def test_ctrl_c_ends_a_run_with_all_its_figures(
     processes: tuple[str, ...], seconds: float, tmp_path: Path
 ) -> None:
