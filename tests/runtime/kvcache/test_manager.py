@@ -201,12 +201,12 @@ def test_mistakes_are_refused() -> None:
         cache.allocate(0, SYSTEM)
     with pytest.raises(ValueError, match="context of 310"):
         cache.reserve(0, 311)
-    with pytest.raises(ValueError, match="room for 0 tokens, not for 1"):
+    with pytest.raises(ValueError, match="room for 0: it cannot have 1"):
         cache.commit(0, SYSTEM, 1)
     assert cache.reserve(0, 128)
     cache.commit(0, SYSTEM, 30)
     for length in (-1, 29, 101):
-        with pytest.raises(ValueError, match=f"30 final tokens of 100: it cannot have {length}"):
+        with pytest.raises(ValueError, match=f"30 final tokens of 100 .*: it cannot have {length}"):
             cache.commit(0, SYSTEM, length)
     cache.release(0)
     with pytest.raises(ValueError, match="slot 0 is free"):

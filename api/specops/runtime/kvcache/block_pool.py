@@ -108,11 +108,6 @@ class BlockPool:
         """Number of free blocks."""
         return len(self._free)
 
-    @property
-    def address(self) -> int:
-        """Address of block 0."""
-        return int(self.memory.ctypes.data)
-
     def take(self) -> int:
         """Take a free block and return its number. There must be one."""
         return self._free.pop()

@@ -48,6 +48,8 @@ class SequenceBlocks:
         length: number of tokens that are computed and final; they come first.
         blocks: numbers of all blocks, those of `nodes` first.
         nodes: the registered blocks; all are full.
+        registered: number of tokens in them.
+        end: number of positions in all blocks.
         seen_version: the prefix cache's version in which the slot last looked for its beginning.
         prompt: number of tokens with which the request began.
         branch: where a cached beginning without a snapshot ended: one is taken there.
@@ -68,6 +70,7 @@ class SequenceBlocks:
         self.length = 0
         self.blocks: list[int] = []
         self.nodes: list[Node] = []
+        self.registered = self.end = 0
         self.seen_version = -1
         self.prompt = len(tokens)
         self.branch = 0
@@ -84,31 +87,23 @@ class SequenceBlocks:
         return self.nodes[-1] if self.nodes else self.root
 
     @property
-    def registered(self) -> int:
-        """Number of tokens in registered blocks."""
-        return len(self.nodes) * BLOCK_TOKENS
-
-    @property
     def tail(self) -> int:
         """Number of final tokens behind the registered blocks."""
         return self.length - self.registered
-
-    @property
-    def end(self) -> int:
-        """Number of positions in all blocks."""
-        return len(self.blocks) * BLOCK_TOKENS
 
     def put(self, index: int, block: int) -> None:
         """Make a block the slot's own at an index; give back the block that was there."""
         if index < len(self.blocks) and self.blocks[index] != block:
             self._pool.free(self.blocks[index])
         self.blocks[index : index + 1] = [block]
+        self.end = len(self.blocks) * BLOCK_TOKENS
         self._table[index] = block
 
     def share(self, node: Node) -> None:
         """Make a registered block, which the caller holds, the next one."""
         self.put(len(self.nodes), node.block)
         self.nodes.append(node)
+        self.registered += BLOCK_TOKENS
 
 
 class KvCache:
@@ -155,7 +150,8 @@ class KvCache:
             self.recurrent = RecurrentStateCache(shape, num_slots, snapshot_bytes)
         tables = num_slots, _blocks_for(context)
         self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
-        numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
+        address, dtype = self._pool.memory.ctypes.data, kernels.KV_DTYPES[shape.dtype]
+        numbers = address, num_blocks, shape.block_bytes, dtype
         self.descriptor: npt.NDArray[np.int64] = np.array(numbers, np.int64)
 
     @property
@@ -321,13 +317,11 @@ class KvCache:
                 never reserved.
         """
         held = self._held(slot)
-        if not held.length <= length <= len(tokens):
+        if not held.length <= length <= min(len(tokens), held.end):
             raise ValueError(
-                f"slot {slot} has {held.length} final tokens of {len(tokens)}: it cannot have "
-                f"{length}"
+                f"slot {slot} has {held.length} final tokens of {len(tokens)} and room for "
+                f"{held.end}: it cannot have {length}"
             )
-        if length > held.end:
-            raise ValueError(f"slot {slot} has room for {held.end} tokens, not for {length}")
         held.length = length
         held.tokens = tokens
         while held.tail >= BLOCK_TOKENS and held.last is not None:
