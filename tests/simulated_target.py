@@ -20,7 +20,7 @@ import numpy.typing as npt
 from specops.config import Settings
 from specops.engine.drafting import Drafting
 from specops.engine.order import Order
-from specops.engine.pass_budget import PassBudget
+from specops.engine.pass_budget import MANY_ROWS, PassBudget
 from specops.engine.request_state import NO_DRAFTERS, RequestState
 from specops.engine.scheduler import Scheduler
 from specops.engine.slots import SlotManager
@@ -343,6 +343,7 @@ def make_scheduler(
     end_tokens: frozenset[int] = frozenset(),
     max_inter_token_latency: float = float("inf"),
     max_batched_tokens: int | None = None,
+    most_rows: int = MANY_ROWS,
     positions: int = 8,
     order: Order | None = None,
 ) -> Scheduler:
@@ -357,6 +358,7 @@ def make_scheduler(
         draft_cost_model=draft_costs,
         end_tokens=end_tokens,
         max_batched_tokens=max_batched_tokens or target.max_tokens,
+        most_rows=most_rows,
         max_inter_token_latency=max_inter_token_latency,
         order=order,
         clock=target.clock,

@@ -41,7 +41,7 @@ from bench.runtime.forward import Divergence, divergence, log_softmax
 from bench.tools.report import Chart, Outcome, Series, Summary, Table, progress, ratios
 from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
-from specops.models.convert.calibration import draw_samples
+from specops.models.convert.calibration.samples import draw_samples
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.rows import GgufRows
 from specops.models.gguf_files import is_gguf

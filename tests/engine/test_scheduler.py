@@ -76,6 +76,20 @@ def test_decoding_and_verifying_come_first_and_prompts_fill_the_pass() -> None:
     assert result.decoding == 2
 
 
+def test_a_pass_has_no_more_rows_of_logits_than_are_planned() -> None:
+    """Neither for drafts, nor for the probabilities of prompts and of certain tokens."""
+    target = SimulatedTarget(max_tokens=96)
+    scheduler = make_scheduler(target, drafters(target.text), most_rows=24)
+    grammar = Grammar(GrammarKind.REGEX, "(a{20}|b{20})+")
+    probabilities = {"logprobs": 1, "prompt_logprobs": 1}
+    requests = [
+        make_request(70, 30, drafter="right", k_draft=8, adaptive=False, **kind)
+        for kind in ({}, {}, probabilities, {"sampling": SamplingParams(grammar=grammar)})
+    ]
+    serve(scheduler, *requests)
+    assert 24 <= max(batch.num_logits for batch in target.passes) <= 32
+
+
 def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
     target, scheduler = made(max_tokens=96)
     requests = [make_request(length, 3) for length in (10, 20, 30, 40)]

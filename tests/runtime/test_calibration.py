@@ -237,7 +237,7 @@ def test_figures_of_builds_that_nobody_runs_any_more_go(target: Any, tmp_path: P
         b"[]",
         b"5",
         b"\xff\xfe",
-        b'{"sizes": [1], "past": 0, "far": 0, "spans": 1}',
+        b'{"sizes": [1], "past": 0, "far": 0, "rows": 64, "spans": 1}',
         b'{PASSES, "seconds": [], "turn": 0}',
         b'{PASSES, "seconds": [1, 2], "turn": 0}',
         b'{PASSES, "seconds": "fast", "turn": 0}',

@@ -136,16 +136,20 @@ class Drafting:
             prompt_tokens: number of prompt tokens in it.
         """
         state, request = item.state, item.state.request
+        rows = self._budget.most_rows // requests - 1
         if state.matcher is not None:
             # Forced tokens leave the half of a pass to prompts that wait.
             room = self._budget.most_tokens
             room -= min(prompt_tokens, room // 2)
             most = min(_MOST_FORCED, state.remaining - 1, room // requests - 1 - request.k_draft)
+            if request.logprobs is not None:
+                most = min(most, rows)
             item.forced = state.matcher.forced(self._reserve(state, max(0, most)))
             item.text = [*state.tokens, *item.forced]
         # The target adds a token of its own to the accepted ones: the last is never drafted.
         forced = len(item.forced)
-        most = min(request.k_draft, state.remaining - 1 - forced)
+        rows -= forced if request.logprobs is not None else 0
+        most = min(request.k_draft, state.remaining - 1 - forced, rows)
         if most < 1:
             return
         if any(self.controller.asks(item, drafter.name) for drafter in state.chain.drafters):

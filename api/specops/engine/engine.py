@@ -17,7 +17,6 @@ from specops.config import ConfigError, Settings
 from specops.engine.loading import LoadedModels, load_models
 from specops.engine.model_info import ModelInfo, Report
 from specops.engine.scheduler import Scheduler
-from specops.models.folder import ModelFolder
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
@@ -69,7 +68,7 @@ class Engine:
             ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
         """
         models = load_models(settings, report or (lambda state, detail, download=None: None))
-        target, draft, head, ngrams, tokenizer, plan = models
+        target, draft, head, ngrams, tokenizer, chat_template, plan = models
         drafters = make_drafters(
             target.runner.vocab_size,
             draft.runner if draft else None,
@@ -89,17 +88,17 @@ class Engine:
             draft_cost_model=draft_costs,
             end_tokens=target.folder.end_tokens,
             max_batched_tokens=target.runner.max_tokens,
+            most_rows=plan.demand.rows,
             max_inter_token_latency=settings.max_inter_token_latency,
         )
         scheduler.grammars.most_bytes = plan.compiled_bytes
         if not plan.demand.grammar_bytes:
             scheduler.grammars.vocabulary.refused = _no_grammars(plan, target.runner.vocab_size)
-        chat_template = _chat_template(target.folder)
         begin = target.folder.bos_token
         if begin is None:
             begin = min(target.folder.end_tokens, default=0)
         return cls(
-            _info(settings, models, drafters, chat_template),
+            _info(settings, models, drafters),
             scheduler,
             tokenizer,
             empty_prompt=(begin,),
@@ -224,9 +223,8 @@ def _info(
     settings: Settings,
     models: LoadedModels,
     drafters: Collection[str],
-    chat_template: ChatTemplate | None,
 ) -> ModelInfo:
-    target, draft, head, ngrams, _, plan = models
+    target, draft, head, ngrams, _, chat_template, plan = models
     folder, kept = target.folder, target.runner.cache.recurrent
     return ModelInfo(
         name=folder.name,
@@ -270,14 +268,6 @@ def _no_grammars(plan: MemoryPlan, tokens: int) -> str:
     )
     log.warning("%s", reason)
     return reason
-
-
-def _chat_template(folder: ModelFolder) -> ChatTemplate | None:
-    try:
-        return ChatTemplate.load(folder.path, folder.beside)
-    except ChatTemplateError as error:
-        log.warning("chats will be refused: %s", error)
-        return None
 
 
 def _default_drafter(settings: Settings, drafters: Collection[str]) -> str:

@@ -51,6 +51,7 @@ from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.grammar_vocabulary import grammar_bytes
 from specops.text.tokenizer import Tokenizer, TokenizerError
 
@@ -111,6 +112,7 @@ class LoadedModels(NamedTuple):
     head: Head | None
     ngrams: NgramTable | None
     tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
     plan: MemoryPlan
 
 
@@ -135,6 +137,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         pool = ThreadPoolExecutor(1)
         tokenizing = pool.submit(Tokenizer.load, target.path)
         pool.shutdown(wait=False)
+        chat_template = _chat_template(target)  # the plan counts its process as held
         folders, parts = [target], list[tuple[Session, int]]()
         layers = draft.layers if isinstance(draft, EagleFolder) else ()
         mtp = draft.graph if isinstance(draft, MtpBlock) else None
@@ -189,7 +192,11 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             folder,
             session,
             runner,
-            calibrate(runner, _costs_file(folder.graph, folder.name, settings)),
+            calibrate(
+                runner,
+                _costs_file(folder.graph, folder.name, settings),
+                most_rows=plan.demand.rows,
+            ),
         )
         for folder, runner, (session, _) in zip(folders, runners, graphs, strict=True)
     ]
@@ -214,7 +221,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         )
         head = _eagle_head(draft, make, models[0], tokenizer)
     small = models[1] if len(models) > 1 else None
-    return LoadedModels(models[0], small, head, ngrams, tokenizer, plan)
+    return LoadedModels(models[0], small, head, ngrams, tokenizer, chat_template, plan)
 
 
 Drafting = tuple[ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]
@@ -289,6 +296,14 @@ def _prepared(
             ) from error
         log.warning("%s is served without its draft, and so more slowly: %s", choice.name, error)
         return target, None, None
+
+
+def _chat_template(folder: ModelFolder) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.load(folder.path, folder.beside)
+    except ChatTemplateError as error:
+        log.warning("chats will be refused: %s", error)
+        return None
 
 
 def _open(

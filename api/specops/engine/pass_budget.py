@@ -16,6 +16,7 @@ _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
 _MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
 _LONG = 0.5  # passes above this share of the aim say something about long passes
 _LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
+MANY_ROWS = 1 << 20  # of logits: no bound
 _LEAST_TOKENS = 8  # the kernels compute about so many at once
 
 
@@ -26,10 +27,12 @@ class PassBudget:
         cost_model: of the target's passes.
         draft_cost_model: of the passes of a draft model or head; None where there are none.
         max_batched_tokens: see `most_tokens`.
+        most_rows: see there.
         max_inter_token_latency: longest pause in seconds that prompts may cause in a stream.
 
     Attributes:
         most_tokens: of a pass.
+        most_rows: of logits in a pass, of requests that decode: what the memory plan counts.
     """
 
     def __init__(
@@ -38,10 +41,11 @@ class PassBudget:
         draft_cost_model: CostModel | None,
         *,
         max_batched_tokens: int,
+        most_rows: int = MANY_ROWS,
         max_inter_token_latency: float,
     ) -> None:
         self._costs, self._draft_costs = cost_model, draft_cost_model
-        self.most_tokens = max_batched_tokens
+        self.most_tokens, self.most_rows = max_batched_tokens, most_rows
         self._longest_pause = max_inter_token_latency
         self._deviation = _UNKNOWN  # mean relative error of the cost model
 

@@ -18,10 +18,9 @@ from specops.request import PRIORITY_SECONDS, Step, StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.kvcache.block_pool import ROLLBACK
 from specops.runtime.kvcache.manager import WORTH_A_PASS, KvCache
+from specops.runtime.memory_plan import PROMPT_ROWS
 
-# Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that needs the
-# logits of all its tokens takes no more than that.
-_ROWS_PER_SLOT, _MIN_ROWS = 8, 8
+_ROWS_PER_SLOT = 8  # of logits, at most, for a prompt that needs those of all its tokens
 
 
 class Planner:
@@ -116,7 +115,7 @@ class Planner:
             step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
             if room < 1:
                 return
-            if self._is_being_computed(state, scheduled):
+            if self._is_computed_beside(state, scheduled):
                 continue
             if (chunk := self._next_chunk(batch, state, room)) is not None:
                 # Later texts often diverge shortly before a prompt's end, which opens the answer:
@@ -133,14 +132,14 @@ class Planner:
     def _next_chunk(self, batch: Batch, state: RequestState, room: int) -> Scheduled | None:
         """A prompt's next tokens, at most `room`; None where there is nothing to compute or no KV
         block for it."""
+        # None are left where another request has recomputed all that this one had lost.
         held, count = state.num_computed, min(room, state.num_uncomputed_tokens)
-        if not count:  # another request has recomputed all that this one had lost
-            return None
         reads = state.reader is not None and not state.generated
         if reads and not state.request.embed:
-            count = min(
-                count, max(_MIN_ROWS, _ROWS_PER_SLOT * self._cache.num_slots - batch.num_logits)
-            )
+            left = self._budget.most_rows + PROMPT_ROWS - batch.num_logits
+            count = min(count, _ROWS_PER_SLOT * self._cache.num_slots, max(0, left))
+        if not count:
+            return None
         if (border := self._cache.next_snapshot(state.slot)) is not None:
             count = min(count, border - held)
         if not self._slots.reserve(state, held + count, batch):
@@ -155,8 +154,8 @@ class Planner:
             ends_prompt=ends,
         )
 
-    def _is_being_computed(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
-        """Whether the pass computes a prompt's next tokens for another one, which will share them.
+    def _is_computed_beside(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
+        """Whether the pass computes a prompt's next tokens for another one, which then shares them.
 
         A piece that leaves room behind it ends where that is possible. To wait for a few tokens
         would take longer than to compute them.

@@ -13,7 +13,7 @@ import numpy as np
 
 from specops.engine.drafting import Drafting
 from specops.engine.order import Order
-from specops.engine.pass_budget import PassBudget
+from specops.engine.pass_budget import MANY_ROWS, PassBudget
 from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import NO_DRAFTERS, RequestState
@@ -46,6 +46,7 @@ class Scheduler:
         draft_cost_model: of the passes of a draft model or head; None where there are none.
         end_tokens: tokens that end a text.
         max_batched_tokens: most tokens of a pass.
+        most_rows: of logits in a pass, of requests that decode.
         max_inter_token_latency: seconds between two tokens of a stream that prompts may cause.
         order: who goes first.
         clock: seconds; replaced in tests.
@@ -62,6 +63,7 @@ class Scheduler:
         draft_cost_model: CostModel | None = None,
         end_tokens: frozenset[int],
         max_batched_tokens: int,
+        most_rows: int = MANY_ROWS,
         max_inter_token_latency: float = _NO_BOUND,
         order: Order | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +87,7 @@ class Scheduler:
             cost_model,
             draft_cost_model,
             max_batched_tokens=max_batched_tokens,
+            most_rows=most_rows,
             max_inter_token_latency=max_inter_token_latency,
         )
         self._drafting = Drafting(

@@ -26,7 +26,7 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5  # raise it when the figures are measured differently
+FORMAT = 6  # raise it when the figures are measured differently
 _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
@@ -41,7 +41,7 @@ _DOUBTFUL = 1.1
 _TRIES = 2  # of each pass in a start
 # The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
-_MAX_LOGITS = 64  # wider passes are prompts, which need one row of logits
+_MAX_ROWS = 64  # of logits: wider passes are prompts, which need one
 
 
 @dataclass
@@ -57,17 +57,19 @@ class _Times:
             narrowest, then of the first one again without tokens before its own, then of the pass
             for states, if any.
         turn: index of the pass that is timed next.
+        rows: of logits in a pass, at most; wider passes compute one.
     """
 
     sizes: list[int]
     past: int
     far: int
+    rows: int
     spans: int = 1
     seconds: list[float] = field(default_factory=list)
     turn: int = 0
 
 
-def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
+def calibrate(runner: ModelRunner, saved: Path | None, *, most_rows: int = _MAX_ROWS) -> CostModel:
     """Measure the costs of a model's passes, beginning with the times of earlier starts.
 
     The first start takes half a second, or two passes of each width where they take longer; a later
@@ -77,8 +79,9 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     Args:
         runner: of the model.
         saved: file for the times; None: they are not kept.
+        most_rows: of logits in a pass: more would take memory that no later pass does.
     """
-    times = _reserve(runner)
+    times = _reserve(runner, min(_MAX_ROWS, most_rows))
     if saved is not None:
         _read(saved, times)
     # Memory that was never written is one page of zeros, which reads faster than a cache.
@@ -94,7 +97,7 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     return _cost_model(times)
 
 
-def _reserve(runner: ModelRunner) -> _Times:
+def _reserve(runner: ModelRunner, rows: int) -> _Times:
     """Choose the passes, and give slot 0 the room that they need, and others as they share one."""
     cache, widest = runner.cache, min(runner.max_tokens, runner.cache.context)
     past = max(0, min(_PAST, cache.context - widest))
@@ -113,7 +116,9 @@ def _reserve(runner: ModelRunner) -> _Times:
                 cache.release(spans)
                 break
             spans += 1
-    return _Times(sorted({*(size for size in _SIZES if size < widest), widest}), past, far, spans)
+    return _Times(
+        sorted({*(size for size in _SIZES if size < widest), widest}), past, far, rows, spans
+    )
 
 
 def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
@@ -121,7 +126,7 @@ def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
     # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
     count = min(_ATTENTION_TOKENS, times.sizes[-1])
     sized = [
-        partial(_run, runner, times.past, size, size if size <= _MAX_LOGITS else 1)
+        partial(_run, runner, times.past, size, size if size <= times.rows else 1)
         for size in reversed(times.sizes)
     ]
     return [
@@ -184,7 +189,7 @@ def _doubtful(times: _Times) -> list[int]:
 
     def most(size: int) -> float:
         # A pass that is wider than any with all rows of logits may take less than these.
-        others = [one for one in found if one[0] <= max(size, _MAX_LOGITS)]
+        others = [one for one in found if one[0] <= max(size, times.rows)]
         return min(-(-size // other) * seconds for other, seconds in others)
 
     return [
@@ -212,7 +217,7 @@ def _read(path: Path, times: _Times) -> None:
     """Take over the times of earlier starts, if they are of the same passes."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        same = "sizes", "past", "far", "spans"
+        same = "sizes", "past", "far", "rows", "spans"
         if [kept[key] for key in same] != [getattr(times, key) for key in same]:
             return
         seconds, turn = [float(item) for item in kept["seconds"]], int(kept["turn"])

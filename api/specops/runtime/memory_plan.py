@@ -18,7 +18,7 @@ from functools import partial
 from specops.config import ConfigError, Settings
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
-from specops.runtime.kvcache.recurrent_state import max_snapshots
+from specops.runtime.kvcache.recurrent_state import most_snapshots
 from specops.system.allocator import give_back
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
@@ -33,6 +33,14 @@ _HIDDEN_SIZES = 16
 _MIB = 1 << 20
 _COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
 _LEAST_CONTEXT = 128  # tokens: a smaller cache is of no use
+PROMPT_ROWS = 8
+"""Rows of logits in a pass beside those of requests that decode."""
+# Of these requests' logits, but at least two rows for each slot. In a large vocabulary, long drafts
+# of all slots at once are not worth a larger part of the memory.
+_MOST_LOGIT_BYTES = 32 * _MIB
+# The kernel's own, and files of the program: where weights fit to the byte, they drive each other
+# out, and each pass reads all weights from the disk.
+_BESIDE_WEIGHTS_BYTES = 24 * _MIB
 _SPARE_BYTES = 36 * _MIB  # bodies, texts on their way to tokens, compiled grammars, heap
 _SPARE_SHARE = 0.02  # of the cap
 _MOST_SPARE_BYTES = 256 * _MIB
@@ -92,6 +100,11 @@ class ModelSizes:
     vocab_size: int
     slot_bytes: int = 0
 
+    def rows(self, most: int, least: int) -> int:
+        """Rows of logits that a pass may have: `most`, or as many as take little memory."""
+        few = _MOST_LOGIT_BYTES // max(1, self.vocab_size * _FLOAT_BYTES)
+        return min(most, max(least, few))
+
     def pass_bytes(self, tokens: int, logits: int) -> int:
         """Bytes of a running pass: activations of all tokens, logits of some."""
         hidden = self.hidden_size or _UNKNOWN_HIDDEN
@@ -111,6 +124,7 @@ class Demand:
         state_bytes: what layers keep of all slots beside keys and values, without snapshots.
         most_snapshot_bytes: as many snapshots of the slots' states as are of use.
         grammar_bytes: what grammars need before there is one; 0: there are none.
+        rows: of logits of the target that requests which decode have in a pass, at most.
     """
 
     kv_token_bytes: int
@@ -121,6 +135,7 @@ class Demand:
     state_bytes: int = 0
     most_snapshot_bytes: int = 0
     grammar_bytes: int = 0
+    rows: int = 0
 
     @classmethod
     def of(
@@ -140,6 +155,7 @@ class Demand:
         """
         slots = settings.slots or DEFAULT_SLOTS
         verified = slots * (settings.max_k_draft + 1)
+        rows = [model.rows(verified, 2 * slots) for model in models]
         slot_bytes = sum(model.slot_bytes for model in models)
         shares = settings.prefix_cache != PrefixSharing.OFF
         tokens = max(settings.max_batched_tokens, verified)
@@ -148,10 +164,14 @@ class Demand:
             mapped_weights=sum(model.mapped_weights for model in models),
             target_weights=models[0].mapped_weights,
             # One model computes at a time.
-            pass_bytes=max(model.pass_bytes(tokens, verified) for model in models),
+            pass_bytes=max(
+                model.pass_bytes(tokens, count + PROMPT_ROWS)
+                for model, count in zip(models, rows, strict=True)
+            ),
             context=context,
+            rows=rows[0],
             state_bytes=slots * slot_bytes,
-            most_snapshot_bytes=max_snapshots(slots) * slot_bytes if shares else 0,
+            most_snapshot_bytes=most_snapshots(slots) * slot_bytes if shares else 0,
             grammar_bytes=grammar_bytes,
         )
 
@@ -208,7 +228,7 @@ class MemoryPlan:
     @property
     def left_for_weights(self) -> int:
         """Bytes of mapped weights that stay in memory when all the rest is in use."""
-        return max(0, self.supply.free - self.needed)
+        return max(0, self.supply.free - self.needed - _BESIDE_WEIGHTS_BYTES)
 
     @property
     def weights_fit(self) -> bool:
@@ -327,8 +347,8 @@ def plan_memory(
         # model that has to be read again soon drafts no more. If not even these can stay, the third
         # is one comfortable request.
         choices = [
-            (demand.mapped_weights, comfortable, most),
-            (demand.target_weights, least, most),
+            (demand.mapped_weights + _BESIDE_WEIGHTS_BYTES, comfortable, most),
+            (demand.target_weights + _BESIDE_WEIGHTS_BYTES, least, most),
             (0, least, _in_blocks(comfortable)),
         ]
     for weights, enough, limit in choices:
@@ -354,7 +374,7 @@ def _tokens_that_fit(supply: Supply, demand: Demand, others: int) -> int:
 
 def _snapshot_bytes(supply: Supply, demand: Demand, enough: int, limit: int) -> int:
     """Bytes for snapshots beside all weights and a KV cache of `enough` to `limit` tokens."""
-    room = _room(supply, demand) - demand.mapped_weights
+    room = _room(supply, demand) - demand.mapped_weights - _BESIDE_WEIGHTS_BYTES
     share = max(room // _SNAPSHOT_SHARE, room - limit * demand.kv_token_bytes)
     least = _in_blocks(enough) * demand.kv_token_bytes
     return max(0, min(share, room - least, demand.most_snapshot_bytes))

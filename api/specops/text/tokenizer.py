@@ -26,6 +26,7 @@ _SPACE = "\u2581"  # SentencePiece's sign for a space
 # Whose tokens the library keeps, for each thread. It would keep 10,000: 80 MB where they are long;
 # texts are encoded as fast with these.
 _CACHED_WORDS = 512
+_MAX_SHOWN = 1 << 14  # tokens whose bytes are kept: 2.5 MB, for all of 262,144 it were 40
 
 
 class TokenizerError(RuntimeError):
@@ -214,6 +215,8 @@ class Tokenizer:
     def shown_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; none for special and unknown tokens."""
         if (shown := self._shown.get(token)) is None:
+            if len(self._shown) >= _MAX_SHOWN:
+                self._shown = {}
             shown = self._shown[token] = b"" if token in self._special else self._bytes(token)
         return shown
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.convert.calibration import Feedback, draw_samples, samples
+from specops.models.convert.calibration import Feedback, samples
+from specops.models.convert.calibration.samples import draw_samples
 from specops.models.convert.quantize import quantize_blockwise
 from specops.runtime.kvcache.block_pool import CacheShape
 from specops.runtime.kvcache.manager import KvCache

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from specops.models.contract import FORMAT_VERSION, MANIFEST
-from specops.models.convert.calibration import Activations, draw_samples
+from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import MTP, Checkpoint
 from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
@@ -188,6 +188,9 @@ def _activations(
     counter: _ProgressCounter,
 ) -> Activations:
     """Converts the model to 8 bits and lets it write the text for calibration."""
+    # Parts of the engine: other conversions start sooner without them.
+    from specops.models.convert.calibration.samples import draw_samples  # noqa: PLC0415
+
     with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as scratch:
         eight = export_checkpoint(
             source,

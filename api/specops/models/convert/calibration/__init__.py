@@ -6,6 +6,5 @@ built, and `error_feedback` rounds each matrix by its inputs. Nothing is downloa
 
 from specops.models.convert.calibration.activations import Activations
 from specops.models.convert.calibration.error_feedback import Feedback
-from specops.models.convert.calibration.samples import draw_samples
 
-__all__ = ["Activations", "Feedback", "draw_samples"]
+__all__ = ["Activations", "Feedback"]

@@ -14,7 +14,6 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -281,18 +280,17 @@ class _Reader:
     def _texts(self, count: int, key: str) -> list[str]:
         """Texts behind each other; there may be hundreds of thousands."""
         data, found = self._data, list[str]()
-        end = min(len(data), self._size, _LONGEST_HEADER) - _LENGTH.size
+        whole = min(len(data), self._size, _LONGEST_HEADER)
         for _ in range(count):
             start = self._at + _LENGTH.size
-            length = (
-                _LENGTH.unpack_from(data, self._at)[0] if self._at <= end else _LONGEST_TEXT + 1
-            )
-            if length <= min(end + _LENGTH.size - start, _LONGEST_TEXT):
-                with suppress(UnicodeDecodeError):
-                    found.append(data[start : start + length].decode())
-                    self._at = start + length
-                    continue
-            found.append(self._value_text(key))  # says what is wrong
+            try:
+                end = start + _LENGTH.unpack_from(data, self._at)[0]
+                if end > whole or end - start > _LONGEST_TEXT:
+                    raise ValueError
+                found.append(data[start:end].decode())
+                self._at = end
+            except (ValueError, struct.error):
+                found.append(self._value_text(key))  # says what is wrong
         return found
 
     def _numbers(self, kind: int, count: int, key: str) -> list[Any]:
