@@ -115,7 +115,7 @@ class Planner:
             step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
             if room < 1:
                 return
-            if self._is_computed_beside(state, scheduled):
+            if self._is_being_computed(state, scheduled):
                 continue
             if (chunk := self._next_chunk(batch, state, room)) is not None:
                 # Later texts often diverge shortly before a prompt's end, which opens the answer:
@@ -154,8 +154,8 @@ class Planner:
             ends_prompt=ends,
         )
 
-    def _is_computed_beside(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
-        """Whether the pass computes a prompt's next tokens for another one, which then shares them.
+    def _is_being_computed(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
+        """Whether the pass computes a prompt's next tokens for another one, which will share them.
 
         A piece that leaves room behind it ends where that is possible. To wait for a few tokens
         would take longer than to compute them.

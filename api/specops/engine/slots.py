@@ -30,7 +30,7 @@ class SlotManager:
     Args:
         cache: the target's.
         order: who goes first, in the queue, too.
-        most_tokens: of a pass.
+        max_batched_tokens: of a pass.
         follows: whether it pays that a lookup reads a request's text.
 
     Attributes:
@@ -42,12 +42,12 @@ class SlotManager:
         self,
         cache: KvCache,
         order: Order,
-        most_tokens: int,
+        max_batched_tokens: int,
         follows: Callable[[RequestState, LookupDrafter], bool] = lambda state, lookup: True,
     ) -> None:
         self.preemptions = 0
         self.order = order
-        self._cache, self._most_tokens = cache, most_tokens
+        self._cache, self._max_batched_tokens = cache, max_batched_tokens
         self._follows = follows
         self._states: list[RequestState] = []  # in the order of admission
         self._preempted: list[RequestState] = []  # next for a slot
@@ -136,7 +136,7 @@ class SlotManager:
             return True
         place = self.order.place(state)
         before = (item for item in prompts if self.order.place(item) <= place)
-        return sum(item.num_uncomputed_tokens for item in before) < self._most_tokens
+        return sum(item.num_uncomputed_tokens for item in before) < self._max_batched_tokens
 
     def _admit(self, state: RequestState) -> bool:
         """Give a request a slot, if its tokens fit beside those that running ones still need."""

@@ -18,7 +18,7 @@ from functools import partial
 from specops.config import ConfigError, Settings
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
-from specops.runtime.kvcache.recurrent_state import most_snapshots
+from specops.runtime.kvcache.recurrent_state import max_snapshots
 from specops.system.allocator import give_back
 from specops.system.memory import MemoryReading, page_cache_room, read_memory
 
@@ -171,7 +171,7 @@ class Demand:
             context=context,
             rows=rows[0],
             state_bytes=slots * slot_bytes,
-            most_snapshot_bytes=most_snapshots(slots) * slot_bytes if shares else 0,
+            most_snapshot_bytes=max_snapshots(slots) * slot_bytes if shares else 0,
             grammar_bytes=grammar_bytes,
         )
 

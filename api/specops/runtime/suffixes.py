@@ -18,7 +18,7 @@ from specops.request import LOOKUP_PLACES, Draft
 from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
-LONGEST_DRAFT = 16  # most tokens of one lookup
+MAX_DRAFT_TOKENS = 16  # most tokens of one lookup
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -116,8 +116,8 @@ class Lookups:
         self.length = 0
         self._estimate = estimate
         self._table = table
-        self._tokens = (ctypes.c_int32 * LONGEST_DRAFT)()
-        self._promised = (ctypes.c_float * LONGEST_DRAFT)()
+        self._tokens = (ctypes.c_int32 * MAX_DRAFT_TOKENS)()
+        self._promised = (ctypes.c_float * MAX_DRAFT_TOKENS)()
         self._found_in = ctypes.c_int32()
 
     def __del__(self) -> None:
@@ -131,7 +131,7 @@ class Lookups:
         Args:
             tokens: the whole text; between two calls it only grows.
             history: a second place to look in.
-            most: maximum number of tokens to predict, up to `LONGEST_DRAFT`.
+            most: maximum number of tokens to predict, up to `MAX_DRAFT_TOKENS`.
             least: the prediction ends before the first token that the text reaches with a smaller
                 probability.
 

@@ -112,7 +112,8 @@ def unknown_fields(body: BaseModel) -> Iterator[tuple[str, bool]]:
                     if value not in neutral.get(name, ()):
                         yield at + name, known and name in part.without_effect
             for name in names:
-                if (value := part.__dict__[name]) is not None:
+                value = part.__dict__[name]
+                if value is not None and type(value) is not str:  # most have texts
                     found.append((f"{at}{name}.", value if type(value) is list else [value]))
 
 

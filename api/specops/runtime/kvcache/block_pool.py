@@ -67,7 +67,7 @@ class CacheShape:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of what a slot keeps beside keys and values."""
+        """Bytes of a slot of recurrent states: its state and its ring."""
         return (self.state_floats + self.ring * self.ring_floats_per_token) * 4
 
     @property

@@ -82,14 +82,14 @@ class Node:
         return path
 
     def closest(self, tokens: Tokens) -> tuple[int, int]:
-        """Find the child with the longest common beginning: one beside where `tokens` would stand.
+        """Find the child with the longest common beginning: a neighbour of where `tokens` belong.
 
         Returns:
             The number of its block, -1 for none, and the number of tokens that agree.
         """
         index = bisect_left(self.children, tokens, key=_TOKENS)
-        beside = self.children[max(0, index - 1) : index + 1]
-        agreeing = ((node.block, common_prefix(node.tokens, tokens)) for node in beside)
+        siblings = self.children[max(0, index - 1) : index + 1]
+        agreeing = ((node.block, common_prefix(node.tokens, tokens)) for node in siblings)
         return max(agreeing, key=itemgetter(1), default=(-1, 0))
 
 
@@ -190,17 +190,17 @@ class PrefixCache:
         Returns:
             The new node, or the other block's.
         """
-        beside = parent.children
-        index = bisect_left(beside, tokens, key=_TOKENS)
-        if index < len(beside) and beside[index].tokens[: len(tokens)] == tokens:
-            if (node := beside[index]) in self._cached:
+        siblings = parent.children
+        index = bisect_left(siblings, tokens, key=_TOKENS)
+        if index < len(siblings) and siblings[index].tokens[: len(tokens)] == tokens:
+            if (node := siblings[index]) in self._cached:
                 self._cached.move_to_end(node)
             return node
-        if index and beside[index - 1].tokens == tokens[: len(beside[index - 1].tokens)]:
+        if index and siblings[index - 1].tokens == tokens[: len(siblings[index - 1].tokens)]:
             index -= 1  # there is at most one: no other block begins with its tokens
-            self._remove(beside[index])
+            self._remove(siblings[index])
         node = Node(parent, tokens, block)
-        beside.insert(index, node)
+        siblings.insert(index, node)
         self._cache(node)
         self.version += 1
         return node

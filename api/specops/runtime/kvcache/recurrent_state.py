@@ -30,13 +30,13 @@ from specops.system.page_cache import ask_large_pages
 
 # At most, where memory allows. A request leaves two to four, and few slots serve no less of
 # conversations to return to, edits of them and other lists of tools.
-_PER_SLOT, _LEAST_SLOTS = 4, 8
+_PER_SLOT, _MIN_SLOTS = 4, 8
 INTERVAL = 512  # tokens between two snapshots on the way through a long prompt
 
 
-def most_snapshots(slots: int) -> int:
+def max_snapshots(slots: int) -> int:
     """As many snapshots as are of use to the requests of so many slots."""
-    return _PER_SLOT * max(slots, _LEAST_SLOTS)
+    return _PER_SLOT * max(slots, _MIN_SLOTS)
 
 
 class RecurrentStateCache:
@@ -45,7 +45,7 @@ class RecurrentStateCache:
     Args:
         shape: sizes of the model's cache; some layer is recurrent.
         num_slots: number of slots.
-        snapshot_bytes: bound of all snapshots together; None: `most_snapshots` whole ones.
+        snapshot_bytes: bound of all snapshots together; None: `max_snapshots` whole ones.
 
     Attributes:
         descriptor: [5] int64, the operators' input `kept_inputs`: address, slots, positions of a
@@ -75,8 +75,8 @@ class RecurrentStateCache:
         self._applied = [0] * num_slots
         self._restored: set[int] = set()  # slots of which no pass has computed anything since
         self._snapshots: OrderedDict[Snapshot, None] = OrderedDict()  # least recently used first
-        most = most_snapshots(num_slots) * shape.slot_bytes
-        self.snapshot_bytes = most if snapshot_bytes is None else snapshot_bytes
+        whole = max_snapshots(num_slots) * shape.slot_bytes
+        self.snapshot_bytes = whole if snapshot_bytes is None else snapshot_bytes
         self.used_bytes = 0
         self.events: Counter[str] = Counter()
         address, floats = memory.ctypes.data, shape.ring_floats_per_token

@@ -52,7 +52,7 @@ class SuffixDrafter(LookupDrafter):
         self._ngrams = ngrams
         self._text_tokens = text_tokens
         self._history_tokens = history_tokens
-        self._most_clients = clients
+        self._max_clients = clients
         self._estimate = Estimate()
         self._histories: OrderedDict[str, History] = OrderedDict()
         self._slots: dict[int, tuple[Lookups, History | None]] = {}
@@ -83,6 +83,6 @@ class SuffixDrafter(LookupDrafter):
         name = client if self._reuse is PrefixSharing.CLIENT else ""
         history = self._histories.pop(name, None) or History(self._history_tokens)
         self._histories[name] = history
-        if len(self._histories) > self._most_clients:
+        if len(self._histories) > self._max_clients:
             self._histories.popitem(last=False)  # requests that use it keep it alive
         return history
