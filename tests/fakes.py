@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -92,17 +92,15 @@ def _token(text: str) -> int:
     return text.encode(errors="replace")[0] if text else END_TOKEN
 
 
-class _Script(asyncio.Queue[Output]):
-    """A queue that raises the exceptions in it, and counts the last outputs that it gave."""
+class _Broken(Output):
+    """An output that raises an exception when it is read."""
 
-    finished = 0
+    def __init__(self, cause: Exception) -> None:
+        self.cause, self.finish = cause, None
 
-    async def get(self) -> Output:
-        item = await super().get()
-        if isinstance(item, Exception):
-            raise item
-        self.finished += item.finish is not None
-        return item
+    @property
+    def request_id(self) -> str:  # type: ignore[override]
+        raise self.cause
 
 
 class FakeHandle(RequestHandle):
@@ -112,7 +110,7 @@ class FakeHandle(RequestHandle):
         self, requests: Sequence[GenerationRequest], queue_position: QueuePosition
     ) -> None:
         super().__init__(requests, queue_position, self._leave, self._end)
-        self._outputs: _Script = _Script()
+        self._finished = 0
         self.cancelled = asyncio.Event()
         self.ended: set[str] = set()
 
@@ -120,9 +118,15 @@ class FakeHandle(RequestHandle):
         """Push outputs for the request with the index `to`."""
         own = self.requests[to].request_id
         for item in outputs:
-            named = replace(item, request_id=own) if isinstance(item, Output) else item
-            self.deliver(named)  # type: ignore[arg-type]
+            whole = isinstance(item, Output)
+            self.deliver(replace(item, request_id=own) if whole else _Broken(item))
         return self
+
+    async def outputs(self, pause: float | None = None) -> AsyncIterator[list[Output]]:
+        """Yield the outputs, and count the last ones."""
+        async for outputs in super().outputs(pause):
+            self._finished += sum(item.finish is not None for item in outputs)
+            yield outputs
 
     def _end(self, request_id: str) -> None:
         """End one answer; outputs that are on their way already still come."""
@@ -132,7 +136,7 @@ class FakeHandle(RequestHandle):
             self.push(output(finish=FinishReason.STOP), to=index)
 
     def _leave(self) -> None:
-        if self._outputs.finished < len(self.requests) and not self.cancelled.is_set():
+        if self._finished < len(self.requests) and not self.cancelled.is_set():
             self.cancelled.set()
             for index in range(len(self.requests)):
                 self.push(output(finish=FinishReason.CANCELLED), to=index)

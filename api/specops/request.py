@@ -345,7 +345,6 @@ class Output:
     stats: GenerationStats | None = None
     error: str | None = None
     stop: str | None = None  # the stop string that ended it
-    urgent: bool = True  # a client waits for it; other outputs may be handed over together
     prompt: Sequence[Logprob | None] = ()  # of the prompt's tokens, with the first output
     embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
     prompt_computed: int = 0  # tokens of the prompt, where the client wants to see its progress
@@ -353,15 +352,15 @@ class Output:
     @property
     def text(self) -> str:
         """The text of all pieces."""
-        return "".join(piece.text for piece in self.pieces)
+        return "".join([piece.text for piece in self.pieces])
 
     @property
     def reported_tokens(self) -> int:
         """Number of tokens that it tells of: new ones, the prompt's, likely ones beside each."""
         last = self.prompt[-1] if self.prompt else None  # all tell as many, but the first
         reported = len(self.prompt) * (1 + len(last.top) if last else 1)
-        told = (piece.logprob for piece in self.pieces)
-        return reported + len(self.pieces) + sum(len(item.top) for item in told if item)
+        beside = [len(piece.logprob.top) for piece in self.pieces if piece.logprob]
+        return reported + len(self.pieces) + sum(beside)
 
 
 @dataclass(slots=True)
@@ -422,7 +421,8 @@ class Draft:
 class Step:
     """What one `Scheduler.step()` did: one forward pass of the target, or none.
 
-    `seconds` is the target's pass alone; `draft_seconds` is the time that drafting took.
+    `seconds` is the target's pass alone, `ended` when it ended; `draft_seconds` is the time that
+    drafting took.
     """
 
     kind: StepKind | None = None  # None: nothing was computed
@@ -433,20 +433,17 @@ class Step:
     cached_tokens: int = 0  # prompt tokens that needed no pass; told with the prompt's first pass
     emitted_tokens: int = 0  # generated tokens, requests' first ones included
     first_tokens: int = 0  # requests that got their first token
+    client_tokens: dict[str, int] = field(default_factory=dict)  # the generated ones, by client
+    intervals: dict[float, int] = field(default_factory=dict)  # seconds between tokens: tokens
     drafts: list[Draft] = field(default_factory=list)  # the verified ones
     draft_seconds: float = 0.0
-    missed_drafters: list[str] = field(default_factory=list)  # one per request without a proposal
-    declined_drafters: list[str] = field(default_factory=list)  # one where drafting did not pay
+    missed_drafters: Sequence[str] = ()  # one per request without a proposal
+    declined_drafters: Sequence[str] = ()  # one where drafting did not pay
     preempted: int = 0  # requests that gave their KV blocks up
     # After the pass:
+    ended: float = 0.0
     outputs: list[Output] = field(default_factory=list)
     running: int = 0  # requests that hold a slot
-    kv_tokens: int = 0  # tokens of running requests in the target's KV cache
-    kept_tokens: int = 0  # tokens in it that finished requests have left
-    used_blocks: int = 0  # blocks of running requests, each counted once
-    shared_blocks: int = 0  # blocks that more than one request holds
-    kept_blocks: int = 0  # blocks that finished requests have left
-    snapshot_bytes: int = 0  # of snapshots of what layers without attention keep
     snapshots: Mapping[str, int] = field(default_factory=dict)  # taken, used and dropped ones
 
     @property

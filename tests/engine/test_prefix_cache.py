@@ -8,6 +8,7 @@ import pytest
 from specops.request import SamplingParams
 from tests.simulated_target import (
     VOCAB,
+    Served,
     SimulatedTarget,
     expected,
     make_request,
@@ -74,11 +75,16 @@ def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
     scheduler = make_scheduler(target)
     prompt = make_request(600).prompt_tokens
     requests = [make_request((*prompt, index), 4) for index in range(4)]
-    served = serve(scheduler, *requests)
+    served, shared = Served(), 0
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.busy:
+        served.step(scheduler)
+        shared = max(shared, target.cache.shared_blocks)
     for request in requests:
         assert served.tokens(request) == expected(target.text, request)
     assert target.computed < 600 + 4 * (64 + 4)
-    assert max(result.shared_blocks for result in served.results) == 600 // 64
+    assert shared == 600 // 64
     assert sum(item.cached_tokens for item in served.results) > 3 * 500
 
 
@@ -96,13 +102,16 @@ def test_answers_to_one_prompt_compute_it_once() -> None:
 def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:
     target = SimulatedTarget(num_slots=2, context=320, num_blocks=5)
     scheduler = make_scheduler(target)
-    served = serve(scheduler, make_request(SYSTEM, 20))
-    last = served.results[-1]
-    assert (last.kv_tokens, last.used_blocks) == (0, 0)
-    assert last.kept_tokens == len(SYSTEM) + 19
-    assert last.kept_blocks == 3
+    serve(scheduler, make_request(SYSTEM, 20))
+    cache = target.cache
+    assert (cache.tokens, cache.used_blocks) == (0, 0)
+    assert (cache.cached_tokens, cache.cached_blocks) == (len(SYSTEM) + 19, 3)
     request = make_request(300, 20)
-    served = serve(scheduler, request)
+    served = Served()
+    scheduler.add(request)
+    while not served.finish(request):
+        most = cache.used_blocks
+        served.step(scheduler)
     assert served.tokens(request) == expected(target.text, request)
-    assert max(result.used_blocks for result in served.results) == 5
+    assert most == 5
     assert served.stats(request).preemptions == 0

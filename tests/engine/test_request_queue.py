@@ -101,7 +101,7 @@ def test_no_client_starves_and_shares_are_equal(
             case "end":
                 item = running.pop(data.draw(st.integers(0, len(running) - 1)))
                 output = outputs[item.request.request_id]
-                queue.order.generated(item, output)
+                queue.order.generated(item.request.client, output)
                 given[item.request.client] += 2 * output
         clients = {item.request.client for item in queue}
         pairs = {frozenset((a, b)) for a in clients for b in clients if a < b}
@@ -217,7 +217,7 @@ def test_shares_hold_between_prompts_in_slots(monkeypatch: pytest.MonkeyPatch) -
     prompts = [late, early]
     rule.sort(prompts)
     assert prompts == [early, late]
-    rule.generated(early, 60)
+    rule.generated("ann", 60)
     rule.sort(prompts)
     assert prompts == [late, early]
     late.num_computed = 100  # now both got about as much

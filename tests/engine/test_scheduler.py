@@ -169,12 +169,21 @@ def test_the_outputs_origin_is_told() -> None:
     assert stats.tokens_per_jump == pytest.approx(39 / stats.sequence_steps)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_only_a_last_output_is_urgent_where_nobody_streams(stream: bool) -> None:
-    _, scheduler = made()
-    request = make_request(5, 3, stream=stream)
+@pytest.mark.parametrize(
+    ("stream", "slowness", "tokens"),
+    [
+        (True, 0.001, [1] * 9),  # a client reads each step's
+        (False, 0.001, [1, 8]),  # nobody does: the first token, then those of 20 ms together
+        (False, 2.0, [1] * 9),  # a pass takes longer
+    ],
+)
+def test_output_is_gathered_where_nobody_streams(
+    stream: bool, slowness: float, tokens: list[int]
+) -> None:
+    _, scheduler = made(slowness=slowness)
+    request = make_request(5, 9, stream=stream)
     outputs = serve(scheduler, request).outputs[request.request_id]
-    assert [output.urgent for output in outputs] == [stream, stream, True]
+    assert [len(output.pieces) for output in outputs] == tokens
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -404,8 +413,8 @@ def test_a_request_ends_with_what_it_has_once_its_time_to_predict_is_over() -> N
 def test_a_line_with_less_indentation_ends_the_text() -> None:
     state = make_state(make_request(4, 40, min_indent=2))
     tokens = list(tokenizer().encode("if a:\n  b\nc = 1"))
-    emitted = state.append(tokens, len(tokens) - 1, "suffix", np.zeros((0, 0), np.float32))
-    output = state.output()
+    emitted = state.append(tokens, len(tokens) - 1, "suffix", np.zeros((0, 0), np.float32), 0.0)
+    output = state.output(0.0)
     assert output
     assert (output.text, output.finish, output.stop) == ("if a:\n  b", FinishReason.LENGTH, None)
     assert emitted < len(tokens)

@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -251,19 +252,18 @@ def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> 
     assert metrics.value("avg_jump") == 4.0
 
 
-def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
+def test_gauges_show_the_last_step_the_cache_and_the_model(metrics: Readable) -> None:
     sizes = {"slots": 1000, "limit": 4000}
-    metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, 64, sizes)
-    assert metrics.value("model_info", name="demo", quant="int8-128") == 1
-    assert metrics.value("kv_blocks", state="free") == 64
-    metrics.observe_step(Step(running=2, kv_tokens=300))
-    metrics.observe_step(
-        Step(
-            running=1, kv_tokens=120, kept_tokens=50, used_blocks=9,
-            shared_blocks=4, kept_blocks=1, snapshot_bytes=3000,
-            snapshots={"taken": 3, "dropped": 1},
-        )
+    cache = SimpleNamespace(
+        tokens=300, cached_tokens=50, num_blocks=64, available_blocks=55, used_blocks=9,
+        shared_blocks=4, cached_blocks=1, recurrent=SimpleNamespace(used_bytes=3000),
     )  # fmt: skip
+    metrics.set_model({"name": "demo", "quant": "int8-128"}, 4, 4096, sizes)
+    metrics.watch_cache(cache)
+    assert metrics.value("model_info", name="demo", quant="int8-128") == 1
+    metrics.observe_step(Step(running=2))
+    metrics.observe_step(Step(running=1, snapshots={"taken": 3, "dropped": 1}))
+    cache.tokens = 120
     assert metrics.values("requests_running slots") == [1, 4]
     assert metrics.values("kv_tokens kv_kept_tokens kv_capacity_tokens") == [120, 50, 4096]
     for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
@@ -279,15 +279,17 @@ def test_gauges_show_the_last_step_and_the_model(metrics: Readable) -> None:
 def test_finished_request_is_counted_by_outcome_and_timed(
     metrics: Readable, reason: FinishReason
 ) -> None:
-    stats = GenerationStats(generated_tokens=9, queue_seconds=1.5, cached_prompt_tokens=2)
-    metrics.observe_finish(ASKED, reason, stats, 3.0, 0.5)
-    metrics.observe_finish(ASKED, reason, None, 1.0, None)
+    stats = GenerationStats(
+        generated_tokens=9, queue_seconds=1.5, prefill_seconds=0.5, cached_prompt_tokens=2
+    )
+    metrics.observe_finish(ASKED, reason, stats, 3.0)
+    metrics.observe_finish(ASKED, reason, None, 1.0)
     assert metrics.value("requests_total", outcome=reason.value) == 2
     assert metrics.value("prefix_hits_total") == 1  # counted where requests are: a share of them
     assert metrics.value("latency_seconds_sum") == 4.0
     assert metrics.value("queue_wait_seconds_sum") == 1.5
     assert metrics.value("time_to_first_token_seconds_count") == 1
-    assert metrics.value("time_to_first_token_seconds_sum") == 0.5
+    assert metrics.value("time_to_first_token_seconds_sum") == 2.0
     useful = reason in (FinishReason.STOP, FinishReason.LENGTH)
     assert metrics.value("wasted_tokens_total") == (0 if useful else 9)
     assert metrics.values("request_prompt_tokens_count request_prompt_tokens_sum") == [2, 6]
@@ -303,10 +305,10 @@ def test_suggestions_are_the_requests_that_go_before_others(metrics: Readable) -
         sources=accepted,
     )  # fmt: skip
     for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
-        metrics.observe_finish(asked, reason, stats, 0.4, 0.2)
+        metrics.observe_finish(asked, reason, stats, 0.4)
     for priority in (0, 1):  # a chat, and a prompt that is read ahead
         other = replace(ASKED, priority=priority)
-        metrics.observe_finish(other, FinishReason.STOP, stats, 0.4, 0.2)
+        metrics.observe_finish(other, FinishReason.STOP, stats, 0.4)
     assert metrics.value("suggestions_total", outcome="cancelled") == 1
     assert metrics.value("suggestions_total", outcome="stop") == 1
     assert metrics.values("suggestion_seconds_count suggestion_seconds_sum") == [2, 0.8]
@@ -317,16 +319,16 @@ def test_suggestions_are_the_requests_that_go_before_others(metrics: Readable) -
 
 def test_embeddings_have_prompts_and_no_answer(metrics: Readable) -> None:
     asked = replace(ASKED, embed=True, more_prompts=((4,), (5, 6)))
-    metrics.observe_finish(asked, FinishReason.STOP, GenerationStats(), 1.0, None)
+    metrics.observe_finish(asked, FinishReason.STOP, GenerationStats(), 1.0)
     assert metrics.values("request_prompt_tokens_sum request_generated_tokens_count") == [6, 0]
 
 
 def test_latencies_name_a_request_that_had_them(metrics: Readable) -> None:
     """In OpenMetrics, where Prometheus reads them; the page in Prometheus' own format has none."""
-    stats = GenerationStats(generated_tokens=9)
-    metrics.observe_finish(ASKED, FinishReason.STOP, stats, 3.2, 0.4)
+    stats = GenerationStats(generated_tokens=9, prefill_seconds=0.4)
+    metrics.observe_finish(ASKED, FinishReason.STOP, stats, 3.2)
     later = replace(ASKED, request_id="its/id/8")
-    metrics.observe_finish(later, FinishReason.STOP, stats, 3.5, 0.4)
+    metrics.observe_finish(later, FinishReason.STOP, stats, 3.5)
     page, _ = metrics.expose("application/openmetrics-text; version=1.0.0")
     found = {
         (sample.name, sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
@@ -352,16 +354,21 @@ def test_both_formats_have_the_same_series(metrics: Readable) -> None:
 
 def test_tokens_are_counted_for_clients_that_have_keys(metrics: Readable) -> None:
     metrics.observe_admitted(ASKED)
-    metrics.observe_generated("", 4)
+
+    def generated(client: str, tokens: int) -> None:
+        step = Step(StepKind.DECODE, emitted_tokens=tokens, client_tokens={client: tokens})
+        metrics.observe_step(step)
+
+    generated("", 4)
     names = "client_requests_total client_prompt_tokens_total client_generated_tokens_total"
     assert metrics.values(names, client="everyone") == [1, 3, 4]
     metrics.set_clients(["alice", "key-2"])
     metrics.observe_admitted(replace(ASKED, client="alice"))
-    metrics.observe_generated("alice", 2)
+    generated("alice", 2)
     assert metrics.values(names, client="alice") == [1, 3, 2]
     assert metrics.values(names, client="key-2") == [0, 0, 0]
     with pytest.raises(KeyError):
-        metrics.observe_generated("a stranger", 1)
+        generated("a stranger", 1)
     page = metrics.expose()[0].decode()
     assert set(re.findall(r'client="(.*?)"', page)) == {"alice", "key-2"}
 
@@ -374,7 +381,7 @@ def test_endpoints_have_series_before_their_first_answer(metrics: Readable) -> N
 
 
 def test_time_between_tokens_is_spread_over_a_jump(metrics: Readable) -> None:
-    metrics.observe_inter_token(0.08, tokens=4)
+    metrics.observe_step(Step(StepKind.VERIFY, intervals={0.02: 4}))
     assert metrics.value("inter_token_latency_seconds_sum") == pytest.approx(0.08)
     assert metrics.value("inter_token_latency_seconds_bucket", le="0.02") == 4
     assert metrics.value("inter_token_latency_seconds_bucket", le="0.01") == 0

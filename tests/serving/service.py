@@ -19,7 +19,7 @@ from specops.serving.request_handle import RequestHandle
 
 async def collect(handle: RequestHandle) -> list[Output]:
     """All outputs of the requests."""
-    return [output async for output in handle.outputs()]
+    return [output async for outputs in handle.outputs() for output in outputs]
 
 
 @cache

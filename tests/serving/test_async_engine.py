@@ -159,12 +159,13 @@ async def test_a_prompt_that_the_model_cannot_take_is_refused_and_counted(
 async def test_cancelling_frees_the_slot_and_counts_wasted_tokens(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, metrics):
         handle = service.submit(request(max_new_tokens=FOREVER))
-        async for output in handle.outputs():
-            if output.pieces:
-                handle.cancel()
-            if output.finish:
-                assert output.finish is FinishReason.CANCELLED
-                assert sample(metrics, "wasted_tokens_total") == output.stats.generated_tokens
+        last = None
+        async for outputs in handle.outputs():
+            handle.cancel()
+            last = outputs[-1]
+        assert last is not None
+        assert last.finish is FinishReason.CANCELLED
+        assert sample(metrics, "wasted_tokens_total") == last.stats.generated_tokens > 0
         handle.cancel()
         assert sample(metrics, "requests_total", outcome="cancelled") == 1
         assert service.running == service.waiting == 0
@@ -176,11 +177,12 @@ async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
     async with serving(tiny_settings) as (service, metrics):
         whole, other = request(max_new_tokens=FOREVER), request()
         handle, ends = service.submit(whole, other), {}
-        async for output in handle.outputs():
-            if output.request_id == whole.request_id:
-                handle.end(whole.request_id)  # again and again, and after it has ended
-            if output.finish:
-                ends[output.request_id] = output.finish
+        async for outputs in handle.outputs():
+            for output in outputs:
+                if output.request_id == whole.request_id:
+                    handle.end(whole.request_id)  # again and again, and after it has ended
+                if output.finish:
+                    ends[output.request_id] = output.finish
         handle.end(whole.request_id)
         assert ends == {
             whole.request_id: FinishReason.STOP, other.request_id: FinishReason.LENGTH
@@ -241,10 +243,10 @@ async def test_the_tokens_of_the_queue_are_bounded_by_the_kv_cache(tiny_settings
 async def test_a_handle_reports_pauses() -> None:
     handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None, lambda name: None)
     silence = handle.outputs(0.001)
-    assert [await anext(silence) for _ in range(3)] == [None] * 3
+    assert [await anext(silence) for _ in range(3)] == [[], [], []]
     last = Output(handle.requests[0].request_id, finish=FinishReason.STOP)
     handle.deliver(last)
-    assert [item async for item in silence if item] == [last]
+    assert [item async for items in silence for item in items] == [last]
 
 
 async def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: Settings) -> None:
@@ -372,7 +374,7 @@ async def test_an_output_that_cannot_be_delivered_ends_its_request_alone(
         assert service.waiting == 0
 
 
-@pytest.mark.parametrize("method", ["observe_step", "observe_finish", "observe_inter_token"])
+@pytest.mark.parametrize("method", ["observe_step", "observe_finish", "observe_admitted"])
 async def test_a_figure_that_cannot_be_counted_does_not_stop_the_service(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

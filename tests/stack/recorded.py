@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Service:
         self._seconds = cycle((2, 5, 3, 9, 14))  # that requests take in a slot
         self.metrics = Metrics(clock=lambda: self.now)
         self.metrics.set_queue_size(QUEUE)
-        self.metrics.set_model({"name": "a-model"}, SLOTS, 4096, 64, {})
+        self.metrics.set_model({"name": "a-model"}, SLOTS, 4096, {})
         self.metrics.watch_waiting(lambda: len(self.waiting))
         self.metrics.watch_controller(lambda: self.gain, lambda: [("tokens", 1, 0.1)])
         self.metrics.set_state("ready")
@@ -85,8 +85,9 @@ class Service:
         for arrival, end, wait in self.busy:
             if end <= self.now:
                 latency = self.now - arrival
+                stats = replace(STATS, prefill_seconds=wait + 1)
                 self.ended.append((self.now, latency))
-                self.metrics.observe_finish(ASKED, FinishReason.LENGTH, STATS, latency, wait + 1)
+                self.metrics.observe_finish(ASKED, FinishReason.LENGTH, stats, latency)
         self.busy = [one for one in self.busy if one[1] > self.now]
 
     def bounds(self, histogram: str) -> list[float]:

@@ -92,9 +92,9 @@ class Order:
         """Charge a client for a prompt that got its slot, less the tokens that are known."""
         self._accounts[state.request.client] += _unread(state)
 
-    def generated(self, state: RequestState, tokens: int) -> None:
+    def generated(self, client: str, tokens: int) -> None:
         """Charge a client for new tokens of an answer."""
-        self._accounts[state.request.client] += _GENERATED * tokens
+        self._accounts[client] += _GENERATED * tokens
 
     def _given(self) -> dict[str, float]:
         """What the clients with prompts in slots got, less what is still to be computed."""

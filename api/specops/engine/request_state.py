@@ -35,6 +35,7 @@ from specops.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 NO_DRAFTERS = Chain()
+_GATHER_SECONDS = 0.02  # in which tokens are gathered that no client reads as they come
 
 
 class RequestState:
@@ -52,6 +53,8 @@ class RequestState:
         preemptions: how often it gave its KV blocks up.
         finish: why the request ended; None while it goes on.
         error: the message of the error that ended it.
+        adjusts: tokens are chosen from other logits than the target's.
+        last_token: when the latest tokens came; None before the first ones.
         speculation: what speculation has brought to it.
         reader: reads the prompt for embeddings and probabilities; None where neither is wanted.
         rng: random numbers of a request without noise.
@@ -106,6 +109,8 @@ class RequestState:
         self._budget: ThoughtBudget | None = None
         if (thoughts := request.thoughts) is not None and thoughts.most is not None:
             self._budget = ThoughtBudget(thoughts, tokenizer)
+        changes = (request.sampling.grammar, self._processor, self._budget)
+        self.adjusts = any(change is not None for change in changes)
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._pieces: list[Piece] = []  # not handed out yet
@@ -117,7 +122,8 @@ class RequestState:
         self._clock = clock
         self._started: float | None = None
         self._first_token: float | None = None
-        self._last_token: float | None = None
+        self.last_token: float | None = None
+        self._next_output = 0.0  # when to hand out tokens again
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -174,12 +180,6 @@ class RequestState:
             except GrammarError as error:
                 self.fail(error)
 
-    @property
-    def adjusts(self) -> bool:
-        """Whether tokens are chosen from other logits than the target's."""
-        changes = (self.matcher, self._processor, self._budget)
-        return any(change is not None for change in changes)
-
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
         if self._started is None:
@@ -235,6 +235,8 @@ class RequestState:
         accepted: int,
         drafter: str,
         logits: Floats,
+        now: float,
+        *,
         forced: int = 0,
     ) -> int:
         """Append one pass's tokens up to where the request ends.
@@ -244,24 +246,23 @@ class RequestState:
             accepted: number of forced tokens and accepted draft tokens.
             drafter: origin of the draft tokens.
             logits: [n, V], the logits of each of the n tokens; read where probabilities are wanted.
+            now: when they came.
             forced: number of forced tokens.
 
         Returns:
             The number of tokens that are part of the output.
         """
-        self._last_token = self._clock()
         if self._first_token is None:
-            self._first_token = self._last_token
+            self._first_token = now
+        self.last_token = now
         most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
         for position, token in enumerate(tokens):
             origin = TARGET if position >= accepted else drafter
             if position < forced:
                 origin = GRAMMAR
             self.tokens.append(token)
-            if self._processor is not None:
-                self._processor.append(token)
-            if self._budget is not None:
-                self._budget.push(token)
+            if self.adjusts:
+                self._note(token)
             probability = None if most is None else self._logprob(logits[position], token, origin)
             self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:
@@ -279,9 +280,16 @@ class RequestState:
                 self.finish = FinishReason.LENGTH
                 return position + 1
         allowed = self.request.predict_seconds
-        if allowed is not None and self._last_token - self._first_token >= allowed:
+        if allowed is not None and now - self._first_token >= allowed:
             self.finish = FinishReason.LENGTH
         return len(tokens)
+
+    def _note(self, token: int) -> None:
+        """Tell what adjusts the logits of a new token."""
+        if self._processor is not None:
+            self._processor.append(token)
+        if self._budget is not None:
+            self._budget.push(token)
 
     def _logprob(self, logits: Floats, token: int, origin: str) -> Logprob:
         most = self.request.logprobs or 0
@@ -320,34 +328,31 @@ class RequestState:
             if draft.accepted:
                 self._found_in[draft.found_in or draft.drafter] += draft.accepted
 
-    def output(self) -> Output | None:
-        """The output since the last call; None if there is none."""
+    def output(self, now: float) -> Output | None:
+        """The output since the last call; None if there is none, or none yet for its client."""
+        request, computed = self.request, self._progress()
+        due = self._pieces and (request.stream or now >= self._next_output)
+        if not (self.finish or due or computed):
+            return None
+        self._next_output = now + _GATHER_SECONDS
         if self.finish and self.generated and self.error is None:
             try:
                 self._pieces += self._text.flush()
             except Exception as error:
                 self.fail(error)
-        request, computed = self.request, self._progress()
-        if not (self.finish or self._pieces or computed):
-            return None
         pieces, self._pieces = tuple(self._pieces), []
         stats = self._stats() if self.finish or request.step_stats or computed else None
-        output = Output(
-            request.request_id,
-            pieces,
-            self.finish,
-            stats,
-            self.error,
-            self._stop,
-            urgent=request.stream or self.finish is not None,
-            prompt_computed=computed,
-        )
+        output = Output(request.request_id, pieces, self.finish, stats, self.error, self._stop)
+        if computed:
+            output.prompt_computed = computed
         return output if self.reader is None else self.reader.add(output)
 
     def _progress(self) -> int:
         """Number of the prompt's tokens that are computed, if that is news for the client."""
+        if not self.request.prompt_progress:
+            return 0
         computed = min(self.num_computed, self._prompt_length)
-        if not self.request.prompt_progress or computed <= self._told:
+        if computed <= self._told:
             return 0
         self._told = computed
         return computed
@@ -356,7 +361,7 @@ class RequestState:
         now = self._clock()
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
-        last = self._last_token if self._last_token is not None else now
+        last = self.last_token if self.last_token is not None else now
         speedup = self.speculation.speedup
         if self._steps:  # steps beside others count less in time; draft tokens are not free
             speedup = min(speedup, (self.generated - 1) / self._steps)

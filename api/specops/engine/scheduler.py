@@ -6,10 +6,9 @@ drafts are verified, and requests get their tokens.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
 
 from specops.engine.drafting import Drafting
 from specops.engine.order import Order
@@ -193,16 +192,16 @@ class Scheduler:
             del self._in_flight[state.request.request_id]
 
     def _hand_out(self, step: Step, state: RequestState) -> None:
-        """Add a request's new output to the step's; its client's account is charged for it."""
-        if (output := state.output()) is not None:
-            self._order.generated(state, len(output.pieces))
+        """Add a request's new output to the step's."""
+        if (output := state.output(step.ended)) is not None:
             step.outputs.append(output)
 
     def _run(self, step: Step, batch: Batch, scheduled: list[Scheduled], started: float) -> None:
         """Run the pass, give requests their tokens, and learn what both took."""
         begun = self._clock()
         logits = self.target.forward(batch)
-        step.seconds = self._clock() - begun
+        step.ended = self._clock()
+        step.seconds = step.ended - begun
         work, spans = batch.attention_work, len(batch.spans)
         self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
         self._process(step, scheduled, logits)
@@ -213,19 +212,12 @@ class Scheduler:
             step.missed_drafters = [item.missed for item in decoding if item.missed]
             step.declined_drafters = [item.declined for item in decoding if item.declined]
         for item in scheduled:
-            item.state.settle(step.seconds)
-        for state in self._slots:
-            if not state.finish:
-                self._hand_out(step, state)
+            if not item.state.finish:
+                self._hand_out(step, item.state)
 
     def _note_load(self, step: Step) -> None:
-        cache = self.target.cache
         step.running = len(self._slots)
-        step.kv_tokens, step.kept_tokens = cache.tokens, cache.cached_tokens
-        step.used_blocks, step.shared_blocks = cache.used_blocks, cache.shared_blocks
-        step.kept_blocks = cache.cached_blocks
-        if (kept := cache.recurrent) is not None:
-            step.snapshot_bytes = kept.used_bytes
+        if (kept := self.target.cache.recurrent) is not None:
             step.snapshots = dict(kept.events)
             kept.events.clear()
 
@@ -242,12 +234,11 @@ class Scheduler:
         row = place = 0  # in the logits, and in the hidden states
         decoding = scheduled[: step.decoding]
         likeliest: list[int] | None = None
-        if not any(item.sampling.temperature > 0 for item in decoding):
-            rows = sum([item.num_logits for item in decoding])
-            chosen = logits[:rows].argmax(axis=-1)
-            largest = logits[np.arange(rows), chosen]
-            if np.isfinite(largest).all():  # else each request finds out alone
-                likeliest = chosen.tolist()
+        if decoding and not any(item.sampling.temperature > 0 for item in decoding):
+            rows = range(sum([item.num_logits for item in decoding]))
+            chosen = logits[: len(rows)].argmax(axis=-1).tolist()
+            if all(map(math.isfinite, map(logits.item, rows, chosen))):
+                likeliest = chosen  # else each request finds out alone
         for item in scheduled:
             try:
                 if item.is_prompt:
@@ -257,7 +248,8 @@ class Scheduler:
                     self._process_decoded(step, item, logits, row, likeliest)
             except Exception as error:
                 item.state.fail(error)
-            step.emitted_tokens += item.emitted
+            if item.state.adjusts:
+                item.state.settle(step.seconds)
             row += item.num_logits * item.scored
             place += item.num_logits
 
@@ -293,9 +285,7 @@ class Scheduler:
             self.controller.verified(item, accepted)
         item.came = [*draft.tokens[:accepted], verdict.next_token]
         tokens = [*forced, *item.came]
-        item.emitted = state.append(
-            tokens, len(tokens) - 1, draft.drafter, logits[row:end], len(forced)
-        )
+        self._emit(step, item, tokens, logits[row:end])
         # Where the request ends inside of the accepted tokens, the rest was never output.
         kept = min(len(tokens) - 1, item.emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
@@ -350,8 +340,26 @@ class Scheduler:
             state.finish = FinishReason.LENGTH
         elif item.ends_prompt:
             token = _verify(item, state.adjusted(logits[-1:], ())).next_token
-            item.emitted = state.append([token], 0, "", logits[-1:])
+            self._emit(step, item, [token], logits[-1:])
             step.first_tokens += 1
+
+    def _emit(self, step: Step, item: Scheduled, tokens: list[int], logits: Floats) -> None:
+        """Append a request's new tokens to it, and count them; see `RequestState.append`."""
+        state, client, before = item.state, item.state.request.client, item.state.last_token
+        item.emitted = count = state.append(
+            tokens,
+            len(tokens) - 1,
+            item.draft.drafter,
+            logits,
+            step.ended,
+            forced=len(item.forced),
+        )
+        self._order.generated(client, count)
+        step.emitted_tokens += count
+        step.client_tokens[client] = step.client_tokens.get(client, 0) + count
+        if before is not None:
+            each = (step.ended - before) / count
+            step.intervals[each] = step.intervals.get(each, 0) + count
 
     def _computed(self, state: RequestState, tokens: int) -> None:
         state.num_computed += tokens

@@ -84,7 +84,7 @@ class SlotManager:
             if state.finish or state.slot < 0 or state.num_uncomputed_tokens:
                 continue
             length = state.num_computed + 1
-            if self._make_room(state, length, keep=()):
+            if self._cache.reserve(state.slot, length) or self._make_room(state, length, keep=()):
                 decoding.append(state)
             else:
                 self._preempt(state)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
@@ -62,7 +63,6 @@ class Metrics(Series):
         self._last_minute = LastMinute(clock)
         self._read_when_asked(self.avg_jump, self._last_minute.tokens_per_pass)
         self._read_when_asked(self.draft_length, self._last_minute.draft_length)
-        self._blocks = 0
         self._machine = MachineCollector(volume, self.failures)
         self.registry.register(self._machine)
         self.set_state(STATES[0])
@@ -104,7 +104,7 @@ class Metrics(Series):
         if step.kind is not None:
             self.target_steps[step.kind].inc()
             self.target_step_seconds[step.kind].observe(step.seconds)
-            self.generated_tokens.inc(step.emitted_tokens)
+            self._observe_tokens(step)
             if step.prompt_tokens or step.budget_tokens or step.cached_tokens:
                 self._observe_prompts(step)
             if step.decoding:
@@ -112,16 +112,16 @@ class Metrics(Series):
             self.draft_seconds.inc(step.draft_seconds)
             self.preemptions.inc(step.preempted)
         self.requests_running.set(step.running)
-        self.kv_tokens.set(step.kv_tokens)
-        self.kv_kept_tokens.set(step.kept_tokens)
-        self.kv_blocks["used"].set(step.used_blocks)
-        self.kv_blocks["shared"].set(step.shared_blocks)
-        self.kv_blocks["kept"].set(step.kept_blocks)
-        self.kv_blocks["free"].set(self._blocks - step.used_blocks - step.kept_blocks)
-        self.kv_usage_ratio.set(step.used_blocks / self._blocks if self._blocks else 0.0)
-        self.state_bytes["snapshots"].set(step.snapshot_bytes)
         for event, count in step.snapshots.items():
             self.state_snapshots[event].inc(count)
+
+    def _observe_tokens(self, step: Step) -> None:
+        self.generated_tokens.inc(step.emitted_tokens)
+        for client, tokens in step.client_tokens.items():
+            *_, generated = self.clients[client or EVERYONE]
+            generated.inc(tokens)
+        for seconds, tokens in step.intervals.items():
+            self.inter_token_latency_seconds.observe_equal(seconds, tokens)
 
     def _observe_prompts(self, step: Step) -> None:
         self.pass_tokens["prompt"].inc(step.prompt_tokens)
@@ -167,6 +167,18 @@ class Metrics(Series):
         """Show the number of waiting requests as it is whenever Prometheus asks."""
         self._read_when_asked(self.requests_waiting, waiting)
 
+    def watch_cache(self, cache: Any) -> None:
+        """Show how full the KV cache of the target is (`KvCache`) whenever Prometheus asks."""
+        read, kept = self._read_when_asked, cache.recurrent
+        read(self.kv_tokens, lambda: cache.tokens)
+        read(self.kv_kept_tokens, lambda: cache.cached_tokens)
+        read(self.kv_usage_ratio, lambda: cache.used_blocks / cache.num_blocks)
+        read(self.kv_blocks["used"], lambda: cache.used_blocks)
+        read(self.kv_blocks["shared"], lambda: cache.shared_blocks)
+        read(self.kv_blocks["kept"], lambda: cache.cached_blocks)
+        read(self.kv_blocks["free"], lambda: cache.available_blocks - cache.cached_blocks)
+        read(self.state_bytes["snapshots"], lambda: kept.used_bytes if kept else 0)
+
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]
     ) -> None:
@@ -191,20 +203,14 @@ class Metrics(Series):
         requests.inc()
         prompt_tokens.inc(request.num_prompt_tokens)
 
-    def observe_generated(self, client: str, tokens: int) -> None:
-        """Count tokens that a client's request got."""
-        *_, generated_tokens = self.clients[client or EVERYONE]
-        generated_tokens.inc(tokens)
-
     def observe_finish(
         self,
         request: GenerationRequest,
         reason: FinishReason,
         stats: GenerationStats | None,
         latency_seconds: float,
-        ttft_seconds: float | None,
     ) -> None:
-        """Count a request that ended; `ttft_seconds` is None if it got no token.
+        """Count a request that ended.
 
         The latest request in each bucket of latency and time to first token is that bucket's
         exemplar, by the id of its trace, or without one by the id that its client and the log know.
@@ -214,9 +220,10 @@ class Metrics(Series):
         self.requests[reason].inc()
         self.latency_seconds.observe(latency_seconds, exemplar)
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
-        if ttft_seconds is not None:
-            self.time_to_first_token_seconds.observe(ttft_seconds, exemplar)
         if stats is not None:
+            if stats.generated_tokens:
+                ttft = stats.queue_seconds + stats.prefill_seconds
+                self.time_to_first_token_seconds.observe(ttft, exemplar)
             self.queue_wait_seconds.observe(stats.queue_seconds)
             self.prefix_hits.inc(stats.cached_prompt_tokens > 0)
             if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
@@ -236,11 +243,6 @@ class Metrics(Series):
         tokens["computed"].inc(stats.prompt_tokens - cached)
         tokens["decoded"].inc(max(0, stats.generated_tokens - 1))
         tokens["accepted"].inc(stats.accepted_tokens)
-
-    def observe_inter_token(self, seconds: float, tokens: int) -> None:
-        """Count the time between two steps of a request, spread over the second step's tokens."""
-        for _ in range(tokens):
-            self.inter_token_latency_seconds.observe(seconds / tokens)
 
     def observe_rejected(self, reason: str) -> None:
         """Count a refused request; `reason` is one of `series.REJECTIONS`."""
@@ -284,15 +286,12 @@ class Metrics(Series):
         labels: Mapping[str, str],
         slots: int,
         kv_tokens: int,
-        kv_blocks: int,
         state_bytes: Mapping[str, int],
     ) -> None:
         """Show the model that is served, its slots, and the sizes of its KV cache and states."""
         self.model.info(dict(labels))
         self.slots.set(slots)
         self.kv_capacity_tokens.set(kv_tokens)
-        self._blocks = kv_blocks
-        self.kv_blocks["free"].set(kv_blocks)
         for kind, count in state_bytes.items():
             self.state_bytes[kind].set(count)
 

@@ -7,10 +7,12 @@ before the first request. A series has the name of its attribute of `Series`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.samples import Sample
 
 from specops.metrics.collectors import NAMESPACE
 from specops.request import DRAFTERS, PLACES, SOURCES, FinishReason, StepKind
@@ -91,14 +93,14 @@ class _Declared(Generic[_T]):
         return {value: [metric.labels(value, other) for other in second] for value in values}
 
 
-def counter(text: str, *labels: str) -> _Declared[Counter]:
+def counter(text: str, *labels: str) -> _Declared[Count]:
     """Declare a counter. The values of its labels are not known yet."""
-    return _Declared(Counter, text, dict.fromkeys(labels, ()))
+    return _Declared(Count, text, dict.fromkeys(labels, ()))
 
 
-def counters(text: str, **label: Iterable[str]) -> _Declared[dict[str, Counter]]:
+def counters(text: str, **label: Iterable[str]) -> _Declared[dict[str, Count]]:
     """Declare a counter as its series by the values of a label."""
-    return _Declared(Counter, text, label)
+    return _Declared(Count, text, label)
 
 
 def gauge(text: str) -> _Declared[Gauge]:
@@ -111,9 +113,35 @@ def gauges(text: str, **label: Iterable[str]) -> _Declared[dict[str, Gauge]]:
     return _Declared(Gauge, text, label)
 
 
-def histogram(text: str, buckets: tuple[float, ...]) -> _Declared[Histogram]:
+class Count(Counter):
+    """A counter to which one thread adds: without a lock that takes a fifth of the time."""
+
+    def _metric_init(self) -> None:
+        super()._metric_init()
+        self._count = 0.0
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        """Add an amount."""
+        del exemplar
+        self._count += amount
+
+    def _child_samples(self) -> Iterable[Sample]:
+        self._value.set(self._count)
+        return super()._child_samples()
+
+
+class Distribution(Histogram):
+    """A histogram that takes several equal values at once."""
+
+    def observe_equal(self, value: float, count: int) -> None:
+        """Count a value so many times."""
+        self._sum.inc(value * count)
+        self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
+
+
+def histogram(text: str, buckets: tuple[float, ...]) -> _Declared[Distribution]:
     """Declare a histogram."""
-    return _Declared(Histogram, text, {}, buckets=buckets)
+    return _Declared(Distribution, text, {}, buckets=buckets)
 
 
 def histograms(
@@ -123,9 +151,9 @@ def histograms(
     return _Declared(Histogram, text, label, buckets=buckets)
 
 
-def per_drafter(text: str, **label: Iterable[int]) -> _Declared[dict[str, list[Counter]]]:
+def per_drafter(text: str, **label: Iterable[int]) -> _Declared[dict[str, list[Count]]]:
     """Declare a counter with the labels `drafter` and another as its series by drafter."""
-    return _Declared(Counter, text, {"drafter": SOURCES, **label})
+    return _Declared(Count, text, {"drafter": SOURCES, **label})
 
 
 class Series:

@@ -142,9 +142,10 @@ class ModelRunner:
         self._fill(batch)
         self._ids[:count] = batch.tokens
         self._logit_rows[:num_rows] = batch.logit_rows
-        # A graph without hidden states has no choice of rows.
-        num_logits = batch.num_logits if _SCORED_ROWS in self._given else num_rows
-        self._scored_rows[: batch.num_logits] = batch.scored_rows
+        num_logits = num_rows
+        if _SCORED_ROWS in self._given:  # a graph without hidden states has no choice of rows
+            num_logits = batch.num_logits
+            self._scored_rows[:num_logits] = batch.scored_rows
         num_states = 0
         if self.states is not None:
             num_states = self._place_states(batch, self.states.followed)
@@ -183,30 +184,31 @@ class ModelRunner:
         Raises:
             ValueError: positions are not reserved, or what comes before them is gone.
         """
+        kept, given = self.cache.recurrent, self._given
         rows: list[int] = []
         last: list[int] = []
         progress: list[int] = []
         positions: list[int] = []
-        for span in batch.spans:
-            slot, start, count = span.slot, span.start, len(span.tokens)
-            low, high = self.cache.writable(slot)
+        for slot, start, tokens, num_logits, settled, _ in batch.spans:
+            count, (low, high) = len(tokens), self.cache.writable(slot)
             if not low <= start <= high - count:
                 raise ValueError(
                     f"positions {start} to {start + count - 1} of slot {slot} are not reserved: "
                     f"a pass may write {low} to {high - 1}"
                 )
             rows += (slot, start, count)
-            last += (slot, start + count - span.num_logits, span.num_logits)
-            if self.cache.recurrent is not None:
-                progress += self.cache.recurrent.write(slot, start, count, span.settled)
-            if _POSITIONS in self._given:
+            if _LOGIT_SPANS in given:
+                last += (slot, start + count - num_logits, num_logits)
+            if kept is not None:
+                progress += kept.write(slot, start, count, settled)
+            if _POSITIONS in given:
                 positions += range(start, start + count)
-        self._spans[: len(rows)] = rows
-        self._spans[len(rows) :] = 0
-        self._logit_spans[: len(last)] = last
-        self._logit_spans[len(last) :] = 0
-        self._progress[: len(progress)] = progress
-        if _POSITIONS in self._given:
+        self._spans[:] = rows + [0] * (len(self._spans) - len(rows))
+        if last:
+            self._logit_spans[:] = last + [0] * (len(self._logit_spans) - len(last))
+        if progress:
+            self._progress[: len(progress)] = progress
+        if positions:
             self._positions[: len(positions)] = positions
 
     def _place_states(self, batch: Batch, followed: Collection[int]) -> int:

@@ -37,26 +37,41 @@ class RequestHandle:
     queue_position: QueuePosition
     cancel: Callable[[], None]
     end: Callable[[str], None]
-    _outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue, init=False)
+    _outputs: list[Output] = field(default_factory=list, init=False)
+    _came: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def deliver(self, output: Output) -> None:
         """Hand an output to the handler that iterates."""
-        self._outputs.put_nowait(output)
+        self._outputs.append(output)
+        self._came.set()
 
-    async def outputs(self, pause: float | None = None) -> AsyncIterator[Output | None]:
-        """Iterate over the outputs until all requests have finished; call this once.
+    async def outputs(self, pause: float | None = None) -> AsyncIterator[list[Output]]:
+        """Yield the outputs that have come, until all requests have finished; call this once.
+
+        To wake a handler takes longer than to write an output, so it gets all that there are.
 
         Args:
-            pause: seconds without an output after which None comes; None: never.
+            pause: seconds without an output after which an empty list comes; None: never.
         """
-        unfinished = len(self.requests)
-        while unfinished:
-            output = None
-            try:
-                async with asyncio.timeout(pause):
-                    output = await self._outputs.get()
-            except TimeoutError:
-                pass
-            else:
-                unfinished -= output.finish is not None
-            yield output
+        loop, unfinished = asyncio.get_running_loop(), len(self.requests)
+        latest, timer = loop.time(), None
+
+        def look(pause: float) -> None:
+            """End a silence. The whole answer has one timer: to set one takes as long as a wait."""
+            nonlocal timer
+            if (left := latest + pause - loop.time()) <= 0:
+                self._came.set()
+            timer = loop.call_later(left if left > 0 else pause, look, pause)
+
+        if pause is not None:
+            timer = loop.call_later(pause, look, pause)
+        try:
+            while unfinished:
+                await self._came.wait()
+                self._came.clear()
+                latest, outputs, self._outputs = loop.time(), self._outputs, []
+                unfinished -= sum([output.finish is not None for output in outputs])
+                yield outputs
+        finally:
+            if timer is not None:
+                timer.cancel()

@@ -23,8 +23,8 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> None:
-        self._bytes = tokenizer.shown_bytes
-        self._begins = tokenizer.drops_first_space and not any(map(self._bytes, prompt_tokens))
+        self._shown = tokenizer.shown
+        self._begins = tokenizer.drops_first_space and not any(map(self._shown, prompt_tokens))
         self._rest = b""  # bytes of an incomplete character
         for token in prompt_tokens[1 - _CHARACTER_BYTES :]:
             self.push(token)
@@ -36,9 +36,14 @@ class IncrementalDetokenizer:
 
     def push(self, token: int) -> str:
         """Add a token; return the text that it completes, empty within a character."""
-        new = self._bytes(token)
+        new = self._shown(token)
         if self._begins and new:
-            self._begins, new = False, new.removeprefix(b" ")
+            self._begins = False
+            new = new.removeprefix(" ") if isinstance(new, str) else new.removeprefix(b" ")
+        if isinstance(new, str):
+            if not self._rest:
+                return new
+            new = new.encode()
         new = self._rest + new
         text, used = utf_8_decode(new, "replace", False)
         self._rest = new[used:]

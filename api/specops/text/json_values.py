@@ -130,8 +130,9 @@ def dumps(value: Any) -> bytes:
 def line(value: Any) -> bytes:
     """Write JSON on one line, also for clients that end lines as Python's `splitlines` does."""
     text = dumps(value)
-    for end, escaped in _LINE_ENDS:
-        text = text.replace(end, escaped)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS:
+            text = text.replace(end, escaped)
     return text
 
 

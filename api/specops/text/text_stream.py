@@ -50,18 +50,24 @@ class TextStream:
         self._dedent: re.Pattern[str] | None = None
         if min_indent:
             self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
+        # Characters with which what ends the text begins.
+        self._firsts = {end[0] for end in (*stop, "\n" if min_indent else "") if end}
         self.stopped: str | None = None
         self.dedented = False
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be sent now."""
-        piece = Piece(token, self._detokenizer.push(token), origin, logprob)
-        if not self._held and not self._may_end and not self._detokenizer.incomplete:
+        text = self._detokenizer.push(token)
+        piece, thoughts = Piece(token, text, origin, logprob), self._thoughts
+        waits = self._held or self._detokenizer.incomplete or thoughts is not None
+        if not waits and self._firsts.isdisjoint(text):
             return [piece]
         self._held.append(piece)
-        if self._thoughts is not None and not self._thoughts.over:
-            answer = self._thoughts.read(piece.text + self._unshown.get(token, ""))
+        if thoughts is not None:
+            answer = thoughts.read(text + self._unshown.get(token, ""))
             self._thought = sum(len(held.text) for held in self._held) - answer
+            if thoughts.over:
+                self._thoughts = None
         return self._release()
 
     def flush(self) -> list[Piece]:
@@ -76,12 +82,8 @@ class TextStream:
         self._held = []
         return pieces
 
-    @property
-    def _may_end(self) -> bool:
-        return bool(self._stop) or self._dedent is not None
-
     def _release(self) -> list[Piece]:
-        if not self._may_end and not self._detokenizer.incomplete:
+        if not self._firsts and not self._detokenizer.incomplete:
             pieces, self._held = self._held, []
             return pieces
         if self._thoughts is not None and self._thoughts.undecided:
@@ -113,10 +115,9 @@ class TextStream:
 
     def _possible_stop(self, text: str) -> int:
         """Return the length of the longest end of `text` that is the beginning of a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
+        for begin, letter in enumerate(text):
+            if letter in self._firsts and any(stop.startswith(text[begin:]) for stop in self._stop):
+                return len(text) - begin
         return 0
 
 

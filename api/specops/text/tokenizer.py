@@ -6,7 +6,7 @@ import json
 import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -69,7 +69,7 @@ class Tokenizer:
             for index, token in added.items()
             if token.special or (token.content.startswith("<") and token.content.endswith(">"))
         }
-        self._shown: dict[int, bytes] = {}  # cache of `shown_bytes`
+        self._shown: dict[int, str | bytes] = {}  # cache of `shown`
         self._plain: dict[frozenset[str], FastTokenizer] = {}  # cache of `encode_as_text`
         self._decoder = decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
@@ -214,10 +214,18 @@ class Tokenizer:
 
     def shown_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; none for special and unknown tokens."""
+        shown = self.shown(token)
+        return shown.encode() if isinstance(shown, str) else shown
+
+    def shown(self, token: int) -> str | bytes:
+        """Return what a token adds to a text; bytes where they are not whole characters."""
         if (shown := self._shown.get(token)) is None:
             if len(self._shown) >= _MAX_SHOWN:
                 self._shown = {}
-            shown = self._shown[token] = b"" if token in self._special else self._bytes(token)
+            shown = b"" if token in self._special else self._bytes(token)
+            with suppress(UnicodeDecodeError):
+                shown = shown.decode()
+            self._shown[token] = shown
         return shown
 
     def _bytes(self, token: int) -> bytes:

@@ -6,7 +6,16 @@ import asyncio
 import logging
 import secrets
 import string
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -165,16 +174,19 @@ class Generation:
             **self._named,
         }
 
-    async def steps(self) -> AsyncIterator[Step | None]:
-        """Yield each step as it comes; None after a long silence.
+    async def steps(self) -> AsyncIterator[Iterator[Step]]:
+        """Yield the steps that have come, none after a long silence.
+
+        Each changes the answers when it is taken, so that what is written of it shows no later one.
 
         Raises:
-            ApiError: one of the answers failed.
+            ApiError: one of the answers failed; taking its step raises it.
         """
-        async for made in self.handle.outputs(PAUSE_SECONDS):
-            if made is None:
-                yield None
-                continue
+        async for outputs in self.handle.outputs(PAUSE_SECONDS):
+            yield self._taken(outputs)
+
+    def _taken(self, outputs: Iterable[Output]) -> Iterator[Step]:
+        for made in outputs:
             index = self._index[made.request_id]
             answer = self.answers[index]
             output, deltas = self._read(answer, made)
@@ -184,15 +196,13 @@ class Generation:
             answer.prompt_computed = output.prompt_computed
             if output.finish:
                 answer.last = output
-            error = _failure(output, answer.request)
-            if error is None:
-                if output.finish and answer.reader:
+                if error := _failure(output, answer.request):
+                    if output.pieces:
+                        yield Step(index, replace(output, finish=None), deltas)
+                    raise error
+                if answer.reader:
                     deltas += answer.reader.finish()
-                yield Step(index, output, deltas)
-                continue
-            if output.pieces:
-                yield Step(index, replace(output, finish=None), deltas)
-            raise error
+            yield Step(index, output, deltas)
 
     def _read(self, answer: Answer, output: Output) -> tuple[Output, list[Delta]]:
         """Read the text of an output; end the answer where it begins to repeat its calls.
@@ -238,8 +248,8 @@ class Generation:
             ApiError: one of the answers failed.
         """
         async with calling_on_disconnect(self._receive, self.handle.cancel):
-            async for _ in self.steps():
-                pass
+            async for steps in self.steps():
+                deque(steps, 0)
         return self.answers
 
     def _log_fields(self) -> dict[str, Any]:
@@ -381,18 +391,23 @@ class Writer:
         return Response(text, headers=headers, media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async for step in self.generation.steps():
-                if step is None:
-                    events = self.pause
-                else:
+        failure: Exception | None = None
+        async for steps in self.generation.steps():
+            events, silent = [], True
+            try:
+                for step in steps:
                     work, tokens = partial(self.step, step), step.output.reported_tokens
-                    events = await self.generation.written(work, tokens)
-                if events:
-                    yield events
-        except ApiError as error:
-            yield self.failed(error)
-            return
+                    silent = False
+                    events.append(await self.generation.written(work, tokens))
+            except Exception as error:  # what came before it goes out first
+                silent, failure = False, error
+            if written := self.pause if silent else b"".join(events):
+                yield written
+            if isinstance(failure, ApiError):
+                yield self.failed(failure)
+                return
+            if failure is not None:
+                raise failure
         yield self.end()
 
 

@@ -219,12 +219,12 @@ class _Writer(OpenAiWriter):
         return Completion(
             **self.heading,
             choices=[
-                self._texts[index].choice(
-                    rank,
-                    answers[index].pieces,
-                    answers[index].finish_reason,
+                CompletionChoice(
+                    **self._texts[index].choice(
+                        rank, answers[index].pieces, answers[index].finish_reason
+                    )
+                    | self.token_ids(index, answers[index].pieces),
                     prompt_logprobs=self.prompt_logprobs(index),
-                    **self.token_ids(index, answers[index].pieces),
                 )
                 for rank, index in enumerate(self._returned())
             ],
@@ -235,9 +235,8 @@ class _Writer(OpenAiWriter):
     def step(self, step: Step) -> bytes:
         finish = self.generation.answers[step.index].finish_reason if step.output.finish else None
         index, pieces = step.index, step.output.pieces
-        ids = self.token_ids(index, pieces)
-        choice = self._texts[index].choice(index, pieces, finish, **ids)
-        return self.chunk(choice.model_dump(exclude_unset=True))
+        choice = self._texts[index].choice(index, pieces, finish)
+        return self.chunk(choice | self.token_ids(index, pieces))
 
     def _returned(self) -> Sequence[int]:
         """Return the indexes of the answers that the client gets: the best ones of each prompt."""
@@ -282,23 +281,20 @@ class _Text:
             self._spells = not (isinstance(prompt, str) and whole)
             self._echo = tokenizer.decode(sent, special=True) if self._spells else str(prompt)
 
-    def choice(
-        self, index: int, pieces: Sequence[Piece], finish: Any, **more: Any
-    ) -> CompletionChoice:
-        """Return the choice with the text and the probabilities of these pieces."""
+    def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> dict[str, Any]:
+        """Return the fields of a choice with the text and the probabilities of these pieces."""
+        logprobs = self._logprobs(pieces) if self._shows_logprobs else None
+        text, self._echo = self._echo + "".join([piece.text for piece in pieces]), ""
+        # Not a pydantic model: that takes five times as long, and this runs in every step.
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        if self._shows_logprobs and not self._prompt_reported:
+        if not self._prompt_reported:
             self._report_prompt(logprobs)
-        text, self._echo = self._echo + "".join(piece.text for piece in pieces), ""
-        for piece in pieces if self._shows_logprobs else ():
+        for piece in pieces:
             self._report(logprobs, piece.token, piece.logprob, len(piece.text))
-        return CompletionChoice(
-            index=index,
-            text=text,
-            logprobs=logprobs if logprobs.tokens else None,
-            finish_reason=finish,
-            **more,
-        )
+        return logprobs.model_dump() if logprobs.tokens else None
 
     def _report_prompt(self, logprobs: CompletionLogprobs) -> None:
         """Report the prompt's tokens, which come with the first output."""
