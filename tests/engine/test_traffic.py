@@ -244,7 +244,7 @@ def test_conversations_begin_sooner_and_the_last_hardly_end_later(
     case: str, mean: float, half: float
 ) -> None:
     """At half of the rate that saturates, the shortest prompt first would not reach 0.6 either."""
-    part = parts(case)
+    part = parts(case, count=100)
     assert part["mean"] <= mean
     assert part["p50"] <= half
     assert part["whole p99"] <= 1.05
@@ -252,9 +252,11 @@ def test_conversations_begin_sooner_and_the_last_hardly_end_later(
     assert part["within 1 s"] >= 1.2
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("moon", "azure, n"))])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.startswith(("moon", "azure, nine tenths,"))]
+)
 def test_other_lengths_keys_and_costs_gain_as_well(case: str) -> None:
-    part = parts(case, seeds=2, count=150)
+    part = parts(case, seeds=1, count=150)
     assert part["mean"] <= 0.7
     assert part["p50"] <= 0.5
 
