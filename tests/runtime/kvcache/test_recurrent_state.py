@@ -1,4 +1,7 @@
-"""States and kept inputs of slots: what passes are told, and what snapshots give back."""
+"""States and rings of slots: what passes are told, and which snapshots stay.
+
+`test_manager` shows what snapshots give back.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,6 @@ def memory(kept: RecurrentStateCache) -> np.ndarray:
     return kept._memory
 
 
-def rows(kept: RecurrentStateCache, slot: int) -> np.ndarray:
-    return memory(kept)[slot, SHAPE.state_floats :].reshape(RING, SHAPE.ring_floats_per_token)
-
-
 def test_a_cache_has_the_sizes_of_all_its_layers() -> None:
     mamba = StateSpace(heads=3, groups=1, size=32, state_size=16)
     shape = CacheShape.of([*LAYERS, mamba], "fp32")
@@ -88,28 +87,6 @@ def test_passes_of_measurements_begin_anywhere(kept: RecurrentStateCache) -> Non
     assert not memory(kept)[0].any()
     for start in (64, 0, 1024):
         assert kept.write(0, start, 8) == [start, start + 8]
-
-
-def test_a_snapshot_gives_back_the_state_and_the_inputs_behind_it(
-    kept: RecurrentStateCache, path: list[Node]
-) -> None:
-    kept.write(0, 0, 100, 84)
-    for position in range(100):
-        rows(kept, 0)[position % RING] = position
-    memory(kept)[0, : SHAPE.state_floats] = 84
-    kept.save(0, path, TEXT, lasts=True)
-    other = [*TEXT[:90], 7, 8, 9]
-    length, snapshot = longest_usable(path, other, len(other) - 1)
-    assert length == 90
-    assert snapshot is not None
-    assert longest_usable(path, TEXT[:83] + [0] * 9, 90) == (0, None)  # the state has more tokens
-    assert longest_usable(path, TEXT, 84) == (84, snapshot)
-    memory(kept)[1] = -1
-    kept.restore(1, snapshot, path, other[:90])
-    assert (memory(kept)[1, : SHAPE.state_floats] == 84).all()
-    for position in range(84 - 3, 90):
-        assert (rows(kept, 1)[position % RING] == position).all()
-    assert kept.write(1, 90, 4, 91) == [84, 91]
 
 
 def test_snapshots_take_no_more_than_their_bound(path: list[Node]) -> None:
