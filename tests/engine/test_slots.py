@@ -62,6 +62,7 @@ def test_a_sequence_without_blocks_waits_and_only_an_urgent_one_overtakes_it() -
     sequences = coming(waiting, 100, 150, 10)
     running.admit(waiting)
     assert list(running) == sequences[:1]
+    assert [item.slot for item in sequences] == [0, -1, -1]
     assert len(waiting) == 2
     suggestion = make_state(make_request(10, 8, priority=-1))
     waiting.add(suggestion)
