@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,9 +126,23 @@ class Text:
         return found
 
 
+class Rest(NamedTuple):
+    """Seconds of a step beside its pass: text and output."""
+
+    step: float = 20e-6
+    request: float = 6e-6
+    draft_token: float = 5e-6
+    token: float = 30e-6
+
+    def seconds(self, step: Step) -> float:
+        """Seconds of the rest of a step."""
+        seconds = self.step + self.request * step.decoding + self.token * step.emitted_tokens
+        return seconds + self.draft_token * step.draft_tokens
+
+
 @dataclass
 class Clock:
-    """A clock, in seconds, that only passes move."""
+    """A clock, in seconds, that only passes move, and in `Served.step` the rest of a step."""
 
     now: float = 0.0
 
@@ -146,6 +161,7 @@ class SimulatedTarget:
         slowness: a pass takes so many times as long as `costs` says.
         scatter: a pass takes up to this share more or less.
         costs: time of passes.
+        rest: time of the rest of a step.
 
     Attributes:
         passes: the computed batches.
@@ -164,6 +180,7 @@ class SimulatedTarget:
         slowness: float = 1.0,
         scatter: float = 0.0,
         costs: CostModel | None = None,
+        rest: Rest = Rest(),
     ) -> None:
         if num_blocks is None:
             num_blocks = num_slots * -(-context // BLOCK_TOKENS)
@@ -175,6 +192,7 @@ class SimulatedTarget:
         self.text = text
         self.clock = Clock() if clock is None else clock
         self.passes: list[Batch] = []
+        self.rest = rest
         self._costs = costs or tinyllama()
         self._slowness = slowness
         self._scatter = scatter
@@ -346,9 +364,10 @@ def make_scheduler(
     most_rows: int = MANY_ROWS,
     positions: int = 8,
     order: Order | None = None,
+    costs: CostModel | None = None,
 ) -> Scheduler:
     """A scheduler with the target's clock and costs; each drafter is asked alone."""
-    costs = tinyllama()
+    costs = costs or tinyllama()
     return Scheduler(
         target,  # type: ignore[arg-type]
         chains(*drafters),
@@ -373,8 +392,10 @@ class Served:
     results: list[Step] = field(default_factory=list)
 
     def step(self, scheduler: Scheduler) -> Step:
-        """Run one step and keep its outputs."""
+        """Run one step, which ends when its outputs are handed over, and keep them."""
         result = scheduler.step()
+        if isinstance(target := scheduler.target, SimulatedTarget):
+            target.clock.now += target.rest.seconds(result)
         self.results.append(result)
         for output in result.outputs:
             mine = self.outputs.setdefault(output.request_id, [])

@@ -15,6 +15,7 @@ from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftReque
 from tests.simulated_target import (
     VOCAB,
     Clock,
+    Rest,
     SimulatedTarget,
     Text,
     make_request,
@@ -190,3 +191,30 @@ def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
                 serve(scheduler, make_request(4, 100, drafter=name, k_draft=8, adaptive=True))
             seconds[name] = target.clock.now - begun
     assert min(seconds["suffix"], seconds["draft"]) / seconds["cascade"] > times_as_fast
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize("rest", [Rest(), Rest(draft_token=100e-6), Rest(token=500e-6)])
+def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, requests: int) -> None:
+    """A pass takes 0.25 ms, so the rest of a step counts; 7 draft tokens of 10 are right."""
+    small = [tinyllama(0.02) for _ in range(2)]
+    target = SimulatedTarget(
+        text=Text(surprise=0.0), reuse=PrefixCache.OFF, rest=rest, costs=small[0]
+    )
+    scheduler = make_scheduler(target, [Lookup(0.7)], costs=small[1])
+
+    def serving(drafter: str) -> tuple[float, float]:
+        """Seconds that some answers take, and tokens a pass."""
+        fields = {"drafter": drafter, "k_draft": 8, "adaptive": True}
+        asked, begun = [make_request(4, 400, **fields) for _ in range(requests)], target.clock.now
+        served = serve(scheduler, *asked)
+        jumps = [served.stats(item).tokens_per_jump for item in asked]
+        return target.clock.now - begun, float(np.mean(jumps))
+
+    serving("suffix")  # learns
+    seconds, jump = serving("suffix")
+    told = scheduler.controller.estimated_speedup
+    plain, _ = serving("none")
+    assert plain / seconds > 0.99
+    assert told == pytest.approx(plain / seconds, rel=0.05)
+    assert told <= jump

@@ -99,6 +99,10 @@ class Scheduler:
         self._in_flight: dict[str, RequestState] = {}
         self._next_deadline = _NO_BOUND  # no request in flight has an earlier one
         self._left: list[RequestState] = []  # requests that ended while they waited
+        # The latest step that only decoded: what `Overhead.observe` takes, where the seconds are
+        # counted from. It lasts until the next one begins.
+        self._decoded: tuple[int, int, int, float] | None = None
+        self._choosing = 0.0  # seconds in this step
 
     @property
     def controller(self) -> Controller:
@@ -149,6 +153,10 @@ class Scheduler:
     def step(self) -> Step:
         """Run one forward pass for all requests that run, or none where there is nothing to do."""
         step, started = Step(), self._clock()
+        if self._decoded is not None:
+            *counts, begun = self._decoded
+            self.controller.overhead.observe(*counts, started - begun)
+        self._decoded, self._choosing = None, 0.0
         preempted = self._slots.preemptions
         self._expire(step, started)
         self._slots.admit(self.waiting)
@@ -158,6 +166,10 @@ class Scheduler:
             self._run(step, batch, scheduled, started)
         self._retire(step)
         self._note_load(step)
+        if step.decoding and not step.prompt_tokens and self.busy:
+            begun = started + step.seconds + step.draft_seconds + self._choosing
+            counts = step.decoding, step.draft_tokens, step.emitted_tokens
+            self._decoded = *counts, begun
         return step
 
     # -- requests --------------------------------------------------------------------------------
@@ -310,6 +322,7 @@ class Scheduler:
         verdict, end = _verify(item, adjusted), self._clock()
         if item.sampling.temperature > 0:
             self.controller.drawn(verdict.accepted + 1, end - drawing)
+        self._choosing += end - begun
         state.choosing_seconds = mean_with(state.choosing_seconds, end - begun, _LATEST)
         return verdict
 

@@ -27,6 +27,7 @@ from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.speculation.acceptance import Acceptance, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH, Draft, DraftRequest
+from specops.speculation.overhead import Overhead
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that each drafter may lose where it does not pay
@@ -60,9 +61,13 @@ class Controller:
         target: costs of the target's passes.
         draft: costs of the passes of a draft model or head; None where there are none.
         positions: length of the longest draft.
+
+    Attributes:
+        overhead: what steps take beside their passes.
     """
 
     def __init__(self, target: CostModel, draft: CostModel | None, positions: int) -> None:
+        self.overhead = Overhead()
         self._target = target
         self._draft = draft
         self._positions = positions
@@ -153,15 +158,19 @@ class Controller:
             first = requests + prompt_tokens
             begin, *wider = self._target.costs(first, requests * self._positions)
             added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
-            # To draw a token costs as much with draft tokens as without, and so cancels out.
-            plain = self._target.cost(requests, spans=requests)
-            bound = max(LEAST_REACH, added * requests / plain)
+            # What a token takes outside passes it takes with draft tokens and without.
+            saved = self._plain(requests) / requests - self.overhead.token
+            bound = max(LEAST_REACH, (added + self.overhead.draft_token) / saved)
             self._bounds[requests, prompt_tokens] = bound
         return bound
 
     def token_seconds(self, requests: int) -> float:
         """Seconds per token lately, where this many requests decode together."""
-        return self._target.cost(requests) / requests / self.estimated_speedup
+        return self._plain(requests) / requests / self.estimated_speedup
+
+    def _plain(self, requests: int) -> float:
+        """Seconds of a step in which so many requests get a token each, without drafts."""
+        return self._target.cost(requests, spans=requests) + self.overhead.seconds(requests)
 
     # -- how many draft tokens to verify ---------------------------------------------------------
 
@@ -206,16 +215,20 @@ class Controller:
         """
         pair = self._target.attention_seconds(1)
         per_token = [item.start * pair + item.speculation.adjusting for item in requests]
+        row = self.overhead.draft_token
         tokens = len(requests) + sum(item.max_draft for item in requests if not item.adaptive)
-        drawing = [self._drawing_of(item) for item in requests]
-        states = self._target.state_seconds(len(requests))
-        expected, extra = float(len(requests)), sum(per_token) + sum(drawing) + states
+        # What each token that comes takes: drawn or not, it becomes text.
+        drawing = [self._drawing_of(item) + self.overhead.token for item in requests]
+        outside = self.overhead.seconds(len(requests), tokens=0)
+        outside += self._target.state_seconds(len(requests))
+        expected, extra = float(len(requests)), sum(per_token) + sum(drawing) + outside
         expected_tokens, extra_seconds = [expected], [extra]
         # Tokens and costs of the draft model's passes.
         widths, model_costs = [0] * self._positions, [0.0] * self._positions
         for missed, index, position in places:
             expected -= missed
-            extra += per_token[index] - missed * drawing[index]  # drawn where it is reached
+            # drawn where it is reached
+            extra += row + per_token[index] - missed * drawing[index]
             if (uncomputed := requests[index].num_uncomputed) and self._draft is not None:
                 widths[position] += 1 if position else uncomputed
                 cost = self._draft.cost(widths[position])
@@ -298,7 +311,7 @@ class Controller:
             draft_seconds: measured time to get the draft tokens.
         """
         count, width = len(requests), sum([len(item.tokens) for item in requests])
-        alone = self._target.cost(count, spans=count)
+        alone = self._plain(count)
         token, seconds, plain_seconds = alone / count, alone + draft_seconds, alone
         if width > count or any(item.asked for item in requests):
             seconds, plain_seconds = self._drafted(requests, alone, width, draft_seconds)
@@ -323,27 +336,31 @@ class Controller:
         Returns:
             The seconds that it took, and those of plain decoding for the same tokens.
         """
-        count = len(requests)
-        together = alone if width == count else self._target.cost(width, spans=count)
-        token, added = alone / count, (together - alone) / max(1, width - count)
+        count, each = len(requests), self.overhead.token
+        together, token = alone, alone / count
+        if width > count:
+            together += self._target.cost(width, spans=count) - self._target.cost(count, spans=count)
+            together += self.overhead.draft_token * (width - count)
+        added = (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
         least = added / self.token_seconds(count)
         asked: dict[str, list[tuple[DraftRequest, float]]] = {}  # with what was saved
         for item in requests:
             speculation, own, got = item.speculation, len(item.tokens), item.emitted
             drawing, adjusting = self._drawing_of(item), speculation.adjusting
-            choosing = got * drawing + own * adjusting
+            choosing = got * drawing + own * adjusting + (got - 1) * each
             speculation.seconds += token + (own - 1) * added + choosing + drafting * own
             plain = got * (token + drawing + adjusting)
             speculation.plain_seconds += plain
             seconds += choosing
             plain_seconds += plain
-            saved = _saved(item.draft, item.came, token + adjusting, added + adjusting)
+            worth = token + adjusting - each
+            saved = _saved(item.draft, item.came, worth, added + adjusting)
             for name, one in reversed(item.asked.items()):
                 without, before = saved, one.before
                 if item.draft.tokens and before.drafter != item.draft.drafter:
                     before = before.likely(len(before.tokens), least)  # what would have paid
-                    without = _saved(before, item.came, token + adjusting, added + adjusting)
+                    without = _saved(before, item.came, worth, added + adjusting)
                 asked.setdefault(name, []).append((item, saved - without))
                 saved = without
         for name, items in asked.items():
@@ -398,7 +415,8 @@ class Controller:
         """A request's share of a pass's seconds, by the number of draft tokens of each request."""
         if (costs := self._shares.get(requests)) is None:
             passes = self._target.costs(requests, requests * self._positions)[::requests]
-            costs = self._shares[requests] = [cost / requests for cost in passes]
+            outside = self.overhead.seconds(requests)
+            costs = self._shares[requests] = [(cost + outside) / requests for cost in passes]
         return costs
 
     def _acceptance_of(self, request: DraftRequest, drafter: str) -> Acceptance:
