@@ -140,6 +140,9 @@ class Rest(NamedTuple):
         return seconds + self.draft_token * step.draft_tokens
 
 
+REST = Rest()
+
+
 @dataclass
 class Clock:
     """A clock, in seconds, that only passes move, and in `Served.step` the rest of a step."""
@@ -180,7 +183,7 @@ class SimulatedTarget:
         slowness: float = 1.0,
         scatter: float = 0.0,
         costs: CostModel | None = None,
-        rest: Rest = Rest(),
+        rest: Rest = REST,
     ) -> None:
         if num_blocks is None:
             num_blocks = num_slots * -(-context // BLOCK_TOKENS)

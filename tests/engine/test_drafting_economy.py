@@ -32,16 +32,18 @@ STRETCH = 25  # tokens
 
 
 class Lookup(LookupDrafter):
-    """Knows each next token with a probability, and says with which."""
+    """Knows each next token with a probability, and says with which; sometimes it knows none."""
 
-    def __init__(self, right: float, name: str = "suffix") -> None:
+    def __init__(self, right: float, name: str = "suffix", *, silent: float = 0.0) -> None:
         self.name = name  # type: ignore[misc]
-        self.right = right
+        self.right, self._silent = right, silent
         self._rng = np.random.default_rng(3)
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
     ) -> Draft:
+        if self._silent and self._rng.random() < self._silent:
+            return NO_DRAFT
         found = [tokens[-1]]
         for wrong in self._rng.random(min(count, 3)) >= self.right:
             found.append((3 * found[-1] + 7 + int(wrong)) % VOCAB)
@@ -201,20 +203,23 @@ def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, reque
     target = SimulatedTarget(
         text=Text(surprise=0.0), reuse=PrefixCache.OFF, rest=rest, costs=small[0]
     )
-    scheduler = make_scheduler(target, [Lookup(0.7)], costs=small[1])
+    scheduler = make_scheduler(target, [Lookup(0.7, silent=0.2)], costs=small[1])
 
-    def serving(drafter: str) -> tuple[float, float]:
-        """Seconds that some answers take, and tokens a pass."""
+    def serving(drafter: str) -> tuple[float, float, float]:
+        """Seconds that some answers take, the gain that they are told of, and tokens a pass."""
         fields = {"drafter": drafter, "k_draft": 8, "adaptive": True}
         asked, begun = [make_request(4, 400, **fields) for _ in range(requests)], target.clock.now
         served = serve(scheduler, *asked)
-        jumps = [served.stats(item).tokens_per_jump for item in asked]
-        return target.clock.now - begun, float(np.mean(jumps))
+        stats = [served.stats(item) for item in asked]
+        told, jump = (
+            float(np.mean([getattr(item, name) for item in stats]))
+            for name in ("estimated_speedup", "tokens_per_jump")
+        )
+        return target.clock.now - begun, told, jump
 
     serving("suffix")  # learns
-    seconds, jump = serving("suffix")
-    told = scheduler.controller.estimated_speedup
-    plain, _ = serving("none")
+    seconds, told, jump = serving("suffix")
+    plain, *_ = serving("none")
     assert plain / seconds > 0.99
-    assert told == pytest.approx(plain / seconds, rel=0.05)
+    assert told == pytest.approx(plain / seconds, rel=0.1)  # some end before others
     assert told <= jump

@@ -21,6 +21,7 @@ from specops.request import (
 from specops.speculation.drafters.base import DraftModel, LookupDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
+    Rest,
     Served,
     SimulatedTarget,
     Text,
@@ -335,7 +336,7 @@ def test_the_controller_chooses_neither_fixed_drafts_nor_those_of_grammars(adapt
 
 
 def test_the_times_of_a_request_are_those_of_the_clock() -> None:
-    target = SimulatedTarget(num_slots=1)
+    target = SimulatedTarget(num_slots=1, rest=Rest(0, 0, 0, 0))
     scheduler = make_scheduler(target)
     target.clock.now = 5.0
     first, second = (make_request(200, 10, arrival=5.0) for _ in range(2))

@@ -154,8 +154,8 @@ class Scheduler:
         """Run one forward pass for all requests that run, or none where there is nothing to do."""
         step, started = Step(), self._clock()
         if self._decoded is not None:
-            *counts, begun = self._decoded
-            self.controller.overhead.observe(*counts, started - begun)
+            requests, drafted, tokens, begun = self._decoded
+            self.controller.overhead.observe(requests, drafted, tokens, started - begun)
         self._decoded, self._choosing = None, 0.0
         preempted = self._slots.preemptions
         self._expire(step, started)
@@ -168,8 +168,7 @@ class Scheduler:
         self._note_load(step)
         if step.decoding and not step.prompt_tokens and self.busy:
             begun = started + step.seconds + step.draft_seconds + self._choosing
-            counts = step.decoding, step.draft_tokens, step.emitted_tokens
-            self._decoded = *counts, begun
+            self._decoded = step.decoding, step.draft_tokens, step.emitted_tokens, begun
         return step
 
     # -- requests --------------------------------------------------------------------------------

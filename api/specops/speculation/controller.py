@@ -339,8 +339,8 @@ class Controller:
         count, each = len(requests), self.overhead.token
         together, token = alone, alone / count
         if width > count:
-            together += self._target.cost(width, spans=count) - self._target.cost(count, spans=count)
-            together += self.overhead.draft_token * (width - count)
+            wider = self._target.cost(width, spans=count) - self._target.cost(count, spans=count)
+            together += wider + self.overhead.draft_token * (width - count)
         added = (together - alone) / max(1, width - count)
         seconds, plain_seconds, drafting = together + draft_seconds, 0.0, draft_seconds / width
         least = added / self.token_seconds(count)

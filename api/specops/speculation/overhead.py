@@ -7,13 +7,17 @@ row of logits, whose largest has to be found. `CostModel` predicts passes; this 
 
 from __future__ import annotations
 
+import numpy as np
+
 from specops.runtime.cost_model import OUTLIER
 
-_RATE = 1 / 32  # share of a step's error that the estimate takes over
+_STEPS = 32  # between two fits
+_MEMORY = 0.95  # weight of what was seen before, after each
+_RIDGE = 1e-6  # of the largest sum of squares: what cannot be told apart shares the seconds
 
 
 class Overhead:
-    """Predicts the seconds of a step outside passes. Used by the engine's thread.
+    """Predicts the seconds of a step outside passes, by a running fit. For the engine's thread.
 
     Attributes:
         step: seconds of each step.
@@ -22,10 +26,10 @@ class Overhead:
         token: seconds for each token that comes of it.
     """
 
-    __slots__ = ("draft_token", "request", "step", "token")
-
     def __init__(self) -> None:
         self.step = self.request = self.draft_token = self.token = 0.0
+        self._seen: list[tuple[float, ...]] = []  # since the last fit
+        self._sums = np.zeros((5, 5))  # of products of what was seen
 
     def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
         """Seconds outside passes; without `tokens` each request gets one."""
@@ -34,13 +38,24 @@ class Overhead:
         return own + self.draft_token * draft_tokens + self.token * tokens
 
     def observe(self, requests: int, draft_tokens: int, tokens: int, seconds: float) -> None:
-        """Learn from a step. Normalized least mean squares, as in `CostModel.observe`."""
-        expected = self.seconds(requests, draft_tokens, tokens)
-        if expected:
-            seconds = min(seconds, OUTLIER * expected)  # the thread waited for a core
-        norm = 1 + requests * requests + draft_tokens * draft_tokens + tokens * tokens
-        move = (_RATE if expected else 1.0) * (seconds - expected) / norm
-        self.step = max(0.0, self.step + move)
-        self.request = max(0.0, self.request + move * requests)
-        self.draft_token = max(0.0, self.draft_token + move * draft_tokens)
-        self.token = max(0.0, self.token + move * tokens)
+        """Learn from a step. One that waited for a core counts as twice the expected time."""
+        if expected := self.seconds(requests, draft_tokens, tokens):
+            seconds = min(seconds, OUTLIER * expected)
+        self._seen.append((1.0, requests, draft_tokens, tokens, seconds))
+        if len(self._seen) == _STEPS:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Least squares, without what would be below 0."""
+        seen, self._seen = np.array(self._seen), []
+        self._sums = _MEMORY * self._sums + seen.T @ seen
+        squares, products = self._sums[:4, :4], self._sums[:4, 4]
+        squares = squares + _RIDGE * squares.max() * np.eye(4)
+        found, kept = np.zeros(4), list(range(4))
+        while kept:
+            part = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
+            if part.min() >= 0:
+                found[kept] = part
+                break
+            del kept[int(part.argmin())]
+        self.step, self.request, self.draft_token, self.token = found.tolist()
