@@ -201,7 +201,7 @@ def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, reque
     """A pass takes 0.25 ms, so the rest of a step counts; 7 draft tokens of 10 are right."""
     small = [tinyllama(0.02) for _ in range(2)]
     target = SimulatedTarget(
-        text=Text(surprise=0.0), reuse=PrefixCache.OFF, rest=rest, costs=small[0]
+        text=Text(surprise=0.0), reuse=PrefixSharing.OFF, rest=rest, costs=small[0]
     )
     scheduler = make_scheduler(target, [Lookup(0.7, silent=0.2)], costs=small[1])
 
