@@ -19,7 +19,7 @@ from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_fi
 from bench.runtime import before, guess, kernels, states
 from bench.scale import scale
 from bench.serving import at_once, order
-from bench.speculation import chat, compare, concurrency, equality, mtp, simulated
+from bench.speculation import adaptive, chat, compare, concurrency, equality, mtp
 from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
@@ -85,10 +85,9 @@ BENCHMARKS = {
         chat.FULL, chat.QUICK,
         "what speculation gains on ordinary questions whose answers repeat, or do not",
     ),
-    "simulated": Benchmark(
-        lambda o, plan: simulated.run(_sized(o), o.prompts or code(plan.each), plan),
-        simulated.FULL, simulated.QUICK,
-        "speculation at TinyLlama's size, at set levels of acceptance",
+    "adaptive": Benchmark(
+        adaptive.run, adaptive.FULL, adaptive.QUICK,
+        "adaptive drafts beside plain decoding and every length, at set levels of acceptance",
     ),
     "equality": Benchmark(
         lambda o, plan: equality.run(_kinds(o), o.prompts or code(plan.prompts), plan),
@@ -164,14 +163,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--prompts", type=lambda path: from_file(Path(path)),
-        help="compare, concurrency, simulated, equality, order: prompts of your own, JSON lines "
+        help="adaptive, compare, concurrency, equality, order: prompts of your own, JSON lines "
         "with the field `prompt` (order: and `output_tokens_count`)",
     )  # fmt: skip
     parser.add_argument(
         "--kernels", choices=NAMES, help=f"what computes in this process (default: {NAMES[0]})"
     )
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
-    flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
+    flag("--skip-tinyllama", "kernels, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
     parser.add_argument(
         "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
@@ -191,7 +190,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="caps, equality, shapes, guess, mtp: those whose names contain this, or one of A,B,C",
+        help="adaptive, caps, equality, shapes, guess, mtp: those whose names contain this, or "
+        "one of A,B,C",
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")

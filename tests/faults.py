@@ -1,11 +1,13 @@
 """Requests that fail inside the engine, among others, which must get the same tokens as alone.
 
-Each faulty request says where it fails: a drafter, sampling, log-probabilities or detokenizing
-raises an error for that request.
+Each faulty request says where it fails: sampling, log-probabilities or detokenizing raises an error
+for that request. Tests run it for a moment. The full run is
+`python -m tests.faults --honest 4000 --faulty 1000`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,16 +18,15 @@ from unittest.mock import patch
 
 import numpy as np
 
+from specops.config import Settings
 from specops.engine import request_state, scheduler
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
-from specops.speculation.drafters.base import Chain
 from specops.text.text_stream import TextStream
-from tests.leavers import alone
+from tests.leavers import alone, heldout, kinds
 
 AT_ONCE = 48  # requests at a time
-DRAFTER = ("begin", "look_up", "num_uncomputed", "prefill", "propose", "release")
-ALL = (*DRAFTER, "next_token", "verify", "logprob", "push", "flush")
+ALL = ("next_token", "verify", "logprob", "push", "flush")
 _ids = count()
 
 
@@ -55,32 +56,6 @@ class _FaultyText(TextStream):
         return super().flush()
 
 
-class _FaultyDrafter:
-    """Passes calls on; fails if the client is named after the method."""
-
-    def __init__(self, drafter: Any, clients: dict[int, str]) -> None:
-        self._drafter, self._clients = drafter, clients
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._drafter, name)
-        if name not in DRAFTER:
-            return found
-
-        def call(first: Any, *rest: Any) -> Any:
-            if name == "begin":
-                self._clients[first] = rest[-1]
-            slots = [item.slot for item in first] if name == "propose" else [first]
-            for slot in slots:
-                if name != "release":
-                    _fail_at(name, self._clients[slot])
-            answer = found(first, *rest)
-            if name == "release":
-                _fail_at(name, self._clients[first])
-            return answer
-
-        return call
-
-
 def _fail_at(where: str, *named: str) -> None:
     if f"fault {where}" in named:
         raise FaultError(where)
@@ -101,37 +76,28 @@ def _sampled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def faults(engine: Engine) -> Iterator[None]:
+def faults() -> Iterator[None]:
     """Make the requests of `faulty` fail within the block."""
-    drafters: Any = engine.scheduler.drafters
-    before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
         for module, name in ((scheduler, "verify"), (request_state, "logprob")):
             wrapped = _sampled(getattr(module, name))
             patched.enter_context(patch.object(module, name, wrapped))
         patched.enter_context(patch.object(request_state, "TextStream", _FaultyText))
-        for name, chain in before.items():
-            lookups = tuple(_FaultyDrafter(item, clients) for item in chain.lookups)
-            model = chain.model and _FaultyDrafter(chain.model, clients)
-            drafters[name] = Chain(lookups, model)
         yield
-    drafters.update(before)
 
 
 def faulty(request: GenerationRequest, where: str) -> GenerationRequest:
     """Return the request, changed so that it fails in this function, if it gets there."""
-    if where in DRAFTER:
-        model = where in ("num_uncomputed", "prefill", "propose")
-        drafter = "draft" if model else "suffix" if where == "look_up" else request.drafter
-        return replace(request, client=f"fault {where}", drafter=drafter, k_draft=4, adaptive=False)
     if where in ("push", "flush"):
         return replace(request, stop=(f"fault {where}",))
     if where == "logprob":
         return replace(request, logprobs=_Most(2))
     # Where all requests of a pass are greedy, their draft tokens are compared without `verify`.
-    sampling = _Sampling(temperature=1.0, seed=1) if where == "verify" else _Sampling()
+    verified = where == "verify"
+    sampling = _Sampling(temperature=1.0, seed=1) if verified else _Sampling()
     object.__setattr__(sampling, "where", where)
-    return replace(request, sampling=sampling)
+    drafts = {"drafter": "draft", "k_draft": 4, "adaptive": False} if verified else {}
+    return replace(request, sampling=sampling, **drafts)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -160,7 +126,7 @@ def play(
     scheduler, tally = engine.scheduler, Tally()
     here: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
     more = True
-    with faults(engine):
+    with faults():
         while more or here:
             while more and len(here) < AT_ONCE:
                 where = next(coming, None)
@@ -194,3 +160,22 @@ def _take(
     else:
         assert tuple(got) == expected
         tally.right += 1
+
+
+def main() -> None:
+    """The full run, on the demo pair."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--honest", type=int, default=4000)
+    parser.add_argument("--faulty", type=int, default=1000)
+    options = parser.parse_args()
+    settings = Settings(model="demo", max_inter_token_latency=0.05)
+    engine = Engine.load(settings)
+    requests = kinds(engine, heldout(settings), 60)
+    tally = play(engine, requests, options.honest, options.faulty)
+    print(f"{tally.right} requests got what they get alone")
+    print(f"{tally.failed.total()} ended in their own error: {dict(sorted(tally.failed.items()))}")
+    print(f"{tally.escaped.total()} never came to theirs: {dict(sorted(tally.escaped.items()))}")
+
+
+if __name__ == "__main__":
+    main()

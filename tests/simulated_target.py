@@ -22,7 +22,7 @@ from specops.config import Settings
 from specops.engine.drafting import Drafting
 from specops.engine.order import Order
 from specops.engine.pass_budget import MANY_ROWS, PassBudget
-from specops.engine.request_state import NO_DRAFTERS, RequestState
+from specops.engine.request_state import Drafters, RequestState
 from specops.engine.scheduler import Scheduler
 from specops.engine.slots import SlotManager
 from specops.request import (
@@ -42,7 +42,8 @@ from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Chain, DraftModel, LookupDrafter
+from specops.speculation.drafters.base import Drafter
+from specops.speculation.safeguard import Safeguard
 from specops.speculation.verifier import verify
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
@@ -304,7 +305,7 @@ def make_request(
 
 
 def make_state(
-    request: GenerationRequest, drafters: Mapping[str, Chain] = MappingProxyType({})
+    request: GenerationRequest, drafters: Mapping[str, Drafters] = MappingProxyType({})
 ) -> RequestState:
     """The state of a request, with its drafters by their name."""
     return RequestState(
@@ -313,16 +314,13 @@ def make_state(
         end_tokens=frozenset(),
         clock=Clock(),
         grammars=grammars(),
-        chain=drafters.get(request.drafter, NO_DRAFTERS),
+        drafters=drafters.get(request.drafter, ()),
     )
 
 
-def chains(*drafters: LookupDrafter | DraftModel) -> dict[str, Chain]:
+def chains(*drafters: Drafter) -> dict[str, Drafters]:
     """Each drafter alone, under its own name."""
-    return {
-        item.name: Chain((item,)) if isinstance(item, LookupDrafter) else Chain(model=item)
-        for item in drafters
-    }
+    return {item.name: (item,) for item in drafters}
 
 
 def make_budget(
@@ -347,18 +345,20 @@ def make_order(cache: KvCache | None = None) -> Order:
 
 def make_drafting(
     cache: KvCache,
-    drafters: Mapping[str, Chain],
+    drafters: Mapping[str, Drafters],
     controller: Controller,
     clock: Clock | None = None,
 ) -> Drafting:
     """What collects draft tokens for TinyLlama's passes."""
-    slots = SlotManager(cache, make_order(cache), 96)
-    return Drafting(cache, slots, drafters, controller, make_budget(), clock=clock or Clock())
+    safeguard, budget = Safeguard(), make_budget()
+    slots = SlotManager(cache, make_order(cache), 96, safeguard)
+    fields = {"budget": budget, "safeguard": safeguard, "clock": clock or Clock()}
+    return Drafting(cache, slots, drafters, controller, **fields)  # type: ignore[arg-type]
 
 
 def make_scheduler(
     target: SimulatedTarget,
-    drafters: Iterable[LookupDrafter | DraftModel] = (),
+    drafters: Iterable[Drafter] = (),
     *,
     draft_costs: CostModel | None = None,
     end_tokens: frozenset[int] = frozenset(),
@@ -374,7 +374,7 @@ def make_scheduler(
     return Scheduler(
         target,  # type: ignore[arg-type]
         chains(*drafters),
-        Controller(costs, draft_costs, positions),
+        Controller(costs, positions),
         costs,
         tokenizer(),
         draft_cost_model=draft_costs,

@@ -439,6 +439,7 @@ class Step:
     draft_seconds: float = 0.0
     missed_drafters: Sequence[str] = ()  # one per request without a proposal
     declined_drafters: Sequence[str] = ()  # one where drafting did not pay
+    failed_drafters: Sequence[str] = ()  # switched off by an error
     preempted: int = 0  # requests that gave their KV blocks up
     # After the pass:
     ended: float = 0.0

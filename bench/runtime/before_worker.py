@@ -7,7 +7,7 @@ project that have been the same in every version: `Engine.load`, `scheduler.add`
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
@@ -30,9 +30,11 @@ class Wrong(LookupDrafter):
 
     name = "wrong"
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
+    def look_up(self, asked: Any, *before: Any) -> Any:
         """Propose tokens that follow from the last one."""
-        return Draft(tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1)))
+        tokens, count, *_ = before or (asked.text, asked.max_draft)  # a slot first, until 0.1
+        found = tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1))
+        return Draft(found) if before else found
 
 
 class Steps:

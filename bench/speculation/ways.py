@@ -19,7 +19,7 @@ from bench.tools.report import Summary, Table, Target, progress, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Chain
+from specops.speculation.drafters.base import Drafter
 from specops.text.chat_template import question
 
 FIXED = 3  # draft tokens a step of ways that are not adaptive
@@ -103,7 +103,7 @@ class Runner:
 
         Without a draft model or head a cascade is its lookup.
         """
-        names = dict[Chain, str]()
+        names = dict[tuple[Drafter, ...], str]()
         for name, chain in self.engine.scheduler.drafters.items():
             names.setdefault(chain, name)
         found = []
@@ -136,8 +136,7 @@ class Runner:
         """Answer prompts, `at_once` of them at a time, with this way's own controller."""
         scheduler = self.engine.scheduler
         if config not in self._controllers:
-            costs = scheduler.cost_model, scheduler.draft_cost_model
-            self._controllers[config] = Controller(*costs, self._max_k)
+            self._controllers[config] = Controller(scheduler.cost_model, self._max_k)
         scheduler.controller = self._controllers[config]
         requests = [self.request(prompt, config, new_tokens) for prompt in prompts]
         return run_together(self.engine, requests, at_once)

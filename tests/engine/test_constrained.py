@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency
 from specops.engine.scheduler import Scheduler
 from specops.request import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from specops.runtime.sampling import filtered_probs
-from specops.speculation.drafters.base import Draft, DraftRequest, LookupDrafter
+from specops.speculation.drafters.base import Draft, DraftContext, Drafter, LookupDrafter
 from tests.simulated_target import (
     Served,
     SimulatedTarget,
@@ -42,25 +42,24 @@ class Known(LookupDrafter):
         self._tokens, self._right = tuple(tokens), right
         self._rng = np.random.default_rng(5)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
-        start = len(tokens) - len(PROMPT)
-        found = np.array(self._tokens[start : start + count], int)
+    def look_up(self, context: DraftContext) -> Sequence[int]:
+        start = len(context.text) - len(PROMPT)
+        found = np.array(self._tokens[start : start + context.max_draft], int)
         wrong = self._rng.random(len(found)) >= self._right
-        return Draft(tuple(np.where(wrong, found ^ 1, found).tolist()))
+        return np.where(wrong, found ^ 1, found).tolist()  # type: ignore[no-any-return]
 
 
-class Drawing:
+class Drawing(Drafter):
     """Draws as a draft model does: from a distribution of its own that knows no grammar.
 
     One that `leaves_out` what the grammar forbids does what the engine must not do.
     """
 
     def __init__(self, name: str, *, leaves_out: bool = False) -> None:
-        self.name, self._leaves_out = name, leaves_out
+        self.name = name  # type: ignore[misc]
+        self._leaves_out = leaves_out
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftContext]) -> list[Draft]:
         drafts = []
         for item in requests:
             logits = np.random.default_rng(9).standard_normal((item.max_draft, 4096)) * 0.1
@@ -69,26 +68,14 @@ class Drawing:
             tokens = [int(item.rng.choice(4096, p=row / row.sum())) for row in probs]
             if self._leaves_out and tokens[0] not in SIGNS[1:]:
                 tokens = []
-            drafts.append(Draft(tuple(tokens), probs))
+            drafts.append(Draft(tuple(tokens), probs, accept_probs=(0.5,) * len(tokens)))
         return drafts
-
-    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        pass
-
-    def num_uncomputed(self, slot: int, length: int) -> int:
-        return 1
-
-    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
-        return 0
-
-    def release(self, slot: int) -> None:
-        pass
 
 
 SIGNS = [32, 94, 62, 64]  # "@", "~", "^", "`"
 
 
-def made(*drafters: LookupDrafter | Drawing) -> Scheduler:
+def made(*drafters: Drafter) -> Scheduler:
     target = SimulatedTarget(text=TEXT)
     return make_scheduler(target, drafters, end_tokens=ENDS)
 

@@ -8,7 +8,7 @@ from specops.config import ConfigError, Settings
 from specops.engine.engine import _default_drafter
 from specops.request import DRAFTERS
 from specops.speculation.drafters.registry import make_drafters
-from tests.simulated_target import VOCAB, SimulatedTarget, Text
+from tests.simulated_target import VOCAB, SimulatedTarget, Text, tinyllama
 from tests.speculation.drafters.scripted import Scripted
 
 NO_HEAD = (
@@ -34,7 +34,7 @@ def test_it_is_what_the_setting_says_or_an_error_names_what_it_needs(
 ) -> None:
     drafters = make_drafters(
         VOCAB,
-        SimulatedTarget() if loaded == "draft" else None,  # type: ignore[arg-type]
+        (SimulatedTarget(), tinyllama(0.1)) if loaded == "draft" else None,  # type: ignore[arg-type]
         head=Scripted(Text(), 1.0, name="head") if loaded == "head" else None,
     )
     for setting in ("", "none", *DRAFTERS):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
-from specops.speculation.drafters.base import NO_DRAFT, Chain, Draft, DraftRequest, LookupDrafter
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 from tests.simulated_target import (
     VOCAB,
     Clock,
@@ -23,7 +23,6 @@ from tests.simulated_target import (
     serve,
     tinyllama,
 )
-from tests.speculation.drafters.scripted import ScriptedModel
 
 PROMPT, ANSWER = 200, 60  # tokens
 ASK = 1.25e-3  # seconds: a tenth of a pass
@@ -31,21 +30,24 @@ READ = 0.09e-3  # of a prompt's token: a layer of 24
 STRETCH = 25  # tokens
 
 
-class Lookup(LookupDrafter):
+class Lookup(Drafter):
     """Knows each next token with a probability, and says with which; sometimes it knows none."""
 
-    def __init__(self, right: float, name: str = "suffix", *, silent: float = 0.0) -> None:
+    def __init__(
+        self, right: float, name: str = "suffix", most: int = 3, *, silent: float = 0.0
+    ) -> None:
         self.name = name  # type: ignore[misc]
-        self.right, self._silent = right, silent
+        self.right, self._most, self._silent = right, most, silent
         self._rng = np.random.default_rng(3)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        return [self._draft(context) for context in contexts]
+
+    def _draft(self, context: DraftContext) -> Draft:
         if self._silent and self._rng.random() < self._silent:
             return NO_DRAFT
-        found = [tokens[-1]]
-        for wrong in self._rng.random(min(count, 3)) >= self.right:
+        found = [context.text[-1]]
+        for wrong in self._rng.random(min(context.max_draft, self._most)) >= self.right:
             found.append((3 * found[-1] + 7 + int(wrong)) % VOCAB)
         return Draft(tuple(found[1:]), accept_probs=(self.right,) * (len(found) - 1))
 
@@ -59,44 +61,43 @@ class Head(Lookup):
         repeats: it says what the lookup before it has said, is surer, and goes on wrongly.
 
     Attributes:
-        read: number of prompts.
+        read_texts: number of prompts.
         asks: how often it was asked.
     """
 
+    follows = True
+
     def __init__(self, clock: Clock, right: float, *, repeats: bool = False) -> None:
         super().__init__(right, "head")
-        self.read = self.asks = 0
+        self.read_texts = self.asks = 0
         self._slots = set[int]()
         self._repeats = repeats
         self._clock = clock
         self._reading = 0.0
-        self._before = NO_DRAFT
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        self.read += 1
+        self.read_texts += 1
         self._clock.now += READ * len(tokens)
         self._reading += READ * len(tokens)
         self._slots.add(slot)
 
-    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+    def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
         return slot in self._slots
 
     def take_reading(self) -> float:
         seconds, self._reading = self._reading, 0.0
         return seconds
 
-    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         self.asks += 1
         self._clock.now += ASK
-        self._before = requests[0].draft
+        return super().propose(contexts)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
+    def _draft(self, context: DraftContext) -> Draft:
         if self._repeats:
-            said = self._before.tokens[: count - 1]
+            said = context.draft.tokens[: context.max_draft - 1]
             return Draft((*said, 0), accept_probs=(0.9,) * len(said) + (0.2,))
-        return super().look_up(slot, tokens, count, min_reach)
+        return super()._draft(context)
 
     def release(self, slot: int) -> None:
         self._slots.discard(slot)
@@ -112,7 +113,7 @@ class Service:
         self.head = Head(self.target.clock, head, repeats=repeats)
         before = Lookup(lookup)
         self.scheduler = make_scheduler(self.target, [before, self.head])
-        self.scheduler.drafters["cascade"] = Chain((before, self.head))  # type: ignore[index]
+        self.scheduler.drafters["cascade"] = (before, self.head)  # type: ignore[index]
 
     def seconds(self, drafter: str, count: int) -> float:
         """The time that so many answers take."""
@@ -127,9 +128,9 @@ class Service:
 def test_a_head_that_is_never_right_soon_reads_and_says_next_to_nothing(lookup: float) -> None:
     service = Service(lookup, 0.01)
     service.seconds("cascade", 12)
-    read, alone = service.head.read, service.seconds("suffix", 40)
+    read, alone = service.head.read_texts, service.seconds("suffix", 40)
     assert service.seconds("cascade", 40) < 1.015 * alone
-    assert 0 < service.head.read - read < 10  # now and then one: texts may have changed
+    assert 0 < service.head.read_texts - read < 10  # now and then one: texts may have changed
 
 
 def test_a_head_that_only_repeats_what_was_looked_up_is_hardly_asked() -> None:
@@ -146,33 +147,32 @@ def test_a_head_that_pays_reads_every_text_and_comes_back_when_it_pays_again() -
     service.seconds("cascade", 12)
     service.head.right = 0.8
     service.seconds("cascade", 30)
-    read, alone = service.head.read, service.seconds("suffix", 10)
+    read, alone = service.head.read_texts, service.seconds("suffix", 10)
     assert service.seconds("cascade", 10) < 0.8 * alone
-    assert service.head.read - read == 10
+    assert service.head.read_texts - read == 10
 
 
 class Alternating(Lookup):
     """Knows the next tokens well in every other stretch of a text."""
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
-        self.right = 0.9 if len(tokens) // STRETCH % 2 else 0.2
-        return super().look_up(slot, tokens, count, min_reach)
+    def _draft(self, context: DraftContext) -> Draft:
+        self.right = 0.9 if len(context.text) // STRETCH % 2 else 0.2
+        return super()._draft(context)
 
 
-class Model(ScriptedModel):
+class Model(Lookup):
     """A draft model whose passes take a twentieth of the target's."""
 
     def __init__(self, target: SimulatedTarget, right: float) -> None:
-        super().__init__(target.text, right)
+        super().__init__(right, "draft", 8)
         self.costs, self._clock = tinyllama(0.05), target.clock
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        lengths = [item.max_draft for item in requests]
-        for place in range(max(lengths)):
-            self._clock.now += self.costs.cost(sum(length > place for length in lengths))
-        return super().propose(requests)
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        drafts = super().propose(contexts)
+        for place in range(8):
+            going = sum(len(draft.tokens) > place for draft in drafts)
+            self._clock.now += self.costs.cost(going)
+        return drafts
 
 
 @pytest.mark.parametrize(("lookup", "model", "times_as_fast"), [
@@ -186,7 +186,7 @@ def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
     seconds = {}
     for name in ("suffix", "draft", "cascade"):
         scheduler = make_scheduler(target, [lookup, smaller], draft_costs=smaller.costs)
-        scheduler.drafters["cascade"] = Chain((lookup,), smaller)  # type: ignore[index]
+        scheduler.drafters["cascade"] = (lookup, smaller)  # type: ignore[index]
         for answers in (4, 12):  # those of the first ones are for learning
             begun = target.clock.now
             for _ in range(answers):

@@ -15,9 +15,7 @@ from specops.config import Settings
 from specops.engine import loading
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
-from specops.runtime.batch import Batch
-from specops.runtime.model_runner import ModelRunner
-from specops.speculation.drafters.base import DraftRequest
+from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.eagle import EagleDrafter
 from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import LAYERS, Reference, write_head
@@ -112,24 +110,16 @@ class Guess(NamedTuple):
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
     """All guesses that heads make."""
     seen: list[Guess] = []
-    take, forward = EagleDrafter._take, ModelRunner.forward
-    latest: list[np.ndarray[Any, Any]] = []
+    choose = EagleDrafter._guess
 
-    def run_pass(self: ModelRunner, batch: Batch) -> np.ndarray[Any, Any]:
-        logits = forward(self, batch)
-        if self.given_states is not None:
-            latest[:] = logits.copy()
-        return logits
+    def watched(
+        self: EagleDrafter, guess: int, context: DraftContext, logits: np.ndarray[Any, Any]
+    ) -> None:
+        before = list(self._guesses.tokens(context.slot))
+        seen.append(Guess(list(context.text), before, logits.copy()))
+        choose(self, guess, context, logits)
 
-    def watched(self: EagleDrafter, guess: int, requests: list[DraftRequest]) -> None:
-        for item, logits in zip(requests, latest, strict=True):
-            own = self._slots[item.slot]
-            text, before = list(own.tokens[: own.length]), list(own.draft.tokens)
-            seen.append(Guess(text, before, logits))
-        take(self, guess, requests)
-
-    monkeypatch.setattr(EagleDrafter, "_take", watched)
-    monkeypatch.setattr(ModelRunner, "forward", run_pass)
+    monkeypatch.setattr(EagleDrafter, "_guess", watched)
     return seen
 
 
@@ -232,7 +222,7 @@ def test_the_plan_counts_each_copy_of_the_states(
     monkeypatch.setattr(loading, "state_bytes", watched)
     head = write_head(tmp_path / kind, target=target, **HEADS[kind])
     engine = Engine.load(replace(settings, draft=str(head)))
-    (drafter,) = engine.scheduler.drafters["head"].lookups
+    (drafter,) = engine.scheduler.drafters["head"]
     assert isinstance(drafter, EagleDrafter)
     for slot in range(settings.slots):
         drafter.begin(slot, [1, 2], "")

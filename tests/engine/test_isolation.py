@@ -31,7 +31,7 @@ def test_only_clients_that_share_skip_work(reuse: PrefixSharing, shared: set[str
     """One slot: each gets what the last one has left. Work is counted in tokens computed."""
     models = [SimulatedTarget(num_slots=1, text=Text(seed=seed), reuse=reuse) for seed in (0, 1)]
     target, draft = models
-    drafter = DraftModelDrafter(draft, vocab_size=VOCAB)  # type: ignore[arg-type]
+    drafter = DraftModelDrafter(draft, tinyllama(0.1), vocab_size=VOCAB)  # type: ignore[arg-type]
     scheduler = make_scheduler(target, [drafter], draft_costs=tinyllama(0.1))
 
     def work(client: str) -> list[int]:

@@ -7,6 +7,7 @@ from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
 from specops.runtime.batch import Batch
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
+from specops.speculation.safeguard import Safeguard
 from tests.simulated_target import (
     Served,
     SimulatedTarget,
@@ -30,7 +31,8 @@ def made(
     )
     drafter = Scripted(Text(), 1.0)
     order = make_order(target.cache)
-    return SlotManager(target.cache, order, most_tokens), target, RequestQueue(order), drafter
+    slots = SlotManager(target.cache, order, most_tokens, Safeguard())
+    return slots, target, RequestQueue(order), drafter
 
 
 def coming(
@@ -184,7 +186,7 @@ def test_only_its_own_drafter_follows_a_request() -> None:
     target = SimulatedTarget(num_slots=4)
     drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
     order = make_order(target.cache)
-    running, waiting = SlotManager(target.cache, order, 4096), RequestQueue(order)
+    running, waiting = SlotManager(target.cache, order, 4096, Safeguard()), RequestQueue(order)
     asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
     for drafter, k_draft in asked:
         request = make_request(40, drafter=drafter, k_draft=k_draft)

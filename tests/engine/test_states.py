@@ -19,7 +19,7 @@ from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.kvcache.recurrent_state import INTERVAL
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
-from specops.speculation.drafters.base import Draft, LookupDrafter
+from specops.speculation.drafters.base import DraftContext, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from tests.checkpoints import (
     make_gemma4_checkpoint,
@@ -71,14 +71,12 @@ class Known(LookupDrafter):
         self.texts: list[tuple[int, ...]] = []
         self._rng = np.random.default_rng(3)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
-        said = tuple(tokens)
+    def look_up(self, context: DraftContext) -> Sequence[int]:
+        said = tuple(context.text)
         text = next((text for text in self.texts if text[: len(said)] == said), said)
-        found = np.array(text[len(said) : len(said) + count], np.int64)
+        found = np.array(text[len(said) : len(said) + context.max_draft], np.int64)
         wrong = self._rng.random(len(found)) < 0.3
-        return Draft(tuple(((found + wrong) % VOCAB).tolist()))
+        return ((found + wrong) % VOCAB).tolist()
 
 
 RECURRENT = ["lfm2", "qwen3.5", "granite"]
@@ -148,7 +146,8 @@ def test_a_draft_model_with_convolutions_goes_back_behind_rejected_tokens(
     graph: Path, source: Path
 ) -> None:
     """It has the target's weights in 4 bits, so that it is often right."""
-    model = DraftModelDrafter(Target(exported(source, "int4-32-rtn")), vocab_size=VOCAB)
+    small, costs = Target(exported(source, "int4-32-rtn")), tinyllama(0.1)
+    model = DraftModelDrafter(small, costs, vocab_size=VOCAB)
     scheduler = make_scheduler(Target(graph), [model], draft_costs=tinyllama(0.1))
     fields = {"drafter": "draft", "k_draft": 8, "adaptive": False}
     samplings = (*SAMPLINGS, SamplingParams(1.5, seed=4))
@@ -165,13 +164,13 @@ def test_a_draft_model_with_convolutions_goes_back_behind_rejected_tokens(
 def test_a_draft_model_reads_a_beginning_in_common_twice_and_then_no_more(
     graph: Path, reads_ahead: bool
 ) -> None:
-    drafter = DraftModelDrafter(Target(graph, slots=1), vocab_size=VOCAB)
+    drafter = DraftModelDrafter(Target(graph, slots=1), tinyllama(0.1), vocab_size=VOCAB)
     common, held = prompt(130), []
     for count in range(4):
         text = (*common, *prompt(400, count))
         drafter.begin(0, text, "")
         held.append(drafter.runner.cache.length(0))
-        while reads_ahead and drafter.prefill(0, text, 400):
+        while reads_ahead and drafter.read(0, text, 400):
             pass
         propose(drafter, text, 2)
         drafter.release(0)

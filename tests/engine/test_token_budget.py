@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from specops.engine import prompt_reader
 from specops.engine.scheduler import Scheduler
 from specops.request import Logprob
 from specops.runtime.batch import Batch
-from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 from tests.simulated_target import (
     Clock,
     SimulatedTarget,
@@ -99,7 +101,7 @@ def test_a_machine_of_another_speed_is_learned(slowness: float) -> None:
 def test_what_a_head_reads_of_a_prompt_is_part_of_the_pause() -> None:
     """Its pass comes behind the target's, and those that decode wait for both."""
 
-    class Reading(LookupDrafter):
+    class Reading(Drafter):
         name = "head"
 
         def __init__(self, seconds: float) -> None:
@@ -108,8 +110,8 @@ def test_what_a_head_reads_of_a_prompt_is_part_of_the_pause() -> None:
         def read_seconds(self, slot: int) -> float:
             return self.seconds
 
-        def look_up(self, *arguments: object, **more: object) -> Draft:
-            return NO_DRAFT
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            return [NO_DRAFT] * len(contexts)
 
     pieces = []
     for seconds in (0.0, 1e-3):

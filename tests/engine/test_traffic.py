@@ -141,7 +141,7 @@ def run(
     scheduler = Scheduler(
         target,  # type: ignore[arg-type]
         {},
-        Controller(model, None, 8),
+        Controller(model, 8),
         model,
         tokenizer(),
         end_tokens=frozenset(),

@@ -199,10 +199,12 @@ def test_misses_and_declined_drafts_are_steps_without_a_draft(metrics: Readable)
         emitted_tokens=4,
         missed_drafters=["suffix", "suffix"],
         declined_drafters=["draft", "cascade"],
+        failed_drafters=["draft"],
     )
     metrics.observe_step(step)
     assert metrics.values("draft_misses_total drafts_total", drafter="suffix") == [2, 0]
     assert metrics.values("draft_misses_total drafts_total", drafter="draft") == [0, 2]
+    assert metrics.values("drafter_failures_total", drafter="draft") == [1]
     names = "chosen_draft_tokens_count chosen_draft_tokens_sum"
     assert metrics.values(names, drafter="draft") == [3, 5]
     assert metrics.values(names, drafter="cascade") == [1, 0]

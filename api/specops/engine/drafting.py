@@ -1,35 +1,36 @@
 """Collects the draft tokens that a pass verifies.
 
-Lookups and draft heads are asked first, the cheapest first and each for all requests at once; of
-their drafts a request takes the one that promises more tokens, and its probabilities decide how
-many are verified. A draft model is asked only for as many tokens as pay, for all requests at once.
+Drafters are asked in turn, the cheapest first and each for all requests at once. Of their drafts a
+request takes the one that promises more tokens, and the probabilities of all requests' drafts
+decide how much of each is verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from specops.engine.pass_budget import PassBudget
 from specops.engine.request_state import RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
-from specops.request import Draft
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import KvCache
-from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import (
-    LEAST_REACH,
-    NO_DRAFT,
-    Asked,
-    Chain,
-    DraftModel,
-    LookupDrafter,
-    better,
-)
+from specops.speculation.controller import Attempt, Controller, Proposal
+from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, DraftContext, Drafter, better
+from specops.speculation.safeguard import Safeguard
 
 # A pass takes longer by each forced token, and other requests wait for it.
-_MOST_FORCED = 16
-_CATCH_UP = 32  # most tokens that a draft model computes together with its first draft token
+_MAX_FORCED = 16
+
+
+class _Asking(NamedTuple):
+    """A request that may have draft tokens: its text with forced tokens, and most draft tokens."""
+
+    item: Scheduled
+    proposal: Proposal
+    text: Sequence[int]
+    most: int
 
 
 class Drafting:
@@ -38,9 +39,10 @@ class Drafting:
     Args:
         cache: the target's.
         slots: the requests that hold a slot.
-        drafters: the drafters behind each name in a request.
+        drafters: the drafters behind each name in a request, in the order in which they are asked.
         controller: chooses drafters and draft lengths; may be replaced.
         budget: of the passes.
+        safeguard: calls the drafters.
         clock: seconds.
     """
 
@@ -48,20 +50,22 @@ class Drafting:
         self,
         cache: KvCache,
         slots: SlotManager,
-        drafters: Mapping[str, Chain],
+        drafters: Mapping[str, Sequence[Drafter]],
         controller: Controller,
-        budget: PassBudget,
         *,
+        budget: PassBudget,
+        safeguard: Safeguard,
         clock: Callable[[], float],
     ) -> None:
         self.controller = controller
-        self._cache, self._slots = cache, slots
-        lookups = [lookup for chain in drafters.values() for lookup in chain.lookups]
-        self._lookups = dict.fromkeys(lookups)  # each once
-        self._budget = budget
-        self._clock = clock
+        self._cache, self._slots, self._budget = cache, slots, budget
+        self._drafters = dict.fromkeys(one for chain in drafters.values() for one in chain)
+        self._call, self._clock = safeguard.call, clock
+        self._proposing = 0.0  # seconds that drafters took in this step
 
-    def propose(self, decoding: list[RequestState], prompt_tokens: int) -> list[Scheduled]:
+    def propose(
+        self, decoding: list[RequestState], prompt_tokens: int
+    ) -> tuple[list[Scheduled], float]:
         """Collect the draft tokens that a pass verifies.
 
         Args:
@@ -69,171 +73,104 @@ class Drafting:
             prompt_tokens: number of prompt tokens that will be in the pass, too.
 
         Returns:
-            What to compute of each request; those whose drafters failed are left out.
+            What to compute of each request; and the seconds that asking drafters took.
         """
-        scheduled, speculating = [], []
-        for state in decoding:
-            if state.finish:
-                continue
-            item = Scheduled.of(state, tokens=[state.tokens[-1]], num_logits=1)
-            if state.chain.drafters:
-                try:
-                    self._make_room(item, len(decoding), prompt_tokens)
-                except Exception as error:
-                    state.fail(error)
-                    continue
-                speculating.append(item)
-            scheduled.append(item)
-        if speculating:
-            self._look_up(speculating, len(decoding), prompt_tokens)
-        if any(item.max_draft for item in speculating):
-            self._choose_lengths(scheduled, prompt_tokens)
-            scheduled = [item for item in scheduled if not item.state.finish]
+        scheduled = [Scheduled.decoding(state) for state in decoding if not state.finish]
+        speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
+        if not speculating:
+            return scheduled, 0.0
+        begun, token_seconds = self._clock(), self.controller.token_seconds(count)
+        asking = list[_Asking]()
         for item in speculating:
-            if item.forced or item.draft.tokens:
-                item.tokens = [*item.tokens, *item.forced, *item.draft.tokens]
+            if found := self._plan(item, count, prompt_tokens, token_seconds):
+                asking.append(found)
+        asks = self._ask_all(asking, count, prompt_tokens, token_seconds) if asking else 0
+        if asks:
+            self._choose_lengths(scheduled, prompt_tokens)
+        for item in speculating:
+            if item.proposal and (item.forced or item.proposal.draft.tokens):
+                item.tokens = [*item.tokens, *item.forced, *item.proposal.draft.tokens]
                 # A forced token's choice needs no logits, but its probability does.
                 everything = item.state.request.logprobs is not None
-                item.num_logits += len(item.draft.tokens) + everything * len(item.forced)
-        return scheduled
+                item.num_logits += len(item.proposal.draft.tokens) + everything * len(item.forced)
+        scheduled = [item for item in scheduled if not item.state.finish]
+        if not asks:
+            return scheduled, 0.0
+        seconds = self._clock() - begun
+        for one in asking:  # what it took to ask at all, and to choose
+            one.proposal.asking_seconds = (seconds - self._proposing) / asks
+        return scheduled, seconds
 
     def count_reading(self) -> float:
-        """Seconds that lookups have read texts since the last pass; the controller learns of it."""
+        """Seconds that drafters have read states since the last step; the controller learns it."""
         whole = 0.0
-        for lookup in self._lookups:
-            if seconds := lookup.take_reading():
+        for drafter in self._drafters:
+            if seconds := drafter.take_reading():
                 whole += seconds
-                if any(state.request.adaptive for state in self._slots):
-                    self.controller.read(lookup.name, seconds)
+                self._note_reading(drafter, seconds, self._slots)
         return whole
 
-    def prefill_draft_model(self, decoding: list[RequestState]) -> None:
-        """Let a draft model compute a piece of one text that it cannot draft for yet.
-
-        It does not read ahead while its draft tokens do not pay; it catches up once it is asked.
-        """
+    def read_ahead(self, decoding: list[RequestState]) -> None:
+        """Let a drafter read a piece of one text that it is too far behind to be asked for."""
         for state in decoding:
-            if (model := state.chain.model) is None:
-                continue
-            try:
-                if not self._lags(model, state):
-                    continue
-                room = self._budget.draft_model_tokens(len(decoding), state.num_computed)
-                begun = self._clock()
-                if model.prefill(state.slot, state.tokens, room):
-                    if state.request.adaptive:
-                        self.controller.read(model.name, self._clock() - begun)
-                    return
-            except Exception as error:
-                state.fail(error)
+            own, adaptive = state.speculation, state.request.adaptive
+            for drafter in state.chain:
+                if not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens):
+                    if min(state.request.k_draft, state.remaining - 1) < 1 or (
+                        adaptive and not self.controller.reads(drafter.name, own)
+                    ):
+                        continue
+                    room = self._budget.draft_model_tokens(len(decoding), state.num_computed)
+                    begun, work = self._clock(), (state.slot, state.tokens, room)
+                    if self._call(drafter, 0, drafter.read, *work):
+                        self._note_reading(drafter, self._clock() - begun, [state])
+                        return
 
-    def _make_room(self, item: Scheduled, requests: int, prompt_tokens: int) -> None:
+    def read_seconds(self, state: RequestState) -> float:
+        """Seconds that the request's drafters compute for each of its prompt's tokens."""
+        return sum([drafter.read_seconds(state.slot) for drafter in state.chain])
+
+    def _note_reading(
+        self, drafter: Drafter, seconds: float, states: Sequence[RequestState] | SlotManager
+    ) -> None:
+        if any(state.request.adaptive for state in states):
+            self.controller.read(drafter.name, seconds)
+
+    def _plan(
+        self, item: Scheduled, requests: int, prompt_tokens: int, token_seconds: float
+    ) -> _Asking | None:
         """Put a request's forced tokens into the pass, and determine how long its draft may be.
 
-        Args:
-            item: gets both.
-            requests: number of requests that decode in the pass.
-            prompt_tokens: number of prompt tokens in it.
+        Returns:
+            None where it gets no draft.
         """
-        state, request = item.state, item.state.request
+        state, request, text = item.state, item.state.request, item.state.tokens
         rows = self._budget.most_rows // requests - 1
-        if state.matcher is not None:
+        if request.sampling.grammar is not None:
             # Forced tokens leave the half of a pass to prompts that wait.
             room = self._budget.most_tokens
             room -= min(prompt_tokens, room // 2)
-            most = min(_MOST_FORCED, state.remaining - 1, room // requests - 1 - request.k_draft)
+            most = min(_MAX_FORCED, state.remaining - 1, room // requests - 1 - request.k_draft)
             if request.logprobs is not None:
                 most = min(most, rows)
-            item.forced = state.matcher.forced(self._reserve(state, max(0, most)))
-            item.text = [*state.tokens, *item.forced]
+            item.forced = state.guarded(self._forced, state, max(0, most)) or ()
+            text = [*text, *item.forced]
         # The target adds a token of its own to the accepted ones: the last is never drafted.
         forced = len(item.forced)
         rows -= forced if request.logprobs is not None else 0
         most = min(request.k_draft, state.remaining - 1 - forced, rows)
-        if most < 1:
-            return
-        if any(self.controller.asks(item, drafter.name) for drafter in state.chain.drafters):
-            item.max_draft = max(0, self._reserve(state, forced + most) - forced)
-        else:
-            item.declined = request.drafter
+        if most < 1 or (proposal := item.proposal) is None or state.finish:
+            return None
+        asks, own = self.controller.asks, state.speculation
+        if not any(asks(own, one.name, NO_DRAFT, token_seconds) for one in state.chain):
+            proposal.declined = request.drafter
+            return None
+        most = self._reserve(state, forced + most) - forced
+        return _Asking(item, proposal, text, most) if most > 0 else None
 
-    def _look_up(self, items: list[Scheduled], requests: int, prompt_tokens: int) -> None:
-        """Look drafts up, or determine how many tokens a draft model may make.
-
-        Args:
-            items: each with the length that its draft may have.
-            requests: number of requests that decode in the pass.
-            prompt_tokens: number of prompt tokens in it.
-        """
-        asking = [item for item in items if item.max_draft]
-        least = self.controller.min_reach(requests, prompt_tokens)
-        for item in asking:
-            item.min_reach = least if item.adaptive else LEAST_REACH
-        # The longest chain has them all, in their order.
-        chains = [item.state.chain for item in asking]
-        chains.sort(key=lambda chain: -len(chain.lookups))
-        for lookup in dict.fromkeys([one for chain in chains for one in chain.lookups]):
-            asked = [item for item in asking if self._asks(item, lookup)]
-            if asked:
-                self._ask(lookup, asked, requests)
-        for item in asking:
-            try:
-                if not item.state.finish:
-                    self._take_draft(item, requests)
-            except Exception as error:
-                item.state.fail(error)
-            if item.state.finish:
-                item.max_draft = 0
-
-    def _asks(self, item: Scheduled, lookup: LookupDrafter) -> bool:
-        """Whether to ask this drafter for a request, which it must have read."""
-        name, controller = lookup.name, self.controller
-        if lookup not in item.state.chain.lookups or not controller.promises_more(item, name):
-            return False
-        return controller.asks(item, name) and lookup.follows(item.slot, item.text)
-
-    def _ask(self, lookup: LookupDrafter, items: list[Scheduled], requests: int) -> None:
-        """Have one drafter look up drafts; each request keeps the better one of what it has."""
-        begun = self._clock()
-        seconds = self.controller.token_seconds(requests)
-        _together(lambda part: lookup.prepare(part, seconds), items)
-        for item in items:
-            if item.state.finish:
-                continue
-            try:
-                found = lookup.look_up(item.slot, item.text, item.max_draft, item.min_reach)
-            except Exception as error:
-                item.state.fail(error)
-                continue
-            item.missed = item.missed or lookup.name
-            self.controller.found(lookup.name, found)
-            if item.adaptive:
-                item.asked[lookup.name] = Asked(before=item.draft)
-            if found.tokens:  # a copy: the drafter may keep its own, the engine notes on this
-                found = found.cut(item.max_draft)
-                found.drafter = lookup.name
-                item.draft = better(item.draft, found)
-        seconds = (self._clock() - begun) / len(items)
-        for item in items:
-            if lookup.name in item.asked:
-                item.asked[lookup.name].seconds = seconds
-
-    def _take_draft(self, item: Scheduled, requests: int) -> None:
-        """Cut a request's draft to what its grammar allows, or turn to a draft model."""
-        _keep_allowed(item)
-        state, most = item.state, item.max_draft
-        item.max_draft = len(item.draft.tokens)
-        if item.max_draft:
-            item.missed = None
-        model = state.chain.model
-        if model is None or not self.controller.asks(item, model.name) or self._lags(model, state):
-            return
-        uncomputed = model.num_uncomputed(item.slot, len(item.text))
-        if self.controller.prefers(item, model.name, most, uncomputed, requests):
-            if item.adaptive:
-                item.asked[model.name] = Asked(before=item.draft)
-            item.missed, item.max_draft, item.draft = None, most, Draft(drafter=model.name)
-            item.num_uncomputed = uncomputed
+    def _forced(self, state: RequestState, most: int) -> tuple[int, ...]:
+        matcher = state.matcher
+        return () if matcher is None else matcher.forced(self._reserve(state, most))
 
     def _reserve(self, state: RequestState, tokens: int) -> int:
         """Take blocks of the cache for tokens behind the next one; preempts no request for them.
@@ -248,70 +185,83 @@ class Drafting:
             return tokens
         return min(tokens, -length % BLOCK_TOKENS)  # the rest of its block
 
-    def _choose_lengths(self, scheduled: list[Scheduled], prompt_tokens: int) -> None:
-        """Leave the draft tokens that pay, and have draft models make those that pay."""
-        begun = self._clock()
-        certain = sum(len(item.forced) for item in scheduled)
-        lengths = self.controller.choose(scheduled, prompt_tokens + certain)
-        weighed = [item for item in scheduled if item.max_draft and item.asked]
-        seconds = (self._clock() - begun) / max(1, len(weighed))
-        for item in weighed:
-            item.asked[item.draft.drafter].seconds += seconds
-        for item, length in zip(scheduled, lengths, strict=True):
-            if length < 1 and item.max_draft:
-                item.declined = (
-                    item.draft.drafter if item.draft.tokens else item.state.request.drafter
+    def _ask_all(
+        self, asking: Sequence[_Asking], requests: int, prompt_tokens: int, token_seconds: float
+    ) -> int:
+        """Ask all drafters; returns how often one was asked for a request."""
+        reach, asks = self.controller.min_reach(requests, prompt_tokens), 0
+        self._proposing = 0.0
+        # The longest chain has them all, in their order.
+        chains = sorted((one.item.state.chain for one in asking), key=lambda chain: -len(chain))
+        for drafter in dict.fromkeys([one for chain in chains for one in chain]):
+            asks += self._ask(drafter, asking, token_seconds, reach)
+        for one in asking:
+            if one.item.state.request.sampling.grammar is not None and one.proposal.draft.tokens:
+                one.item.state.guarded(_keep_allowed, one.item, one.proposal)
+        return asks
+
+    def _ask(
+        self, drafter: Drafter, asking: Sequence[_Asking], token_seconds: float, reach: float
+    ) -> int:
+        """Ask one drafter for all requests for which that seems to pay.
+
+        Each request keeps the better one of what it has. Returns the number of requests.
+        """
+        asked, contexts = list[_Asking](), list[DraftContext]()
+        for one in asking:
+            state, draft = one.item.state, one.proposal.draft
+            if (
+                drafter in state.chain
+                and self.controller.asks(state.speculation, drafter.name, draft, token_seconds)
+                and self._call(drafter, False, drafter.is_synced, one.item.slot, one.text)
+            ):
+                adaptive = state.request.adaptive
+                asked.append(one)
+                contexts.append(
+                    DraftContext(
+                        *(one.item.slot, one.text, one.most, state.request.sampling, state.rng),
+                        *(state.noise, adaptive, reach if adaptive else MIN_REACH),
+                        *(token_seconds, draft),
+                    )
                 )
-                item.draft = NO_DRAFT
-            elif length < item.max_draft:
-                item.draft = item.draft.cut(length)
-            item.max_draft = length
-        self._ask_model([item for item in scheduled if item.num_uncomputed and item.max_draft])
+        if not asked:
+            return 0
+        begun = self._clock()
+        drafts = self._call(drafter, [NO_DRAFT] * len(asked), drafter.propose, contexts)
+        self._proposing += (seconds := self._clock() - begun)
+        for one, found in zip(asked, drafts, strict=True):
+            proposal = one.proposal
+            self.controller.asked(drafter.name, found)
+            if proposal.speculation.adaptive:
+                attempt = Attempt(drafter.name, proposal.draft, seconds / len(asked))
+                proposal.attempts = [*proposal.attempts, attempt]
+            if found.tokens:
+                draft = found.cut(
+                    one.most
+                )  # the drafter may keep its own, the engine notes on this
+                draft.drafter = drafter.name
+                proposal.draft = better(proposal.draft, draft) if proposal.draft.tokens else draft
+            proposal.missed = proposal.missed or drafter.name
+        return len(asked)
 
-    def _ask_model(self, items: list[Scheduled]) -> None:
-        """Have the draft model make the draft tokens of all requests that ask it."""
-        if not items or (model := items[0].state.chain.model) is None:
-            return
-        begun, drafts = self._clock(), list[tuple[Scheduled, Draft]]()
-        _together(lambda part: drafts.extend([*zip(part, model.propose(part), strict=True)]), items)
-        for item, draft in drafts:
-            item.draft = Draft(draft.tokens, draft.probs, model.name, draft.accept_probs)
-            _keep_allowed(item)
-            if not item.draft.tokens:
-                item.missed = model.name
-        seconds = (self._clock() - begun) / len(items)
-        for item in items:
-            item.draft_seconds = seconds
-
-    def _lags(self, model: DraftModel, state: RequestState) -> bool:
-        """Whether a draft model should read more of a text before it proposes."""
-        request = state.request
-        if request.adaptive and not self.controller.follows(model.name):
-            return False
-        if min(request.k_draft, state.remaining - 1) < 1:
-            return False
-        return model.num_uncomputed(state.slot, len(state.tokens)) > _CATCH_UP
-
-    def read_seconds(self, state: RequestState) -> float:
-        """Seconds that the request's drafters compute for each of its prompt's tokens."""
-        return sum([lookup.read_seconds(state.slot) for lookup in state.chain.lookups])
-
-
-def _together(work: Callable[[list[Scheduled]], None], items: list[Scheduled]) -> None:
-    """Do work for several requests at once; where that fails, again for each alone."""
-    try:
-        work(items)
-    except Exception as error:
-        if len(items) == 1:
-            items[0].state.fail(error)
-            return
-        for item in items:
-            _together(work, [item])
+    def _choose_lengths(self, scheduled: Sequence[Scheduled], prompt_tokens: int) -> None:
+        """Leave the draft tokens that pay."""
+        proposals = [item.proposal for item in scheduled if item.proposal is not None]
+        certain = sum(len(item.forced) for item in scheduled)
+        lengths = self.controller.choose(proposals, prompt_tokens + certain)
+        for proposal, length in zip(proposals, lengths, strict=True):
+            draft = proposal.draft
+            if not draft.tokens:
+                continue
+            proposal.missed = None
+            if length < len(draft.tokens):
+                proposal.draft = draft.cut(length) if length else NO_DRAFT
+                proposal.declined = None if length else draft.drafter
 
 
-def _keep_allowed(item: Scheduled) -> None:
+def _keep_allowed(item: Scheduled, proposal: Proposal) -> None:
     """Cut a draft to what the request's grammar allows."""
-    matcher, draft = item.state.matcher, item.draft
+    matcher, draft = item.state.matcher, proposal.draft
     if matcher is None or not draft.tokens:
         return
     allowed = matcher.allows(item.forced + draft.tokens) - len(item.forced)
@@ -319,4 +269,4 @@ def _keep_allowed(item: Scheduled) -> None:
     # target has more of. Leaving the token out would favour what the draft model draws.
     allowed += draft.probs is not None
     if allowed < len(draft.tokens):
-        item.draft = draft.cut(allowed)
+        proposal.draft = draft.cut(allowed)

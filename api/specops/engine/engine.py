@@ -71,8 +71,7 @@ class Engine:
         target, draft, head, ngrams, tokenizer, chat_template, plan = models
         drafters = make_drafters(
             target.runner.vocab_size,
-            draft.runner if draft else None,
-            draft.costs if draft else None,
+            (draft.runner, draft.costs) if draft else None,
             reuse=PrefixSharing(settings.prefix_cache),
             head=head.drafter if head else None,
             ngrams=ngrams,
@@ -82,7 +81,7 @@ class Engine:
         scheduler = Scheduler(
             target.runner,
             drafters,
-            Controller(target.costs, draft_costs, settings.max_k_draft),
+            Controller(target.costs, settings.max_k_draft),
             target.costs,
             tokenizer,
             draft_cost_model=draft_costs,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from specops.engine.drafting import Drafting
 from specops.engine.pass_budget import PassBudget
-from specops.engine.request_state import RequestState
+from specops.engine.request_state import RequestState, Status
 from specops.engine.scheduled import Scheduled
 from specops.engine.slots import MAX_RECOMPUTED, SlotManager
 from specops.request import PRIORITY_SECONDS, Step, StepKind
@@ -58,16 +58,17 @@ class Planner:
         batch, decoding = Batch(), self._slots.schedule_decodes()
         prompts = self._prompts(step) if len(decoding) < len(self._slots) else []
         self._slots.order.sort(prompts)
-        waiting, begun, reading = 0, self._clock(), self._drafting.count_reading()
+        waiting, begun = 0, self._clock()
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self._budget.usual_chunk)
         else:
-            self._drafting.prefill_draft_model(decoding)
-        scheduled = self._drafting.propose(decoding, waiting) if decoding else []
-        step.draft_seconds = self._clock() - begun + reading
+            self._drafting.read_ahead(decoding)
+            step.draft_seconds += self._clock() - begun
+        scheduled, asking = self._drafting.propose(decoding, waiting)
+        step.draft_seconds += asking
         for item in scheduled:
-            batch.add(item.slot, item.start, item.tokens, item.num_logits, item.settled)
+            batch.add(item.slot, item.start, item.tokens, item.num_logits, item.num_committed)
         step.decoding, decoded = len(scheduled), batch.num_tokens
         if prompts:
             self._add_prompts(step, batch, scheduled, prompts, started)
@@ -77,10 +78,10 @@ class Planner:
 
     def _prompts(self, step: Step) -> list[RequestState]:
         """The prompts in slots, less what other requests have computed of their beginnings."""
-        prompts = [item for item in self._slots if item.num_uncomputed_tokens and not item.finish]
+        prompts = [item for item in self._slots if item.status is Status.PREFILL]
         for state in prompts:
             self._take_prefix(step, state)
-        return [state for state in prompts if not state.finish]  # a drafter may have failed
+        return prompts
 
     def _add_prompts(
         self,
@@ -102,7 +103,7 @@ class Planner:
         least = self._budget.least_seconds(batch)
         decoding = batch.num_tokens
         for state in prompts:
-            if state.slot < 0:  # preempted for one before it
+            if state.status is Status.WAITING:  # preempted for one before it
                 continue
             held = state.num_computed
             if state.request.turn > self._clock() + PRIORITY_SECONDS * urgent:  # it can wait
@@ -146,13 +147,8 @@ class Planner:
             return None
         state.was_scheduled = True
         ends = count == state.num_uncomputed_tokens and not state.generated
-        return Scheduled.of(
-            state,
-            tokens=state.tokens[held : held + count],
-            num_logits=count if reads else int(ends),
-            is_prompt=True,
-            ends_prompt=ends,
-        )
+        tokens, num_logits = state.tokens[held : held + count], count if reads else int(ends)
+        return Scheduled(state, state.slot, held, tokens, num_logits, ends_prompt=ends)
 
     def _is_being_computed(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
         """Whether the pass computes a prompt's next tokens for another one, which will share them.
@@ -160,7 +156,8 @@ class Planner:
         A piece that leaves room behind it ends where that is possible. To wait for a few tokens
         would take longer than to compute them.
         """
-        ends = ((item.slot, item.start + len(item.tokens)) for item in scheduled if item.is_prompt)
+        prompts = [item for item in scheduled if item.proposal is None]
+        ends = ((item.slot, item.start + len(item.tokens)) for item in prompts)
         return any(
             end - state.num_computed >= WORTH_A_PASS
             and self._cache.shares_prefix(slot, state.slot, end)

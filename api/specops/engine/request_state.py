@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,8 +26,8 @@ from specops.request import (
 )
 from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, NotFinite, drawn_logprob, logprob, mask
-from specops.speculation.acceptance import SpeculationState
-from specops.speculation.drafters.base import Chain
+from specops.speculation.credit import SpeculationState
+from specops.speculation.drafters.base import Drafter
 from specops.text.grammar import Grammars, Matcher
 from specops.text.grammar_source import GrammarError
 from specops.text.text_stream import TextStream
@@ -34,8 +36,18 @@ from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-NO_DRAFTERS = Chain()
 _GATHER_SECONDS = 0.02  # in which tokens are gathered that no client reads as they come
+Drafters = tuple[Drafter, ...]
+T = TypeVar("T")
+
+
+class Status(Enum):
+    """What a request does."""
+
+    WAITING = auto()  # for a slot, for the first time or after it was preempted
+    PREFILL = auto()  # its prompt is computed, or all that a preemption took
+    DECODE = auto()
+    FINISHED = auto()  # it leaves with the next step
 
 
 class RequestState:
@@ -43,7 +55,8 @@ class RequestState:
 
     Attributes:
         request: the client's request.
-        chain: the drafters that it asks.
+        drafters: whom it may ask for draft tokens, in their order.
+        chain: those of them that have begun its slot.
         tokens: prompt and generated tokens.
         num_computed: number of tokens that the target's cache holds.
         more_tokens: number of tokens of the prompts to embed after this one.
@@ -70,10 +83,11 @@ class RequestState:
         end_tokens: frozenset[int],
         clock: Callable[[], float],
         grammars: Grammars,
-        chain: Chain = NO_DRAFTERS,
+        drafters: Drafters = (),
     ) -> None:
         self.request = request
-        self.chain = chain if request.k_draft and not request.embed else NO_DRAFTERS
+        self.drafters: Drafters = drafters if request.k_draft and not request.embed else ()
+        self.chain: Drafters = ()
         self.tokens = list(request.prompt_tokens)
         self.num_computed = self.num_cached_tokens = 0
         self.more_tokens = sum(map(len, request.more_prompts))
@@ -82,12 +96,12 @@ class RequestState:
         self.preemptions = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
-        self.speculation = SpeculationState()
+        self.speculation = SpeculationState(request.adaptive, request.sampling.temperature > 0)
         self.rng = np.random.default_rng()
         self.noise: int | None = None
         if request.sampling.temperature:
             seed = request.sampling.seed
-            draws = any(lookup.draws for lookup in self.chain.lookups)
+            draws = any(drafter.draws for drafter in self.drafters)
             self.noise = int(self.rng.integers(1 << 63)) if draws and seed is None else seed
         self.choosing_seconds = 0.0
         reads = request.embed or request.prompt_logprobs is not None
@@ -124,6 +138,15 @@ class RequestState:
         self._first_token: float | None = None
         self.last_token: float | None = None
         self._next_output = 0.0  # when to hand out tokens again
+
+    @property
+    def status(self) -> Status:
+        """What it does now."""
+        if self.finish:
+            return Status.FINISHED
+        if self.slot < 0:
+            return Status.WAITING
+        return Status.PREFILL if self.num_uncomputed_tokens else Status.DECODE
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -184,6 +207,14 @@ class RequestState:
         """The request leaves the queue, for the first time or after it was preempted."""
         if self._started is None:
             self._started = self._clock()
+
+    def guarded(self, work: Callable[..., T], *arguments: object) -> T | None:
+        """What a part of this request's work returns; None if it fails, which ends the request."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self.fail(error)
+            return None
 
     def fail(self, error: Exception) -> None:
         """End this request alone with an error. Called where the error is handled."""

@@ -1,51 +1,44 @@
-"""What one pass computes of a request; planner, drafting and scheduler fill it in turn."""
+"""What one pass computes of a request: a prompt's next tokens, or a token and a draft."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from specops.engine.request_state import RequestState
-from specops.speculation.drafters.base import DraftRequest
+from specops.speculation.controller import Proposal
 
 
-@dataclass(slots=True, kw_only=True)
-class Scheduled(DraftRequest):
-    """What the next pass computes of a request, and the outcome; see `DraftRequest`, too.
+@dataclass(slots=True)
+class Scheduled:
+    """What the next pass computes of a request.
 
     Attributes:
         state: the request.
-        num_logits: number of its last tokens in the pass that need logits, or states (`scored`).
+        slot: its slot.
+        start: position of the first token.
+        tokens: the tokens.
+        num_logits: number of the last tokens that need logits, or hidden states (`scored`).
+        proposal: of a request that decodes; None: a piece of a prompt.
         forced: tokens that the grammar forces; they precede the draft.
-        missed: name of the drafter that was asked and proposed nothing.
-        declined: name of the drafter whose draft tokens did not seem to pay.
-        is_prompt: a piece of a prompt; otherwise the request decodes.
         ends_prompt: the prompt ends with this piece, which gives the answer's first token.
     """
 
     state: RequestState
-    num_logits: int = 0
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    num_logits: int
+    proposal: Proposal | None = None
     forced: tuple[int, ...] = ()
-    missed: str | None = None
-    declined: str | None = None
-    is_prompt: bool = False
     ends_prompt: bool = False
 
     @classmethod
-    def of(cls, state: RequestState, **fields: Any) -> Scheduled:
-        """The next pass's part of a request, from its next token on."""
-        return cls(
-            state.slot,
-            state.tokens,
-            sampling=state.request.sampling,
-            rng=state.rng,
-            noise=state.noise,
-            speculation=state.speculation,
-            start=state.num_computed,
-            adaptive=state.request.adaptive,
-            state=state,
-            **fields,
-        )
+    def decoding(cls, state: RequestState) -> Scheduled:
+        """A request's last token, without a draft."""
+        start = state.num_computed
+        proposal = Proposal(state.speculation, start)
+        return cls(state, state.slot, start, state.tokens[-1:], 1, proposal)
 
     @property
     def scored(self) -> bool:
@@ -53,6 +46,6 @@ class Scheduled(DraftRequest):
         return not self.state.request.embed
 
     @property
-    def settled(self) -> int:
+    def num_committed(self) -> int:
         """Number of the text's tokens that stay, whatever of the draft is rejected."""
         return self.start + 1 + len(self.forced)

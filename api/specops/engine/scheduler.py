@@ -15,7 +15,7 @@ from specops.engine.order import Order
 from specops.engine.pass_budget import MANY_ROWS, PassBudget
 from specops.engine.planner import Planner
 from specops.engine.request_queue import RequestQueue
-from specops.engine.request_state import NO_DRAFTERS, RequestState
+from specops.engine.request_state import RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.request import GRAMMAR, Draft, FinishReason, GenerationRequest, Step
@@ -23,8 +23,9 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
-from specops.speculation.controller import Controller
-from specops.speculation.drafters.base import Chain
+from specops.speculation.controller import Controller, Outcome, Proposal
+from specops.speculation.drafters.base import NO_DRAFT, Drafter
+from specops.speculation.safeguard import Safeguard
 from specops.speculation.verifier import Verdict, compare, verify
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class Scheduler:
 
     Args:
         target: the model that answers.
-        drafters: what each name in a request asks for draft tokens.
+        drafters: whom each name in a request asks for draft tokens, in their order.
         controller: chooses how many draft tokens pay.
         cost_model: of the target's passes.
         tokenizer: the target's.
@@ -54,7 +55,7 @@ class Scheduler:
     def __init__(
         self,
         target: ModelRunner,
-        drafters: Mapping[str, Chain],
+        drafters: Mapping[str, tuple[Drafter, ...]],
         controller: Controller,
         cost_model: CostModel,
         tokenizer: Tokenizer,
@@ -74,12 +75,14 @@ class Scheduler:
         self._order = order or Order(target.cache, cost_model.reading)
         self.waiting = RequestQueue(self._order)
         self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
+        self._safeguard = Safeguard()
         self._slots = SlotManager(
             target.cache,
             self._order,
             max_batched_tokens,
-            lambda state, lookup: (
-                not state.request.adaptive or self.controller.follows(lookup.name)
+            self._safeguard,
+            lambda state, drafter: (
+                not state.request.adaptive or self.controller.reads(drafter.name)
             ),
         )
         self._budget = PassBudget(
@@ -90,8 +93,12 @@ class Scheduler:
             max_inter_token_latency=max_inter_token_latency,
         )
         self._drafting = Drafting(
-            target.cache, self._slots, drafters, controller, self._budget, clock=clock
+            *(target.cache, self._slots, drafters, controller),
+            budget=self._budget,
+            safeguard=self._safeguard,
+            clock=clock,
         )
+        self._followers = {one for chain in drafters.values() for one in chain if one.follows}
         self._planner = Planner(target.cache, self._slots, self._drafting, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
@@ -131,7 +138,7 @@ class Scheduler:
             end_tokens=self._end_tokens,
             clock=self._clock,
             grammars=self.grammars,
-            chain=self.drafters.get(request.drafter, NO_DRAFTERS),
+            drafters=self.drafters.get(request.drafter, ()),
         )
         self._in_flight[request.request_id] = state
         self._next_deadline = min(self._next_deadline, request.deadline)
@@ -153,9 +160,10 @@ class Scheduler:
     def step(self) -> Step:
         """Run one forward pass for all requests that run, or none where there is nothing to do."""
         step, started = Step(), self._clock()
+        step.draft_seconds = reading = self._drafting.count_reading()
         if self._decoded is not None:
             requests, drafted, tokens, begun = self._decoded
-            self.controller.overhead.observe(requests, drafted, tokens, started - begun)
+            self.controller.overhead.observe(requests, drafted, tokens, started - begun - reading)
         self._decoded, self._choosing = None, 0.0
         preempted = self._slots.preemptions
         self._expire(step, started)
@@ -167,7 +175,7 @@ class Scheduler:
         self._retire(step)
         self._note_load(step)
         if step.decoding and not step.prompt_tokens and self.busy:
-            begun = started + step.seconds + step.draft_seconds + self._choosing
+            begun = started + step.seconds + step.draft_seconds - reading + self._choosing
             self._decoded = step.decoding, step.draft_tokens, step.emitted_tokens, begun
         return step
 
@@ -215,18 +223,20 @@ class Scheduler:
         step.seconds = step.ended - begun
         work, spans = batch.attention_work, len(batch.spans)
         self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
-        self._process(step, scheduled, logits)
-        if decoding := scheduled[: step.decoding]:
+        if outcomes := self._process(step, scheduled, logits):
             if step.prompt_tokens:
                 self._budget.observe(batch, self._clock() - started)
-            self.controller.stepped(decoding, step.draft_seconds)
-            step.missed_drafters = [item.missed for item in decoding if item.missed]
-            step.declined_drafters = [item.declined for item in decoding if item.declined]
+            self.controller.stepped(outcomes)
+            proposals = [item.proposal for item in outcomes]
+            step.missed_drafters = [item.missed for item in proposals if item.missed]
+            step.declined_drafters = [item.declined for item in proposals if item.declined]
         for item in scheduled:
             if not item.state.finish:
                 self._hand_out(step, item.state)
 
     def _note_load(self, step: Step) -> None:
+        safeguard = self._safeguard
+        step.failed_drafters, safeguard.switched_off = safeguard.switched_off, []
         step.running = len(self._slots)
         if (kept := self.target.cache.recurrent) is not None:
             step.snapshots = dict(kept.events)
@@ -234,92 +244,95 @@ class Scheduler:
 
     # -- from logits to tokens ---------------------------------------------------------------------
 
-    def _process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> None:
+    def _process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> list[Outcome]:
         """Give every request of a pass its tokens. A request that raises an error fails alone.
 
         Args:
             step: gets the counts of tokens and drafts.
             scheduled: the requests of the pass that was computed.
             logits: [n, V], of the tokens that needed them, in the order of the spans.
+
+        Returns:
+            What came of the drafts of those that decoded.
         """
+        outcomes = list[Outcome]()
         row = place = 0  # in the logits, and in the hidden states
         decoding = scheduled[: step.decoding]
         likeliest: list[int] | None = None
-        if decoding and not any(item.sampling.temperature > 0 for item in decoding):
+        if decoding and not any(item.state.speculation.sampled for item in decoding):
             rows = range(sum([item.num_logits for item in decoding]))
             chosen = logits[: len(rows)].argmax(axis=-1).tolist()
             if all(map(math.isfinite, map(logits.item, rows, chosen))):
                 likeliest = chosen  # else each request finds out alone
         for item in scheduled:
-            try:
-                if item.is_prompt:
-                    end = row + item.num_logits * item.scored
-                    self._process_prompt(step, item, logits[row:end], place)
-                else:
-                    self._process_decoded(step, item, logits, row, likeliest)
-            except Exception as error:
-                item.state.fail(error)
-            if item.state.adjusts:
-                item.state.settle(step.seconds)
-            row += item.num_logits * item.scored
-            place += item.num_logits
+            end, state = row + item.num_logits * item.scored, item.state
+            if (proposal := item.proposal) is None:
+                state.guarded(self._process_prompt, step, item, logits[row:end], place)
+            else:
+                own = likeliest and likeliest[row:end]
+                decoded = step, item, proposal, logits[row:end], own
+                outcome = state.guarded(self._process_decoded, *decoded)
+                outcomes.append(outcome or Outcome(proposal, len(item.tokens), (), 0))
+            if state.adjusts:
+                state.settle(step.seconds)
+            row, place = end, place + item.num_logits
+        return outcomes
 
     def _process_decoded(
         self,
         step: Step,
         item: Scheduled,
+        proposal: Proposal,
         logits: Floats,
-        row: int,
         likeliest: Sequence[int] | None,
-    ) -> None:
+    ) -> Outcome:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
         Args:
             step: gets the verified drafts.
             item: the request's part in the pass.
-            logits: [n, V], of the pass. The request's last k + 1 come after the text's last token,
-                or the last forced one, and after each of the k draft tokens. Where the request
-                wants probabilities, the logits of the forced tokens come before these.
-            row: of the request's first logits.
-            likeliest: [n], the likeliest token of each of the pass's rows; None where a request
-                draws its tokens, or logits are not finite.
+            proposal: with the draft.
+            logits: [n, V], of the request. The last k + 1 come after the text's last token, or the
+                last forced one, and after each of the k draft tokens. Where the request wants
+                probabilities, the logits of the forced tokens come before these.
+            likeliest: [n], the likeliest token of each row; None where a request of the pass draws
+                its tokens, or logits are not finite.
         """
-        state, draft, forced = item.state, item.draft, item.forced
-        drafted, end = len(draft.tokens), row + item.num_logits
-        first = end - 1 - drafted
+        state, forced, draft = item.state, item.forced, proposal.draft
+        drafted = len(draft.tokens)
+        first = item.num_logits - 1 - drafted
         if likeliest is not None and not state.adjusts:
-            verdict = compare(likeliest[first:end], draft.tokens)
+            verdict = compare(likeliest[first:], draft.tokens)
         else:
-            verdict = self._choose(item, logits[first:end])
+            verdict = self._choose(item, draft, logits[first:])
         accepted = verdict.accepted
-        if drafted:
-            self.controller.verified(item, accepted)
-        item.came = [*draft.tokens[:accepted], verdict.next_token]
-        tokens = [*forced, *item.came]
-        self._emit(step, item, tokens, logits[row:end])
+        came = [*draft.tokens[:accepted], verdict.next_token]
+        tokens = [*forced, *came]
+        emitted = self._emit(step, item, tokens, logits, draft.drafter)
         # Where the request ends inside of the accepted tokens, the rest was never output.
-        kept = min(len(tokens) - 1, item.emitted)
+        kept = min(len(tokens) - 1, emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
         self._computed(state, 1 + kept)
         drafts = []
         if forced:
             drafts.append(Draft(forced, drafter=GRAMMAR, accepted=min(len(forced), kept)))
         if drafted:
-            draft.accepted, draft.adaptive = max(0, kept - len(forced)), item.adaptive
+            draft.accepted, draft.adaptive = max(0, kept - len(forced)), state.request.adaptive
             judged = draft.accepted + (draft.accepted == accepted)
             draft.accept_probs, draft.probs = draft.accept_probs[:judged], None
             drafts.append(draft)
-        state.count_step(drafts, missed=item.missed is not None)
+        state.count_step(drafts, missed=proposal.missed is not None)
         step.drafts += drafts
+        return Outcome(proposal, len(item.tokens), came, emitted)
 
-    def _choose(self, item: Scheduled, logits: Floats) -> Verdict:
+    def _choose(self, item: Scheduled, draft: Draft, logits: Floats) -> Verdict:
         """Adjust logits, draw tokens, and learn how long that takes."""
         state, begun = item.state, self._clock()
-        adjusted, drawing = state.adjusted(logits, item.draft.tokens, item.forced), self._clock()
+        adjusted, drawing = state.adjusted(logits, draft.tokens, item.forced), self._clock()
         if state.adjusts:
             self.controller.adjusted(state.speculation, len(logits), drawing - begun)
-        verdict, end = _verify(item, adjusted), self._clock()
-        if item.sampling.temperature > 0:
+        verdict, end = _verify(state, draft, adjusted, len(item.forced)), self._clock()
+        if state.speculation.sampled:
             self.controller.drawn(verdict.accepted + 1, end - drawing)
         self._choosing += end - begun
         state.choosing_seconds = mean_with(state.choosing_seconds, end - begun, _LATEST)
@@ -351,20 +364,17 @@ class Scheduler:
         elif item.ends_prompt and not state.remaining:
             state.finish = FinishReason.LENGTH
         elif item.ends_prompt:
-            token = _verify(item, state.adjusted(logits[-1:], ())).next_token
+            token = _verify(state, NO_DRAFT, state.adjusted(logits[-1:], ())).next_token
             self._emit(step, item, [token], logits[-1:])
             step.first_tokens += 1
 
-    def _emit(self, step: Step, item: Scheduled, tokens: list[int], logits: Floats) -> None:
+    def _emit(
+        self, step: Step, item: Scheduled, tokens: list[int], logits: Floats, drafter: str = ""
+    ) -> int:
         """Append a request's new tokens to it, and count them; see `RequestState.append`."""
         state, client, before = item.state, item.state.request.client, item.state.last_token
-        item.emitted = count = state.append(
-            tokens,
-            len(tokens) - 1,
-            item.draft.drafter,
-            logits,
-            step.ended,
-            forced=len(item.forced),
+        count = state.append(
+            tokens, len(tokens) - 1, drafter, logits, step.ended, forced=len(item.forced)
         )
         self._order.generated(client, count)
         step.emitted_tokens += count
@@ -372,22 +382,25 @@ class Scheduler:
         if before is not None:
             each = (step.ended - before) / count
             step.intervals[each] = step.intervals.get(each, 0) + count
+        return count
 
     def _computed(self, state: RequestState, tokens: int) -> None:
         state.num_computed += tokens
         self.target.cache.commit(state.slot, state.tokens, state.num_computed)
-        self.target.hand_states(state.slot, state.num_computed)
+        for drafter in self._followers:
+            self._safeguard.call(
+                drafter, None, self.target.hand_states, state.slot, state.num_computed
+            )
 
 
-def _verify(item: Scheduled, logits: Floats) -> Verdict:
+def _verify(state: RequestState, draft: Draft, logits: Floats, forced: int = 0) -> Verdict:
     """Verify a request's draft behind its forced tokens; without a draft, choose its next token."""
-    draft, position = item.draft, len(item.state.tokens) + len(item.forced)
     return verify(
         logits,
         draft.tokens,
         draft.probs,
-        sampling=item.sampling,
-        noise=item.noise,
-        rng=item.rng,
-        position=position,
+        sampling=state.request.sampling,
+        noise=state.noise,
+        rng=state.rng,
+        position=len(state.tokens) + forced,
     )

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterator
 
 from specops.engine.order import Order
 from specops.engine.request_queue import RequestQueue
-from specops.engine.request_state import RequestState
+from specops.engine.request_state import RequestState, Status
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import MIN_COMMON, KvCache
-from specops.speculation.drafters.base import LookupDrafter
+from specops.speculation.drafters.base import Drafter
+from specops.speculation.safeguard import Safeguard
 
 # Most tokens at the end of a cached beginning that the target computes again for a draft head: its
 # own cache may lack a part of a block, and the last token's state is in none.
@@ -31,7 +32,8 @@ class SlotManager:
         cache: the target's.
         order: who goes first, in the queue, too.
         max_batched_tokens: of a pass.
-        follows: whether it pays that a lookup reads a request's text.
+        safeguard: calls the drafters.
+        reads: whether it pays that a drafter reads a request's text.
 
     Attributes:
         order: who goes first.
@@ -43,12 +45,13 @@ class SlotManager:
         cache: KvCache,
         order: Order,
         max_batched_tokens: int,
-        follows: Callable[[RequestState, LookupDrafter], bool] = lambda state, lookup: True,
+        safeguard: Safeguard,
+        reads: Callable[[RequestState, Drafter], bool] = lambda state, drafter: True,
     ) -> None:
         self.preemptions = 0
         self.order = order
         self._cache, self._max_batched_tokens = cache, max_batched_tokens
-        self._follows = follows
+        self._call, self._reads = safeguard.call, reads
         self._states: list[RequestState] = []  # in the order of admission
         self._preempted: list[RequestState] = []  # next for a slot
         self._free = list(range(cache.num_slots - 1, -1, -1))
@@ -81,7 +84,7 @@ class SlotManager:
         """The requests that decode, each with room for one more token. May preempt others."""
         decoding = []
         for state in list(self._states):
-            if state.finish or state.slot < 0 or state.num_uncomputed_tokens:
+            if state.status is not Status.DECODE:
                 continue
             length = state.num_computed + 1
             if self._cache.reserve(state.slot, length) or self._make_room(state, length, keep=()):
@@ -110,11 +113,7 @@ class SlotManager:
             The number of computed tokens.
         """
         if state.num_computed % BLOCK_TOKENS == 0 or not state.was_scheduled:
-            try:
-                held = self._held(state)
-            except Exception as error:
-                state.fail(error)
-                held = None
+            held = self._required_prefix(state)
             most = held if held is not None and held >= state.num_computed else None
             state.num_computed = self._cache.match_prefix(state.slot, state.tokens, most)
         return state.num_computed
@@ -159,25 +158,26 @@ class SlotManager:
         state.slot, state.was_scheduled = slot, False
         state.start()
         self._states.append(state)
-        try:
-            for drafter in state.chain.drafters:
-                if not isinstance(drafter, LookupDrafter) or self._follows(state, drafter):
-                    drafter.begin(slot, state.tokens, client)
-            held = self._held(state)
-            most = None if held is None else cache.matchable_len(slot, held)
-            if most is not None and 0 < state.num_computed - most <= MAX_RECOMPUTED:
-                cache.release(slot)
-                state.num_computed = cache.allocate(
-                    slot, state.tokens, client, share=share, most=most
-                )
-        except Exception as error:
-            state.fail(error)
+        state.chain = tuple(
+            [one for one in state.drafters if not one.follows or self._reads(state, one)]
+        )
+        for drafter in state.chain:
+            self._call(drafter, None, drafter.begin, slot, state.tokens, client)
+        held = self._required_prefix(state)
+        most = None if held is None else cache.matchable_len(slot, held)
+        if most is not None and 0 < state.num_computed - most <= MAX_RECOMPUTED:
+            cache.release(slot)
+            state.num_computed = cache.allocate(slot, state.tokens, client, share=share, most=most)
         return True
 
-    def _held(self, state: RequestState) -> int | None:
-        """See `LookupDrafter.held`: the least of the request's drafters."""
-        held = [item.held(state.slot, state.tokens) for item in state.chain.lookups]
-        return min((count for count in held if count is not None), default=None)
+    def _required_prefix(self, state: RequestState) -> int | None:
+        """See `Drafter.required_prefix`: the least of the request's drafters."""
+        required = [
+            self._call(item, None, item.required_prefix, state.slot, state.tokens)
+            for item in state.chain
+            if item.follows
+        ]
+        return min((count for count in required if count is not None), default=None)
 
     def _make_room(self, state: RequestState, length: int, keep: Collection[int]) -> bool:
         """Preempt requests that come after this one in the order, the last first, until it fits."""
@@ -202,11 +202,8 @@ class SlotManager:
     def _leave(self, state: RequestState) -> None:
         self._states.remove(state)
         self._cache.release(state.slot)
-        for drafter in state.chain.drafters:
-            try:
-                drafter.release(state.slot)
-            except Exception as error:
-                state.fail(error)
+        for drafter in state.chain:
+            self._call(drafter, None, drafter.release, state.slot)
         self._free.append(state.slot)
         state.slot = -1
 

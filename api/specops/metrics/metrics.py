@@ -111,6 +111,8 @@ class Metrics(Series):
                 self._observe_decoding(step)
             self.draft_seconds.inc(step.draft_seconds)
             self.preemptions.inc(step.preempted)
+        for drafter in step.failed_drafters:
+            self.drafter_failures[drafter].inc()
         self.requests_running.set(step.running)
         for event, count in step.snapshots.items():
             self.state_snapshots[event].inc(count)

@@ -214,6 +214,11 @@ class Series:
         "`cascade` it is a miss of `suffix`.",
         drafter=SOURCES,
     )
+    drafter_failures = counters(
+        "Drafters that raised an error and were switched off until the next start; requests go on "
+        "without them.",
+        drafter=DRAFTERS,
+    )
     draft_promises = per_drafter(
         "Draft tokens with a promised probability of acceptance whose predecessors were all "
         "accepted, by the tenth of this probability, 0 to 9.",

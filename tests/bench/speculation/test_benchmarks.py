@@ -11,11 +11,10 @@ import pytest
 from bench.engine.together import Promises
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
-from bench.speculation import chat, compare, concurrency, simulated
+from bench.speculation import adaptive, chat, compare, concurrency
 from bench.speculation.ways import PLAIN, Sizes
 from bench.tools.report import Outcome
 from specops.request import Draft
-from specops.runtime.cost_model import CostModel
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, measured, run
 
 PROMPTS = [
@@ -51,29 +50,25 @@ def test_concurrency_runs_requests_at_once_and_all_to_their_end(tiny: BenchModel
     assert rows[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
 
 
-def test_simulated_measures_every_length_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
-    plan = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(1, 3))
-    for name, rows in kept(simulated.run(tiny, PROMPTS[:2], plan))["levels"].items():
-        found = {row["label"]: row for row in rows}
-        lengths = ["simulated, k=1", "simulated, k=3", "simulated, adaptive"]
-        assert list(found) == ["plain", *lengths]
-        assert all(row["equal"] == row["repeatable"] for row in rows)
-        if name.endswith("acceptance 0"):
-            assert all(row["tokens_per_jump"] == 1 for row in rows)  # nothing was accepted
-        else:
-            assert found["simulated, k=3"]["tokens_per_jump"] > 2
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "tokens", "speedup"), [(1.0, 12, 12 / 7), (0.5, 6, 1.25), (0.0, 4, 1.0)]
-)
-def test_what_passes_cost_bounds_what_lengths_bring(
-    acceptance: float, tokens: int, speedup: float
+def test_adaptive_measures_every_length_and_drafter_at_the_acceptance_asked_for(
+    tiny: BenchModel,
 ) -> None:
-    """Up to 6 tokens cost the same, and each one behind them an eighth more."""
-    costs = CostModel([1, 6, 18], [4.0, 4.0, 10.0])
-    found = simulated.Ceiling.of(costs, 4, acceptance, 2, 0)
-    assert (found.tokens, found.speedup) == (tokens, pytest.approx(speedup))
+    plan = adaptive.Plan(24, 2, 2, clients=(1, 2), levels=(1.0, 0.0), lengths=(1, 3))
+    measured = adaptive.measure(tiny, PROMPTS[:2], plan)
+    names = ("simulated", "draft", "lookup and draft")
+    assert {name for name, *_ in measured} == set(names)
+    for (name, _, level), item in measured.items():
+        rows = {row.label: row for row in item.rows()}
+        assert list(rows) == ["plain", *(f"{name}, {way}" for way in ("k=1", "k=3", "adaptive"))]
+        assert all(row.equal == row.repeatable for row in rows.values())
+        if level == 1:
+            assert rows[f"{name}, k=3"].tokens_per_jump > 2
+        elif name != "lookup and draft":
+            assert all(row.tokens_per_jump == 1 for row in rows.values())  # nothing was accepted
+    found = adaptive.outcome({"tiny": measured}, plan)
+    assert len(kept(found)["rows"]) == 12
+    worst = [min(float(row[place][:4]) for row in found.shown[0].rows) for place in (5, 7)]
+    assert [line.measured for line in found.targets] == pytest.approx(worst, abs=0.006)
 
 
 def test_targets_are_judged_by_medians_of_speed_and_tokens_per_pass() -> None:

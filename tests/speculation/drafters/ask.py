@@ -1,4 +1,4 @@
-"""Asking a draft model, with what tests rarely care about filled in."""
+"""Asking a drafter, with what tests rarely care about filled in."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from specops.request import SamplingParams
-from specops.speculation.drafters.base import Draft, DraftModel, DraftRequest
+from specops.speculation.drafters.base import Draft, DraftContext, Drafter
 
 GREEDY = SamplingParams()
 
 
 def ask(
-    tokens: Sequence[int], count: int, slot: int = 0, sampling: SamplingParams = GREEDY
-) -> DraftRequest:
-    """A request's part in a call."""
-    noise = sampling.seed if sampling.temperature else None
-    return DraftRequest(slot, tokens, count, sampling, np.random.default_rng(1), noise)
-
-
-def propose(
-    drafter: DraftModel,
     tokens: Sequence[int],
     count: int,
     slot: int = 0,
     sampling: SamplingParams = GREEDY,
+    **fields: object,
+) -> DraftContext:
+    """A request's part in a call; it is not adaptive."""
+    noise = sampling.seed if sampling.temperature else None
+    given = {"rng": np.random.default_rng(1), "noise": noise, "adaptive": False, **fields}
+    return DraftContext(slot, tokens, count, sampling, **given)  # type: ignore[arg-type]
+
+
+def propose(
+    drafter: Drafter, tokens: Sequence[int], count: int, slot: int = 0, **fields: object
 ) -> Draft:
-    """What a draft model proposes for one slot alone."""
-    (draft,) = drafter.propose([ask(tokens, count, slot, sampling)])
+    """What a drafter proposes for one slot alone, once it has read the text."""
+    while not drafter.is_synced(slot, tokens) and drafter.read(slot, tokens, len(tokens)):
+        pass
+    (draft,) = drafter.propose([ask(tokens, count, slot, **fields)])  # type: ignore[arg-type]
     return draft

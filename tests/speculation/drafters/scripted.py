@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest, LookupDrafter
-from tests.simulated_target import GREEDY, VOCAB, SamplingParams, Text
+from specops.request import SamplingParams
+from specops.speculation.drafters.base import Draft, DraftContext, LookupDrafter
+from tests.simulated_target import GREEDY, VOCAB, Text
 
 
 class Scripted(LookupDrafter):
@@ -37,24 +38,25 @@ class Scripted(LookupDrafter):
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         self.begun.append(slot)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = 0.0
-    ) -> Draft:
-        return self._draft(tokens, count, GREEDY)
-
-    def release(self, slot: int) -> None:
-        self.released.append(slot)
-
-    def _draft(self, tokens: Sequence[int], count: int, sampling: SamplingParams) -> Draft:
+    def look_up(self, context: DraftContext) -> Sequence[int]:
         if self._rng.random() < self._silent:
-            return NO_DRAFT
-        known = self._text.continuation(tokens, count, sampling)
+            return ()
+        count = context.max_draft
+        known = self._text.continuation(context.text, count, self._sampling(context))
         wrong = self._rng.random(count) >= self._right
         shift = self._rng.integers(1, VOCAB, count)
-        return Draft(tuple(((known + shift * wrong) % VOCAB).tolist()))
+        tokens: list[int] = ((known + shift * wrong) % VOCAB).tolist()
+        return tokens
+
+    def _sampling(self, context: DraftContext) -> SamplingParams:
+        return GREEDY
+
+    def release(self, slot: int) -> None:
+        super().release(slot)
+        self.released.append(slot)
 
 
-class ScriptedModel:
+class ScriptedModel(Scripted):
     """A draft model that proposes so, knows how requests sample, and notes what it computes.
 
     Args:
@@ -62,38 +64,40 @@ class ScriptedModel:
 
     Attributes:
         calls: names of its methods that computed, in order.
-        read: by slot, number of tokens that it has computed.
+        computed: by slot, number of tokens that it has computed.
         asked: drafts per call of `propose`.
     """
 
     def __init__(
         self, text: Text, right: float = 1.0, *, name: str = "draft", reads: bool = False
     ) -> None:
-        self.name = name
+        super().__init__(text, right, name=name)
         self._reads = reads
         self.calls: list[str] = []
-        self.read: dict[int, int] = {}
+        self.computed: dict[int, int] = {}
         self.asked: list[int] = []
-        self._script = Scripted(text, right)
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        self.read[slot] = 0
+        self.computed[slot] = 0
 
-    def num_uncomputed(self, slot: int, length: int) -> int:
-        return max(1, length - self.read[slot]) if self._reads else 1
+    def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
+        return not self._reads or len(tokens) - self.computed[slot] <= 32
 
-    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
-        self.calls.append("prefill")
-        taken = min(max_tokens, len(tokens) - 1 - self.read[slot])
-        self.read[slot] += taken
+    def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        self.calls.append("read")
+        taken = min(most, len(tokens) - 1 - self.computed[slot])
+        self.computed[slot] += taken
         return taken
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         self.calls.append("propose")
-        self.asked.append(len(requests))
-        self.read |= {item.slot: len(item.text) for item in requests}
-        draft = self._script._draft
-        return [draft(item.text, item.max_draft, item.sampling) for item in requests]
+        self.asked.append(len(contexts))
+        self.computed |= {item.slot: len(item.text) for item in contexts}
+        return super().propose(contexts)
+
+    def _sampling(self, context: DraftContext) -> SamplingParams:
+        return context.sampling
 
     def release(self, slot: int) -> None:
-        del self.read[slot]
+        super().release(slot)
+        del self.computed[slot]

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from specops.speculation.drafters.base import Draft
 from specops.speculation.drafters.calibration import Calibration
 
 
@@ -17,7 +16,7 @@ def test_promises_become_true_at_every_confidence() -> None:
     for logit in chance.normal(0.3, 2.0, 4000):
         promise = learnt.promise(0, 1 / (1 + math.exp(-logit)))
         right = chance.random() < 1 / (1 + math.exp(0.7 - 0.6 * logit))
-        learnt.learn(Draft((1,), accept_probs=(promise,)), [1 if right else 2])
+        learnt.learn([1], [promise], [1 if right else 2])
     for logit in (-3.0, 0.0, 3.0):
         true = 1 / (1 + math.exp(0.7 - 0.6 * logit))
         assert learnt.promise(0, 1 / (1 + math.exp(-logit))) == pytest.approx(true, abs=0.06)
@@ -34,6 +33,6 @@ def test_a_second_guess_is_judged_only_where_the_first_was_right() -> None:
     learnt = Calibration((), 2)
     for came in ([1, 9], [9, 9]) * 500:
         promises = (learnt.promise(0, 0.5), learnt.promise(1, 0.5))
-        learnt.learn(Draft((1, 2), accept_probs=promises), came)
+        learnt.learn([1, 2], promises, came)
     assert learnt.promise(0, 0.5) == pytest.approx(0.5, abs=0.05)
     assert learnt.promise(1, 0.5) < 0.2

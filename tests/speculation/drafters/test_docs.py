@@ -17,6 +17,7 @@ from tests.simulated_target import (
     make_scheduler,
     serve,
 )
+from tests.speculation.drafters.ask import propose
 
 PAGE = Path(__file__).parents[3] / "docs" / "drafters.md"
 SAME = 28  # is followed by itself in such a text
@@ -32,8 +33,8 @@ def example() -> ModuleType:
 
 def test_what_the_example_proposes(example: ModuleType) -> None:
     drafter = example.RepeatDrafter()
-    assert drafter.look_up(0, [5, 7, 7], 3).tokens == (7, 7, 7)
-    assert drafter.look_up(0, [7, 7, 5], 3).tokens == ()
+    assert propose(drafter, [5, 7, 7], 3).tokens == (7, 7, 7)
+    assert propose(drafter, [7, 7, 5], 3).tokens == ()
 
 
 @pytest.mark.parametrize("surprise", [0.0, 0.4])

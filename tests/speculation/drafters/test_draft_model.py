@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specops.request import SamplingParams
 from specops.runtime.sampling import filtered_probs
-from specops.speculation.drafters import draft_model
+from specops.speculation.drafters import guessing
 from specops.speculation.drafters.base import NO_DRAFT
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from tests.simulated_target import (
@@ -33,7 +33,8 @@ PROMPT = [5, 6, 7, 8]
 
 def made(runner: SimulatedTarget, *slots: int, vocab_size: int = VOCAB) -> DraftModelDrafter:
     """A drafter that was told of these slots, or of the first one."""
-    drafter = DraftModelDrafter(runner, vocab_size=vocab_size)  # type: ignore[arg-type]
+    costs = tinyllama(0.1)
+    drafter = DraftModelDrafter(runner, costs, vocab_size=vocab_size)  # type: ignore[arg-type]
     for slot in slots or (0,):
         drafter.begin(slot, [0], "")
     return drafter
@@ -110,9 +111,8 @@ def test_slots_in_one_pass_get_what_each_gets_alone(
         drafts = drafter.propose(requests)
         assert len(runner.passes) - passes == max((item.max_draft for item in requests), default=0)
         for item, draft in zip(requests, drafts, strict=True):
-            assert list(draft.tokens) == DRAFT_TEXT.continuation(
-                item.text, item.max_draft, sampling
-            )
+            expected = DRAFT_TEXT.continuation(item.text, item.max_draft, sampling)
+            assert list(draft.tokens) == expected
             stands = int(rng.integers(0, len(draft.tokens) + 1))
             texts[item.slot] = [
                 *item.text, *draft.tokens[:stands], int(rng.integers(1, VOCAB))
@@ -140,35 +140,53 @@ def test_no_token_is_computed_twice(runner: SimulatedTarget, accepted: int) -> N
 def test_it_catches_up_in_chunks_and_proposes_the_same(runner: SimulatedTarget) -> None:
     drafter = made(runner)
     tokens = RNG.integers(1, VOCAB, 100).tolist()
-    taken = [drafter.prefill(0, tokens, 30) for _ in range(5)]
+    taken = [drafter.read(0, tokens, 30) for _ in range(5)]
     assert taken == [30, 30, 30, 9, 0]  # all but the last token
-    assert drafter.num_uncomputed(0, 100) == 1
     assert runner.cache.length(0) == 99
     assert list(propose(drafter, tokens, 2).tokens) == DRAFT_TEXT.continuation(tokens, 2)
     assert widths(runner) == [30, 30, 30, 9, 1, 1]
 
 
-def test_a_long_backlog_takes_passes_of_its_own(runner: SimulatedTarget) -> None:
-    """Where drafts are asked for before it has caught up, beside slots that have."""
+def test_what_does_not_fit_into_one_pass_takes_another(runner: SimulatedTarget) -> None:
+    """Where drafts are asked for before slots have caught up, beside one that has."""
     drafter = made(runner, 0, 1, 2)
-    short, other, long = [1, 2, 3], [4] * 30, RNG.integers(1, VOCAB, 100).tolist()
-    drafts = drafter.propose([ask(short, 2, 0), ask(long, 2, 1), ask(other, 2, 2)])
-    for draft, tokens in zip(drafts, (short, long, other), strict=True):
+    texts = [[1, 2, 3], RNG.integers(1, VOCAB, 32).tolist(), [4] * 30]
+    drafts = drafter.propose([ask(tokens, 2, slot) for slot, tokens in enumerate(texts)])
+    for draft, tokens in zip(drafts, texts, strict=True):
         assert list(draft.tokens) == DRAFT_TEXT.continuation(tokens, 2)
-    assert max(widths(runner)) <= 32
-    assert sum(widths(runner)) == 3 + 30 + 100 + 3
+    assert widths(runner) == [3, 32, 30, 3]
 
 
-def test_uncomputed_tokens_are_what_is_not_computed(runner: SimulatedTarget) -> None:
-    drafter = made(runner)
-    assert drafter.num_uncomputed(0, 10) == 10
-    drafter.prefill(0, [1] * 10, 6)
-    assert drafter.num_uncomputed(0, 10) == 4
-    drafter.prefill(0, [1] * 10, 6)
-    assert (
-        drafter.num_uncomputed(0, 10) == drafter.num_uncomputed(0, 3) == 1
-    )  # there is always the last token
-    assert drafter.num_uncomputed(0, 10_000) == runner.cache.context - 9
+def test_it_is_asked_once_few_enough_tokens_are_left_to_compute(runner: SimulatedTarget) -> None:
+    drafter, tokens = made(runner), RNG.integers(1, VOCAB, 400).tolist()
+    assert drafter.is_synced(0, tokens[:32])
+    assert not drafter.is_synced(0, tokens[:33])
+    drafter.read(0, tokens, 6)
+    assert drafter.is_synced(0, tokens[:38])
+    while drafter.read(0, tokens, 32):
+        pass
+    assert drafter.is_synced(0, tokens)  # its context holds no more
+
+
+def test_it_stops_where_the_next_token_would_not_pay(
+    runner: SimulatedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of its tokens are wrong, and it learns that: a pass of its own takes 12.5 ms."""
+    monkeypatch.setattr(guessing.time, "perf_counter", runner.clock)
+    target, drafter, lengths = Text(), made(runner, 3), list[int]()
+    for token_seconds in (0.2, 0.0156):
+        for number in range(8):
+            drafter.begin(0, tokens := [*PROMPT, number], "")
+            for _ in range(40):
+                passes = len(runner.passes)
+                fields = {"adaptive": True, "min_reach": 0.1, "token_seconds": token_seconds}
+                draft = propose(drafter, tokens, 8, **fields)
+                lengths.append(len(runner.passes) - passes)
+                assert len(draft.tokens) == len(draft.accept_probs) <= lengths[-1]
+                tokens += target.continuation(tokens, 1)
+            drafter.release(0)
+    assert 2 < np.mean(lengths[160:320]) < 5
+    assert 1 <= np.mean(lengths[480:]) < 1.5
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
@@ -180,16 +198,16 @@ def test_its_passes_tell_its_cost_model_what_they_take(
     machine.set_speed(slowness, slowness)
     ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
         lambda drafter, tokens: propose(drafter, tokens[:3], 8),
-        lambda drafter, tokens: drafter.prefill(0, tokens, 20),
+        lambda drafter, tokens: drafter.read(0, tokens, 20),
         lambda drafter, tokens: propose(drafter, tokens, 1),
     ]
     for way in ways:
         runner = SimulatedTarget(
             num_slots=1, context=256, max_tokens=32, text=DRAFT_TEXT, costs=machine
         )
-        monkeypatch.setattr(draft_model.time, "perf_counter", runner.clock)
+        monkeypatch.setattr(guessing.time, "perf_counter", runner.clock)
         costs = tinyllama(0.1)
-        drafter = DraftModelDrafter(runner, vocab_size=VOCAB, costs=costs)  # type: ignore[arg-type]
+        drafter = DraftModelDrafter(runner, costs, vocab_size=VOCAB)  # type: ignore[arg-type]
         for number in range(60):
             drafter.begin(0, [0], str(number))
             way(drafter, RNG.integers(1, VOCAB, 100).tolist())
@@ -228,7 +246,7 @@ def test_it_stops_at_its_context() -> None:
     assert len(propose(drafter, tokens[:62], 8).tokens) == 3
     assert len(propose(drafter, tokens[:64], 8).tokens) == 1
     assert propose(drafter, tokens[:65], 8) is NO_DRAFT
-    assert drafter.prefill(0, tokens, 32) == 0
+    assert drafter.read(0, tokens, 32) == 0
 
 
 def test_a_prompt_beyond_its_context_can_begin() -> None:
@@ -237,18 +255,20 @@ def test_a_prompt_beyond_its_context_can_begin() -> None:
     drafter.release(0)
     tokens = RNG.integers(1, VOCAB, 200).tolist()
     drafter.begin(0, tokens, "")
+    assert sum(drafter.read(0, tokens, 30) for _ in range(9)) == 64
     assert propose(drafter, tokens, 8) is NO_DRAFT
-    assert sum(drafter.prefill(0, tokens, 30) for _ in range(9)) == 64
 
 
 def test_without_room_in_its_cache_there_is_no_draft_and_nobody_else_loses_his() -> None:
     runner = SimulatedTarget(num_slots=3, context=128, num_blocks=2, max_tokens=32, text=DRAFT_TEXT)
     drafter = made(runner, 0, 1, 2)
     texts = [[1] * 60, [2] * 60, [3] * 60]
+    for slot in (0, 0, 1, 1):
+        drafter.read(slot, texts[slot], 30)
     drafts = drafter.propose([ask(tokens, 3, slot) for slot, tokens in enumerate(texts)])
     assert [len(draft.tokens) for draft in drafts] == [3, 3, 0]
     assert drafts[2] is NO_DRAFT
-    assert drafter.prefill(2, texts[2], 30) == 0
+    assert drafter.read(2, texts[2], 30) == 0
     (shorter,) = drafter.propose([ask(texts[0], 8)])  # to the end of the block that it has
     assert len(shorter.tokens) == 4
     drafter.release(0)
@@ -265,8 +285,8 @@ def test_a_clients_next_prompt_goes_on_from_the_last(runner: SimulatedTarget) ->
     for number in range(2):
         tokens = [*LONG, number]
         drafter.begin(0, tokens, "ann")
-        assert drafter.num_uncomputed(0, 101) == (1 if number else 101)
-        while drafter.prefill(0, tokens, 32):
+        assert runner.cache.length(0) == (100 if number else 0)
+        while drafter.read(0, tokens, 32):
             pass
         found = propose(drafter, tokens, 3)
         assert list(found.tokens) == DRAFT_TEXT.continuation(tokens, 3)
@@ -278,12 +298,12 @@ def test_another_client_finds_nothing(runner: SimulatedTarget, slot: int) -> Non
     """Neither in the slot that the other one had, nor beside it."""
     drafter = made(runner, 3)
     drafter.begin(0, LONG, "ann")
-    while drafter.prefill(0, LONG, 32):
+    while drafter.read(0, LONG, 32):
         pass
     if slot == 0:
         drafter.release(0)
     drafter.begin(slot, LONG, "bob")
-    assert drafter.num_uncomputed(slot, 100) == 100
+    assert runner.cache.length(slot) == 0
     passes = len(runner.passes)
     propose(drafter, LONG, 1, slot=slot)
     assert sum(widths(runner)[passes:]) == 100
@@ -295,7 +315,7 @@ def test_through_the_scheduler_it_changes_no_output() -> None:
     runner = SimulatedTarget(
         num_slots=4, context=256, num_blocks=6, text=DRAFT_TEXT, clock=target.clock
     )
-    drafter = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
+    drafter = DraftModelDrafter(runner, tinyllama(0.1), vocab_size=VOCAB)  # type: ignore[arg-type]
     rng = np.random.default_rng(6)
     scheduler = make_scheduler(target, [drafter], draft_costs=tinyllama(0.1))
     requests = [

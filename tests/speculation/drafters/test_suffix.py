@@ -16,6 +16,7 @@ from specops.runtime.suffixes import Estimate, History, Lookups
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.drafters.suffix import SuffixDrafter
 from specops.system.memory import process_memory
+from tests.speculation.drafters.ask import propose
 
 ANN, BOB = "ann", "bob"
 SAID = [1, 2, 3, 4, 5, 6]
@@ -26,7 +27,7 @@ def look_up(
 ) -> Draft:
     """What a new request with these tokens is told."""
     drafter.begin(slot, tokens, client)
-    found = drafter.look_up(slot, tokens, count)
+    found = propose(drafter, tokens, count, slot=slot)
     drafter.release(slot)
     return found
 
@@ -71,7 +72,7 @@ def test_grown_step_by_step_it_finds_what_a_scan_finds(tokens: list[int], first:
     drafter = alone()
     drafter.begin(0, tokens, ANN)
     for length in range(min(first, len(tokens)), len(tokens) + 1):
-        draft = drafter.look_up(0, tokens[:length], 1)
+        draft = propose(drafter, tokens[:length], 1)
         expected = followers(tokens[:length])
         assert draft.tokens[0] in expected if expected else draft is NO_DRAFT
 
@@ -83,7 +84,7 @@ def test_a_full_text_is_that_of_its_latest_tokens(
     drafter = SuffixDrafter(PrefixSharing.OFF, text_tokens=capacity)
     drafter.begin(0, tokens, ANN)
     for length in range(1, len(tokens) + 1, stride):
-        (token,) = drafter.look_up(0, tokens[:length], 1).tokens or (None,)
+        (token,) = propose(drafter, tokens[:length], 1).tokens or (None,)
         kept = range(max(0, length - capacity), length - min(length, capacity // 2) + 1)
         told = [look_up(alone(), tokens[begin:length], 1).tokens or (None,) for begin in kept]
         assert (token,) in told
@@ -99,8 +100,8 @@ def test_slots_are_apart_and_forgotten() -> None:
     drafter = alone()
     drafter.begin(0, [], ANN)
     drafter.begin(1, [], ANN)
-    first = drafter.look_up(0, [1, 2, 3, 1, 2], 1)
-    second = drafter.look_up(1, [9, 1, 2, 8, 1, 2], 1)
+    first = propose(drafter, [1, 2, 3, 1, 2], 1)
+    second = propose(drafter, [9, 1, 2, 8, 1, 2], 1, slot=1)
     assert (first.tokens, second.tokens) == ((3,), (8,))
     drafter.release(0)
     drafter.release(0)  # nothing to forget is no error
@@ -121,7 +122,7 @@ def test_a_draft_says_where_it_was_found() -> None:
 def followed(drafter: SuffixDrafter, tokens: Sequence[int], count: int = 4) -> list[Draft]:
     """What a request is told as its text grows token by token."""
     drafter.begin(0, [], ANN)
-    found = [drafter.look_up(0, tokens[:length], count) for length in range(1, len(tokens) + 1)]
+    found = [propose(drafter, tokens[:length], count) for length in range(1, len(tokens) + 1)]
     drafter.release(0)
     return found
 
@@ -132,13 +133,13 @@ def test_tokens_that_cannot_pay_are_left_out_and_learned_from_all_the_same() -> 
     for drafter, least in ((low, 0.0), (high, 0.8)):
         drafter.begin(0, [], ANN)
         for length in range(1, len(tokens)):
-            drafter.look_up(0, tokens[:length], 8, least)
-    every, likely = low.look_up(0, tokens, 8), high.look_up(0, tokens, 8)
+            propose(drafter, tokens[:length], 8, min_reach=least)
+    every, likely = propose(low, tokens, 8), propose(high, tokens, 8)
     assert every == likely
-    reach = np.cumprod(low.look_up(0, [*tokens, 3], 8).accept_probs)
+    reach = np.cumprod(propose(low, [*tokens, 3], 8).accept_probs)
     assert reach[-1] < reach[0]
     between = float(reach[0] + reach[-1]) / 2
-    found = high.look_up(0, [*tokens, 3], 8, between)
+    found = propose(high, [*tokens, 3], 8, min_reach=between)
     assert 0 < len(found.tokens) == int((reach >= between).sum()) < len(reach)
 
 

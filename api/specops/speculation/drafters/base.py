@@ -1,141 +1,113 @@
-"""The two protocols between the engine and drafters, and the data that they exchange."""
+"""The protocol between the engine and drafters, and the records that they exchange.
+
+A frozen `DraftContext` goes in, a `Draft` comes out: tokens, and for each the calibrated
+probability that it is accepted. A lookup, a head and a draft model are the same to the engine. What
+they cost it measures; which of their tokens stand the target decides.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Protocol
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from specops.request import Draft, SamplingParams
 from specops.runtime.kvcache.prefix_cache import common_prefix
-from specops.speculation.acceptance import SpeculationState
+from specops.speculation.drafters.calibration import Guesses
 
 __all__ = [
-    "LEAST_REACH",
+    "MIN_REACH",
     "NO_DRAFT",
-    "Asked",
-    "Chain",
     "Draft",
-    "DraftModel",
-    "DraftRequest",
+    "DraftContext",
+    "Drafter",
     "LookupDrafter",
     "better",
 ]
 
-LEAST_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
+MIN_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
 NO_DRAFT = Draft()
-_GREEDY = SamplingParams()
+_UNTRIED = 0.6  # how sure a lookup is believed to be before any of its tokens was judged
 
 
-@dataclass(slots=True)
-class Asked:
-    """A drafter that was asked for a request in a step, because that seemed to pay.
-
-    Attributes:
-        seconds: that it took.
-        before: the draft that the request had without it.
-    """
-
-    seconds: float = 0.0
-    before: Draft = field(default_factory=lambda: NO_DRAFT)
-
-
-@dataclass(slots=True)
-class DraftRequest:
-    """What drafters and the controller see of a request that decodes in a step.
+class DraftContext(NamedTuple):
+    """What a drafter sees of a request that asks it.
 
     Attributes:
         slot: the request's slot.
         text: the whole text so far, prompt first. Between two steps it only grows: by accepted
             draft tokens and one token of the target's own.
-        max_draft: largest number of draft tokens: those that were found, or that a drafter may be
-            asked for.
+        max_draft: most draft tokens, at least 1.
         sampling: how the target draws its tokens.
         rng: the request's random numbers.
         noise: seed of the noise by which the target draws its tokens (`sampling.draw_seeded`), and
             drafters theirs; None: it draws by `rng`, or takes the likeliest.
-        speculation: what speculation has gained for the request so far.
-        start: number of tokens that the request's next token looks back at.
-        adaptive: the controller chooses how many draft tokens are verified; otherwise all are.
-        min_reach: with a smaller probability to be reached a draft token is not verified.
-        draft: the draft tokens, maybe none.
-        num_uncomputed: number of tokens that a draft model has to compute before the first draft
-            token; 0 where the draft tokens were looked up.
-        asked: by name, the drafters that were asked because that seemed to pay, in their order.
-        draft_seconds: the request's share of the time that a draft model took.
-        tokens: its tokens in the pass.
-        emitted: number of new tokens from the pass.
-        came: those at the positions of the draft: the accepted ones and the next one.
+        adaptive: draft tokens are verified where they pay; otherwise all are.
+        min_reach: an adaptive request's draft token that is reached with a smaller probability is
+            not verified.
+        token_seconds: in which the request gets a token; what takes longer does not pay.
+        draft: what cheaper drafters have proposed, maybe nothing.
     """
 
     slot: int
     text: Sequence[int]
-    max_draft: int = 0
-    sampling: SamplingParams = _GREEDY
-    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    max_draft: int
+    sampling: SamplingParams = SamplingParams()
+    rng: np.random.Generator = np.random.default_rng()
     noise: int | None = None
-    speculation: SpeculationState = field(default_factory=SpeculationState)
-    start: int = 0
     adaptive: bool = True
-    min_reach: float = LEAST_REACH
-    draft: Draft = field(default_factory=lambda: NO_DRAFT)
-    num_uncomputed: int = 0
-    asked: dict[str, Asked] = field(default_factory=dict)
-    draft_seconds: float = 0.0
-    tokens: Sequence[int] = ()
-    emitted: int = 0
-    came: Sequence[int] = ()
+    min_reach: float = MIN_REACH
+    token_seconds: float = float("inf")
+    draft: Draft = NO_DRAFT
 
 
-class LookupDrafter(ABC):
-    """Proposes how a text continues without a draft model. Keeps its state by slot.
+class Drafter(ABC):
+    """Proposes how texts continue. Keeps its state by slot.
 
-    A subclass that keeps something by slot overrides `begin` and `release`, too.
+    A drafter that raises an error is asked nothing more while the service runs.
 
     Attributes:
         name: the name in requests, statistics and metrics.
-        draws: it samples tokens with the target's noise where the target samples.
+        draws: it draws tokens by the target's noise where the target draws.
+        follows: it gets the target's states of every text that it has begun, asked or not.
     """
 
     name: ClassVar[str]
     draws: ClassVar[bool] = False
+    follows: ClassVar[bool] = False
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
+        """A client's request with this prompt begins in a free slot."""
+
+    def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
+        """Whether it has read as much of a text as it needs. Otherwise it is not asked."""
+        return True
+
+    def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Read up to so many more tokens of a text; returns their number."""
+        return 0
+
+    @abstractmethod
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        """Propose a draft for each request, in their order; maybe an empty one.
+
+        All that ask in a step ask together: they share its passes. Drafts of adaptive requests end
+        before the first token that would not pay.
+        """
 
     def read_seconds(self, slot: int) -> float:
         """Seconds that reading takes per token of the slot's prompt, after the target's pass."""
         return 0.0
 
     def take_reading(self) -> float:
-        """Seconds that it has spent reading texts since the last call, drafting excluded."""
+        """Seconds that it has read the target's states since the last call."""
         return 0.0
 
-    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
-        """A client's request with this prompt begins in a free slot."""
-
-    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:  # noqa: B027
-        """Get ready for the requests that are looked up next, all together.
-
-        A drafter that runs passes runs them here, for these requests alone. `token_seconds` is the
-        time in which a request gets a token.
-        """
-
-    @abstractmethod
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
-    ) -> Draft:
-        """Propose up to `count` tokens that follow `tokens`; maybe none.
-
-        A drafter that knows how likely its tokens are ends before the first one that is reached
-        with less than the probability `min_reach`: it would not pay.
-        """
-
-    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Whether it has read as much of a text as it needs. Otherwise it is not asked."""
-        return True
-
-    def held(self, slot: int, tokens: Sequence[int]) -> int | None:
+    def required_prefix(self, slot: int, tokens: Sequence[int]) -> int | None:
         """Number of first tokens that the drafter does not need the target to compute.
 
         None: it does not read the target's states, or can no longer.
@@ -145,43 +117,37 @@ class LookupDrafter(ABC):
     def release(self, slot: int) -> None:  # noqa: B027
         """The slot's request has ended."""
 
+    def stop(self) -> None:  # noqa: B027
+        """It raised an error, and no other method is called any more."""
 
-class DraftModel(Protocol):
-    """Proposes with a model of its own, which takes passes. Keeps its state by slot."""
 
-    @property
-    def name(self) -> str:
-        """The name in requests, statistics and metrics."""
+class LookupDrafter(Drafter):
+    """A drafter that knows which tokens may follow, and not how likely: it learns that.
 
-    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """A client's request with this prompt begins in a free slot."""
+    A subclass that overrides `release` calls this one's, too.
+    """
 
-    def num_uncomputed(self, slot: int, length: int) -> int:
-        """Tokens of a text of `length` that it has to compute before it can propose."""
+    @cached_property
+    def _guesses(self) -> Guesses:
+        return Guesses()
 
-    def prefill(self, slot: int, tokens: Sequence[int], max_tokens: int) -> int:
-        """Compute up to so many of the slot's uncomputed tokens; returns their number."""
+    @abstractmethod
+    def look_up(self, context: DraftContext) -> Sequence[int]:
+        """The tokens that may follow, at most `max_draft`; maybe none."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Propose up to `max_draft` tokens for each request, in their order; maybe none.
-
-        It runs one pass per draft token for all of them.
-        """
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        """See `Drafter.propose`."""
+        drafts = []
+        for context in contexts:
+            self._guesses.begin(context.slot, context.text)
+            for token in self.look_up(context):
+                self._guesses.add(context.slot, token, _UNTRIED)
+            drafts.append(self._guesses.draft(context.slot))
+        return drafts
 
     def release(self, slot: int) -> None:
-        """The slot's request has ended."""
-
-
-class Chain(NamedTuple):
-    """The drafters behind one name: lookups, the cheapest first, then a model if it gains more."""
-
-    lookups: tuple[LookupDrafter, ...] = ()
-    model: DraftModel | None = None
-
-    @property
-    def drafters(self) -> tuple[LookupDrafter | DraftModel, ...]:
-        """All of them, in the order in which they are asked."""
-        return self.lookups if self.model is None else (*self.lookups, self.model)
+        """See `Drafter.release`."""
+        self._guesses.release(slot)
 
 
 def better(one: Draft, other: Draft) -> Draft:
@@ -189,8 +155,6 @@ def better(one: Draft, other: Draft) -> Draft:
 
     Where they agree, both get the larger of the two probabilities.
     """
-    if not (one.accept_probs and other.accept_probs):  # one with known probabilities wins
-        return other if other.accept_probs or not one.tokens else one
     agreed = common_prefix(one.tokens, other.tokens)
     surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))
     drafts = (

@@ -10,34 +10,22 @@ further guess is one more pass. The tokens that really follow overwrite those en
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import Fusion, LayerStates, ModelRunner
-from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob
-from specops.speculation.drafters.base import (
-    LEAST_REACH,
-    NO_DRAFT,
-    Draft,
-    DraftRequest,
-    LookupDrafter,
-)
-from specops.speculation.drafters.calibration import Calibration
+from specops.runtime.sampling import Floats
+from specops.speculation.drafters.base import DraftContext
+from specops.speculation.drafters.guessing import GuessingDrafter
 
 MOST_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
 _TOKEN_BITS = 32
-_KINDS = 6
-_FIRST_PROMISE = 0.5  # of the mean promises, before there were any
-_WEIGHT = 1 / 48  # of the newest promise in them
-_DOUBT = _WEIGHT / 256  # of the promise of the guess before, where a guess was not worth its time
 
 
 @dataclass(slots=True)
@@ -52,10 +40,6 @@ class _Slot:
             cache, without their states.
         entries: number of final entries.
         num_waiting: number of states that wait.
-        draft: the latest one.
-        length: number of tokens that `draft` follows; 0: there is none.
-        reach: the probability that the whole draft is accepted.
-        kinds: of its guesses, see `_kind`.
     """
 
     tokens: Sequence[int]
@@ -63,10 +47,6 @@ class _Slot:
     first: int = 0
     entries: int = 0
     num_waiting: int = 0
-    draft: Draft = field(default_factory=lambda: NO_DRAFT)
-    length: int = 0
-    reach: float = 1.0
-    kinds: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -74,7 +54,7 @@ class _Slot:
         return self.first + self.entries + self.num_waiting
 
 
-class EagleDrafter(LookupDrafter):
+class EagleDrafter(GuessingDrafter):
     """Guesses one token after the other, as long as the next guess seems to pay.
 
     Args:
@@ -89,6 +69,7 @@ class EagleDrafter(LookupDrafter):
 
     name = "head"
     draws = True
+    follows = True
 
     def __init__(
         self,
@@ -101,18 +82,9 @@ class EagleDrafter(LookupDrafter):
         calibration: Sequence[tuple[float, float]] = (),
         costs: CostModel,
     ) -> None:
-        self.runner = runner
-        self.costs = costs
+        super().__init__(runner, costs, tokens, depth, calibration)
         self._fusion = fusion
         self._states = states
-        self._tokens = tokens
-        self._rows: slice | npt.NDArray[np.int64] = np.array(tokens)  # by token, as noise is
-        if isinstance(tokens, range):
-            self._rows = slice(tokens.start, tokens.stop)
-        self._probs: Floats = np.zeros(max(tokens) + 1, np.float32)
-        self._calibration = Calibration(calibration, depth, _KINDS)
-        self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
-        self._guesses: list[tuple[int, float]] = []  # of the latest pass: token, how sure of it
         self._slots: dict[int, _Slot] = {}
         self._reading = 0.0
         states.receive = self._receive
@@ -133,18 +105,20 @@ class EagleDrafter(LookupDrafter):
         self._slots[slot] = _Slot(tokens, waiting, entries=held)
         self._states.followed.add(slot)
 
-    def held(self, slot: int, tokens: Sequence[int]) -> int | None:
-        """The number of tokens whose states it does not need; see `LookupDrafter.held`."""
+    def required_prefix(self, slot: int, tokens: Sequence[int]) -> int | None:
+        """The number of tokens whose states it does not need; see `Drafter.required_prefix`."""
         own, cache = self._slots.get(slot), self.runner.cache
         if own is None:  # there was no room for it
             return None
         if not (own.first or own.num_waiting):
             for ahead, other in list(self._slots.items()):
-                end = other.entries + 1
-                if other.num_waiting > 1 and cache.shares_prefix(ahead, slot, end):
-                    # What it has not read yet would have to be computed again.
+                common = other.num_waiting > 1 and cache.shares_prefix(
+                    ahead, slot, other.entries + 1
+                )
+                if common:  # what it has not read yet would have to be computed again
                     self._read([ahead], leave=1)
-                    cache.take_snapshot(ahead)
+                    if ahead in self._slots:  # it had room for that
+                        cache.take_snapshot(ahead)
             own.entries = cache.match_prefix(slot, _keys(tokens))
         return None if own.first else own.end
 
@@ -152,49 +126,23 @@ class EagleDrafter(LookupDrafter):
         """Forget the slot's sequence. The prefix cache may keep its entries."""
         own = self._slots.get(slot)
         try:
-            shares = self.runner.cache.reuse is not PrefixSharing.OFF
-            if own is not None and not own.first and shares:
+            if (
+                own is not None
+                and not own.first
+                and self.runner.cache.reuse is not PrefixSharing.OFF
+            ):
                 self._read([slot], leave=0)  # a request that goes on from here begins behind them
         finally:
             self._let_go(slot)
 
-    def follows(self, slot: int, tokens: Sequence[int]) -> bool:
+    def stop(self) -> None:
+        """The target need not compute states any more."""
+        self._states.followed.clear()
+
+    def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
         """Whether it has the states of all tokens but the last; not of tokens to come."""
         own = self._slots.get(slot)
-        return own is not None and own.end + 1 == len(tokens)
-
-    def prepare(self, requests: Sequence[DraftRequest], token_seconds: float) -> None:
-        """Guess for the requests whose texts have moved on, in one pass for each guess."""
-        going = {
-            item.slot: item
-            for item in requests
-            if self.follows(item.slot, item.text)
-            and (own := self._slots[item.slot]).num_waiting
-            and own.length != len(item.text)
-        }
-        slots = self._read(list(going), leave=0, guesses=going)
-        for slot in slots:
-            own = self._slots[slot]
-            if own.length:  # learn from what came in a draft's place, whether verified or not
-                self._calibration.learn(own.draft, own.tokens[own.length :], own.kinds)
-            own.draft, own.length, own.reach = NO_DRAFT, len(own.tokens), 1.0
-            own.kinds = []
-        guess = 0
-        while slots:
-            self._take(guess, [going[slot] for slot in slots])
-            share = self.costs.cost(len(slots)) / token_seconds / len(slots)
-            rows = [row for row, slot in enumerate(slots) if self._pays(guess, going[slot], share)]
-            slots = self._go_on(guess, [going[slots[row]] for row in rows], rows)
-            guess += 1
-
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
-    ) -> Draft:
-        """The guesses for the slot that `prepare` has made."""
-        own = self._slots.get(slot)
-        if own is None or own.length != len(tokens):
-            return NO_DRAFT
-        return own.draft.likely(count, min_reach)
+        return own is not None and own.num_waiting > 0 and own.end + 1 == len(tokens)
 
     def agreement(self, tokens: Sequence[int], states: Floats, likeliest: Sequence[int]) -> float:
         """The share of places in a text in which it guesses the target's likeliest token.
@@ -208,9 +156,8 @@ class EagleDrafter(LookupDrafter):
         cache.allocate(0, tokens[1:], share=False)
         cache.reserve(0, len(tokens) - 1)
         batch.add(0, 0, tokens[1:], len(tokens) - 1)
-        self._forward(batch, [states[:-1]], [DraftRequest(0, tokens)] * (len(tokens) - 1))
+        guessed = [self._tokens[row] for row in self._join(batch, [states[:-1]]).argmax(-1)]
         cache.release(0)
-        guessed = [token for token, _ in self._guesses]
         return float(np.equal(guessed, likeliest[1:]).mean())
 
     # -- the target's states -----------------------------------------------------------------------
@@ -234,6 +181,7 @@ class EagleDrafter(LookupDrafter):
                 self._read([slot], leave=1)  # the last one will guess
 
     def _let_go(self, slot: int) -> None:
+        self._guesses.release(slot)
         if self._slots.pop(slot, None) is not None:
             self.runner.cache.release(slot)
             self._states.followed.discard(slot)
@@ -243,7 +191,7 @@ class EagleDrafter(LookupDrafter):
         slots: Sequence[int],
         *,
         leave: int,
-        guesses: Mapping[int, DraftRequest] | None = None,
+        guesses: Mapping[int, DraftContext] | None = None,
     ) -> list[int]:
         """Read the states that wait, as far as the tokens after them are known, in one pass.
 
@@ -271,10 +219,12 @@ class EagleDrafter(LookupDrafter):
             rows.append(own.waiting[: len(tokens)])
             members.append(slot)
         if members:
-            asked = [] if guesses is None else [guesses[slot] for slot in members]
-            self._forward(batch, rows, asked)
+            logits = self._join(batch, rows)
             if guesses is None:
                 self._reading += self.costs.cost(batch.num_tokens, batch.attention_work)
+            else:
+                for slot, row in zip(members, logits, strict=True):
+                    self._guess(0, guesses[slot], row)
         for slot, read in zip(members, rows, strict=True):
             own = self._slots[slot]
             left = own.num_waiting - len(read)
@@ -286,108 +236,43 @@ class EagleDrafter(LookupDrafter):
 
     # -- guesses -----------------------------------------------------------------------------------
 
-    def _forward(
-        self, batch: Batch, states: Sequence[Floats], asked: Sequence[DraftRequest]
-    ) -> None:
-        """Run a pass over the target's states, for the first guess of each request."""
-        begun = time.perf_counter()
+    def _first(self, contexts: Sequence[DraftContext]) -> list[DraftContext]:
+        asking = {context.slot: context for context in contexts}
+        for context in contexts:
+            self._guesses.begin(context.slot, context.text)
+        return [asking[slot] for slot in self._read(list(asking), leave=0, guesses=asking)]
+
+    def _next(
+        self, guess: int, contexts: Sequence[DraftContext], rows: Sequence[int]
+    ) -> list[DraftContext]:
+        """Compute the entry of each request's latest guess, from the state that it came from."""
+        batch, kept, going = Batch(), list[int](), list[DraftContext]()
+        for context, row in zip(contexts, rows, strict=True):
+            place = self._slots[context.slot].entries + guess - 1
+            length = place + 1
+            if length <= self.runner.cache.context and self.runner.cache.reserve(
+                context.slot, length
+            ):
+                batch.add(context.slot, place, self._guesses.tokens(context.slot)[-1:], 1)
+                going.append(context)
+                kept.append(row)
+        given, made = self.runner.given_states, self.runner.next_states
+        if not kept or given is None or made is None:
+            return []
+        given[: len(kept)] = made[kept]
+        for context, logits in zip(going, self._forward(batch), strict=True):
+            self._guess(guess, context, logits)
+        return going
+
+    def _join(self, batch: Batch, states: Sequence[Floats]) -> Floats:
+        """Run a pass over the target's states."""
+        self._begun = time.perf_counter()
         given = self.runner.given_states if self._fusion is None else self._fusion.states
         if given is not None:
             np.concatenate(states, out=given[: batch.num_tokens])
         if self._fusion is not None:
             self._fusion.run(batch.num_tokens)
-        self._guess(0, batch, asked, begun)
-
-    def _guess(self, guess: int, batch: Batch, asked: Sequence[DraftRequest], begun: float) -> None:
-        """Run a pass over the runner's states, and choose a token by each row of logits."""
-        logits = self.runner.forward(batch)
-        self._guesses = [
-            self._choose(request, len(request.text) + guess, row)
-            for request, row in zip(asked, logits, strict=True)
-        ]
-        self.costs.observe(batch.num_tokens, batch.attention_work, time.perf_counter() - begun)
-
-    def _choose(self, request: DraftRequest, place: int, logits: Floats) -> tuple[int, float]:
-        """The token for a place of a text, and how sure it is.
-
-        Drawn by the target's noise it is the target's more often than the likeliest: of two equally
-        likely ones that in two draws out of two. How sure the head is of the likeliest says more
-        about this than how likely the drawn one was.
-        """
-        if request.noise is None:
-            ((row, sure),) = logprob(logits, 0, 1).top
-            return self._tokens[row], math.exp(sure)
-        (probs,) = filtered_probs(logits[None], request.sampling)
-        self._probs[self._rows] = probs
-        return draw_seeded(self._probs, request.noise, place), float(probs.max())
-
-    def _take(self, guess: int, requests: Sequence[DraftRequest]) -> None:
-        """Add the guesses of the latest pass to the requests' drafts."""
-        for request, (token, sure) in zip(requests, self._guesses, strict=True):
-            own = self._slots[request.slot]
-            tokens = (*own.draft.tokens, token)
-            own.kinds.append(_kind(request, tokens))
-            probability = self._calibration.promise(guess, sure, own.kinds[-1])
-            own.draft = Draft(tokens, accept_probs=(*own.draft.accept_probs, probability))
-            own.reach *= probability
-            self._usual[guess] += _WEIGHT * (probability - self._usual[guess])
-
-    def _pays(self, guess: int, request: DraftRequest, share: float) -> bool:
-        """Whether a request's next guess is worth its `share` of a pass, in tokens."""
-        following = guess + 1
-        if following >= min(request.max_draft, self._calibration.depth):
-            return False
-        usual = self._usual[following]
-        reach = self._slots[request.slot].reach * usual
-        if not request.adaptive or reach >= request.min_reach + share:
-            return True
-        # What is never tried cannot prove better: in the end it is tried again, but rarely.
-        self._usual[following] += _DOUBT * (self._usual[guess] - usual)
-        return False
-
-    def _go_on(
-        self, guess: int, requests: Sequence[DraftRequest], rows: Sequence[int]
-    ) -> list[int]:
-        """Compute the entry of each request's latest guess, from the state that it came from.
-
-        Args:
-            guess: the number of guesses before it.
-            requests: the requests.
-            rows: for each, the row of the latest pass that it came from.
-
-        Returns:
-            The slots of the pass. The others have no room.
-        """
-        begun, batch, kept = time.perf_counter(), Batch(), list[int]()
-        asked = list[DraftRequest]()
-        for request, row in zip(requests, rows, strict=True):
-            own = self._slots[request.slot]
-            place = own.entries + guess
-            length = place + 1
-            if length <= self.runner.cache.context and self.runner.cache.reserve(
-                request.slot, length
-            ):
-                batch.add(request.slot, place, own.draft.tokens[-1:], 1)
-                asked.append(request)
-                kept.append(row)
-        given, made = self.runner.given_states, self.runner.next_states
-        if kept and given is not None and made is not None:
-            given[: len(kept)] = made[kept]
-            self._guess(guess + 1, batch, asked, begun)
-        else:
-            self._guesses = []
-        return [span.slot for span in batch.spans]
-
-
-def _kind(request: DraftRequest, tokens: tuple[int, ...]) -> int:
-    """What the last one of guesses has to be calibrated by: below `_KINDS`.
-
-    What is drawn is less often the likeliest token. And a lookup that says the same is evidence of
-    another kind, as one that says something else is evidence against it.
-    """
-    found = request.draft.tokens[: len(tokens)]
-    seen = len(found) == len(tokens)
-    return 3 * (request.sampling.temperature > 0) + seen * (1 + (found == tokens))
+        return self._forward(batch)
 
 
 def _keys(tokens: Sequence[int]) -> list[int]:

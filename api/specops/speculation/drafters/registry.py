@@ -6,34 +6,31 @@ from specops.runtime.cost_model import CostModel
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.suffixes import NgramTable
-from specops.speculation.drafters.base import Chain, LookupDrafter
+from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 
 
 def make_drafters(
     vocab_size: int,
-    draft: ModelRunner | None = None,
-    draft_costs: CostModel | None = None,
+    draft: tuple[ModelRunner, CostModel] | None = None,
     *,
-    head: LookupDrafter | None = None,
+    head: Drafter | None = None,
     reuse: PrefixSharing = PrefixSharing.CLIENT,
     ngrams: NgramTable | None = None,
-) -> dict[str, Chain]:
-    """The drafters behind each name in a request. `cascade` has all, the cheapest first.
+) -> dict[str, tuple[Drafter, ...]]:
+    """The drafters behind each name in a request, in the order in which they are asked.
 
     Args:
         vocab_size: the target's.
-        draft: the draft model, if there is one.
-        draft_costs: costs of its passes.
+        draft: the draft model, and the costs of its passes, if there is one.
         head: the draft head, if there is one.
         reuse, ngrams: see `SuffixDrafter`.
     """
-    suffix = SuffixDrafter(reuse, ngrams=ngrams)
-    lookups: tuple[LookupDrafter, ...] = (suffix,) if head is None else (suffix, head)
-    model = None
+    drafters: list[Drafter] = [SuffixDrafter(reuse, ngrams=ngrams)]  # the cheapest first
+    if head is not None:
+        drafters.append(head)
     if draft is not None:
-        model = DraftModelDrafter(draft, vocab_size=vocab_size, costs=draft_costs)
-    chains = {} if model is None else {model.name: Chain(model=model)}
-    chains |= {drafter.name: Chain((drafter,)) for drafter in reversed(lookups)}
-    return chains | {"cascade": Chain(lookups, model)}
+        drafters.append(DraftModelDrafter(*draft, vocab_size=vocab_size))
+    chains = {drafter.name: (drafter,) for drafter in reversed(drafters)}
+    return chains | {"cascade": tuple(drafters)}

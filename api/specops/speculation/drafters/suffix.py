@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.suffixes import Estimate, History, Lookups, NgramTable
-from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 
 TEXT_TOKENS = 8192  # remembered tokens of a request
 HISTORY_TOKENS = 32_768  # remembered tokens of a client's earlier requests
@@ -22,7 +22,7 @@ CLIENTS = 16  # remembered clients; the one whose last request is oldest is forg
 MEMORY_BYTES = CLIENTS * HISTORY_TOKENS * 16  # three words a token and one in both tables of places
 
 
-class SuffixDrafter(LookupDrafter):
+class SuffixDrafter(Drafter):
     """Continues a sequence as its last tokens were mostly continued before.
 
     What is remembered of one request makes later ones faster, which a client can measure. So it is
@@ -63,13 +63,14 @@ class SuffixDrafter(LookupDrafter):
         lookups = Lookups(self._text_tokens, self._estimate, table)
         self._slots[slot] = lookups, self._history(client)
 
-    def look_up(
-        self, slot: int, tokens: Sequence[int], count: int, min_reach: float = LEAST_REACH
-    ) -> Draft:
-        """Look the last tokens up; see `LookupDrafter.look_up`."""
-        lookups, history = self._slots[slot]
-        found = lookups.look_up(tokens, history, count, min_reach)
-        return found if found.tokens else NO_DRAFT
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        """Look each text's last tokens up; see `Drafter.propose`."""
+        drafts = []
+        for context in contexts:
+            lookups, history = self._slots[context.slot]
+            found = lookups.look_up(context.text, history, context.max_draft, context.min_reach)
+            drafts.append(found if found.tokens else NO_DRAFT)
+        return drafts
 
     def release(self, slot: int) -> None:
         """Forget a slot; what is new in its text goes into the client's history."""

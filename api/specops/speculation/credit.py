@@ -1,0 +1,85 @@
+"""What a drafter is worth: the seconds that it brought, less the seconds that it took.
+
+One account decides whether a drafter is asked: each drafter has one over all requests, and each
+request one for each drafter that it has asked. While the balance lasts, the drafter is asked. Once
+it is used up, the drafter is asked again after a while, to notice when a text changes. The while
+follows from what the last time lost, and grows up to where asking takes a small share of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_SHARE = 0.005  # of the time, which a drafter may lose where it does not pay
+_FIRST_SHARE = 0.16  # the same for the first time; half as much for each further one
+
+
+class Credit:
+    """The balance of one drafter. Times are seconds by any clock that goes on.
+
+    Args:
+        seconds: the balance at first, not below 0.
+    """
+
+    __slots__ = ("_due", "_losses", "seconds")
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._due = 0.0  # when it is asked again; the balance is not below 0
+        self._losses = 0  # how often it was used up since it was half of what it may be
+
+    def share(self, most: float) -> Credit:
+        """A balance for a new request: half of this one, and of `most` at most."""
+        part = Credit(min(self.seconds, most) / 2)
+        part._losses = self._losses
+        return part
+
+    def is_due(self, now: float) -> bool:
+        """Whether the drafter is worth its time, or may be tried again."""
+        return self.seconds > 0 or now >= self._due
+
+    def book(self, net: float, most: float, now: float, share: float = 1.0) -> None:
+        """Book what the drafter brought, less what it took.
+
+        Args:
+            net: seconds, below 0 where it took longer than it saved.
+            most: largest balance; as much at most is made up for by waiting.
+            now: the time.
+            share: the part of the time that this account may use, of all that wait likewise.
+        """
+        self.seconds = min(self.seconds + net, most)
+        if self.seconds > most / 2:
+            self._losses = 0
+        if self.seconds < 0:
+            self._losses += 1
+            part = share * max(_SHARE, _FIRST_SHARE / 2**self._losses)
+            due = max(self._due, now) - self.seconds / part
+            self._due = min(due, now + most / (share * _SHARE))
+            self.seconds = 0.0
+
+
+@dataclass(slots=True)
+class SpeculationState:
+    """What speculation has brought to one request so far. The controller writes it.
+
+    Attributes:
+        adaptive: the controller chooses what is asked and verified for it.
+        sampled: its tokens are drawn.
+        credits: by drafter that was asked.
+        seconds: time of the request's steps, by the models of costs.
+        plain_seconds: time that plain decoding would have taken for the same tokens.
+        adjusting: mean seconds that it takes to adjust the logits of one position: penalties,
+            biases, forbidden words and grammars; 0 where the request has none.
+    """
+
+    adaptive: bool = True
+    sampled: bool = False
+    credits: dict[str, Credit] = field(default_factory=dict)
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    adjusting: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Estimated speed over plain decoding so far; 1 before anything was decoded."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0

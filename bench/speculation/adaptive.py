@@ -1,0 +1,182 @@
+"""Is adaptive drafting never slower, and close to the best in hindsight?
+
+Passes are real, of a draft model or a head, too. Which guesses are right is set (`scripts`), since
+trained weights of such sizes are not at hand: every table says so. Adaptive drafts, every fixed
+length and plain decoding take turns; what counts is the whole time of the same requests. Prompts
+come from the prefix cache. The headline is the worst row.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bench.models import (
+    LLAMA_160M,
+    TINYLLAMA,
+    BenchModel,
+    chosen,
+    configured,
+    random_head,
+    shape,
+    tinyllama,
+)
+from bench.prompts import Prompt, code
+from bench.speculation import ways
+from bench.speculation.scripts import Script, ScriptedLookup, continuations, follow
+from bench.speculation.ways import PLAIN, Config, Measured, Runner, Sizes
+from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
+from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.guessing import GuessingDrafter
+
+_OF_PLAIN, _OF_BEST = 0.99, 0.97
+_BESIDE = 0.5  # acceptance of a lookup in front of a head or a draft model
+_COLUMNS = (
+    *("model", "drafter", "clients", "acceptance", "tok/pass"),
+    *("over plain", "best", "over best"),
+)
+_SIMULATED = (
+    "simulated acceptance: each draft token is the target's own next one with this probability "
+    "if those before it were; what passes cost is real"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured, on at least as many prompts as clients."""
+
+    new_tokens: int
+    rounds: int
+    prompts: int = 16
+    clients: Sequence[int] = (1, 4, 8, 16)
+    levels: Sequence[float] = (0.9, 0.7, 0.5, 0.3)  # of simulated acceptance
+    lengths: Sequence[int] = (1, 2, 3, 4, 6, 8)
+
+
+FULL = Plan(64, rounds=5)
+QUICK = Plan(16, rounds=1, prompts=2, clients=(1, 2), levels=(0.9, 0.3), lengths=(1, 3))
+Cell = tuple[str, int, float]
+"""A drafter, clients, and acceptance."""
+
+
+def _beside(title: str, draft: Callable[[Path], Path]) -> BenchModel:
+    model = tinyllama()
+    settings = replace(model.settings, draft=str(draft(Path(model.settings.target))))
+    return replace(model, title=f"{model.title}, with {title}", settings=settings)
+
+
+MODELS: Mapping[str, Callable[[], BenchModel]] = {
+    "configured": configured,
+    "tinyllama-int8-draft": lambda: _beside(
+        "Llama 160M in int8", lambda _: shape(LLAMA_160M, "int8-128")
+    ),
+    "tinyllama-int4-draft": lambda: _beside(
+        "Llama 160M in int4", lambda _: shape(LLAMA_160M, "int4-128-rtn")
+    ),
+    "tinyllama-head": lambda: _beside("an EAGLE-3 head", partial(random_head, TINYLLAMA)),
+}
+
+
+def run(options: argparse.Namespace, plan: Plan) -> Outcome:
+    """Measure the models whose names contain `--only`, by default the configured one."""
+    found = {}
+    for name in chosen(MODELS, options.only or "configured"):
+        model = MODELS[name]()
+        found[model.title] = measure(model, options.prompts or code(plan.prompts), plan)
+    return outcome(found, plan)
+
+
+def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Cell, Measured]:
+    """All levels of acceptance under every load: lookups, what runs passes, and both."""
+    changed = {"slots": max(plan.clients), "prefix_cache": "all", "max_k_draft": max(plan.lengths)}
+    runner = Runner.load(replace(model, settings=replace(model.settings, **changed)))
+    engine, texts = runner.engine, prompts[: plan.prompts]
+    drafters, found = engine.scheduler.drafters, dict[Cell, Measured]()
+    known = continuations(runner, texts, plan.new_tokens)
+    models = {
+        one for chain in drafters.values() for one in chain if isinstance(one, GuessingDrafter)
+    }
+    beside = ScriptedLookup(Script(_BESIDE, known, vocab_size=engine.info.vocab_size, seed=1))
+    for level in plan.levels:
+        script = Script(level, known, vocab_size=engine.info.vocab_size)
+        chains: dict[str, tuple[Drafter, ...]] = {ScriptedLookup.name: (ScriptedLookup(script),)}
+        for drafter in models:
+            follow(drafter, script)
+            chains |= {drafter.name: (drafter,), f"lookup and {drafter.name}": (beside, drafter)}
+        for name, chain in chains.items():
+            drafters[name] = chain  # type: ignore[index]
+            configs = [Config(name, k) for k in plan.lengths]
+            configs.append(Config(name, max(plan.lengths), adaptive=True))
+            for clients in plan.clients:
+                progress(f"{name}, {clients} clients, simulated acceptance {level:g}")
+                anew = Runner(engine, max(plan.lengths))  # its controllers know nothing yet
+                sizes = Sizes(plan.new_tokens, plan.rounds, clients)
+                found[name, clients, level] = ways.measure(anew, configs, texts, sizes)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How adaptive drafts did: whole times over theirs, round by round."""
+
+    model: str
+    drafter: str
+    clients: int
+    acceptance: float
+    tokens_per_pass: float
+    over_plain: Summary
+    best: str
+    over_best: Summary
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells below `_COLUMNS`."""
+        over = self.over_plain.spread(), self.best, self.over_best.spread()
+        where = self.model, self.drafter, str(self.clients), f"{self.acceptance:g}"
+        return *where, f"{self.tokens_per_pass:.2f}", *over
+
+    @classmethod
+    def of(cls, model: str, cell: Cell, measured: Measured, rounds: int) -> Row:
+        """Compare with plain decoding, and with the length that was best in hindsight."""
+        seconds = {way: _by_round(measured, way, rounds) for way in measured.runs}
+        (own,) = (way for way in seconds if way.adaptive)
+        best = min((way for way in seconds if way != own), key=lambda way: sum(seconds[way]))
+        plain, over = (Summary.of(ratios(seconds[way], seconds[own])) for way in (PLAIN, best))
+        return cls(model, *cell, measured.row(own).tokens_per_jump, plain, best.label, over)
+
+
+def outcome(found: Mapping[str, Mapping[Cell, Measured]], plan: Plan) -> Outcome:
+    """A row for each drafter, load and acceptance; the worst rows are the targets."""
+    rows = [
+        Row.of(model, cell, measured, plan.rounds)
+        for model, cells in found.items()
+        for cell, measured in cells.items()
+    ]
+    worst = min(row.over_plain.median for row in rows), min(row.over_best.median for row in rows)
+    lengths = ", ".join(map(str, plan.lengths))
+    table = Table(
+        "Adaptive drafts beside plain decoding and the best fixed length",
+        _COLUMNS,
+        [row.cells for row in rows],
+        (
+            f"{plan.prompts} prompts, {plan.new_tokens} new tokens each, greedy; prompts come from "
+            f"the prefix cache; whole times of {plan.rounds} rounds, ways in turns: median and "
+            f"quartiles; best: by all rounds, of plain decoding and of {lengths} draft tokens",
+            _SIMULATED,
+        ),
+    )  # fmt: skip
+    targets = [
+        Target("the worst row over plain decoding", _OF_PLAIN, worst[0]),
+        Target("the worst row over the best fixed length", _OF_BEST, worst[1]),
+    ]
+    return Outcome({"plan": asdict(plan), "rows": [*map(asdict, rows)]}, [table], targets=targets)
+
+
+def _by_round(measured: Measured, way: Config, rounds: int) -> list[float]:
+    """The whole seconds of each round."""
+    seconds = [batch.seconds for batch in measured.runs[way]]
+    each = len(seconds) // rounds
+    return [sum(seconds[place : place + each]) for place in range(0, len(seconds), each)]

@@ -1,0 +1,92 @@
+"""Drafters with a set acceptance: real costs without trained weights.
+
+The time of a pass depends on shapes alone, but the number of right draft tokens depends on the
+weights. So a script knows the target's own greedy continuations from an earlier run and gets each
+position wrong with a given probability, whatever drafts it. A table with such figures says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.prompts import Prompt
+from bench.speculation.ways import PLAIN, Runner
+from specops.runtime.sampling import Floats
+from specops.speculation.drafters.base import DraftContext, LookupDrafter
+from specops.speculation.drafters.guessing import GuessingDrafter
+
+Known = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Tokens of prompts, and of the target's greedy answer to each."""
+
+
+def continuations(runner: Runner, prompts: Sequence[Prompt], new_tokens: int) -> Known:
+    """Answer the prompts with plain decoding."""
+    texts = (runner.engine.encode(prompt.text) for prompt in prompts)
+    batches = (runner.run([prompt], PLAIN, new_tokens) for prompt in prompts)
+    return [(text, batch.answers[0].tokens) for text, batch in zip(texts, batches, strict=True)]
+
+
+class _Text(NamedTuple):
+    """A whole sequence, prompt first, and at which positions the draft token will be wrong."""
+
+    tokens: list[int]
+    wrong: npt.NDArray[np.bool_]
+
+
+class Script:
+    """Known continuations, wrong at random but fixed positions.
+
+    Which positions are wrong depends on the seed and the sequence, not on the length of the drafts:
+    every draft length meets the same mistakes. `acceptance` is the probability that a draft token
+    is right if all before it were. A wrong token is the right token's neighbour.
+    """
+
+    def __init__(self, acceptance: float, known: Known, *, vocab_size: int, seed: int = 0) -> None:
+        self.acceptance = acceptance
+        self._vocab_size = vocab_size
+        self._texts = []
+        for number, (prompt, continuation) in enumerate(known):
+            tokens = [*prompt, *continuation]
+            wrong = np.random.default_rng([seed, number]).random(len(tokens)) >= acceptance
+            self._texts.append(_Text(tokens, wrong))
+        self._last = self._texts[0]
+
+    def after(self, text: Sequence[int], count: int) -> list[int]:
+        """The next tokens of a text with their mistakes; none if the script does not know it."""
+        begun = list(text)
+        for script in (self._last, *self._texts):
+            if script.tokens[: len(begun)] == begun:
+                self._last = script
+                places = range(len(begun), min(len(begun) + count, len(script.tokens)))
+                proposed = ((script.tokens[at] + int(script.wrong[at])) for at in places)
+                return [token % self._vocab_size for token in proposed]
+        return []
+
+
+class ScriptedLookup(LookupDrafter):
+    """Proposes what a script says, without a forward pass."""
+
+    name = "simulated"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def look_up(self, context: DraftContext) -> Sequence[int]:
+        """See `LookupDrafter.look_up`."""
+        return self._script.after(context.text, context.max_draft)
+
+
+def follow(drafter: GuessingDrafter, script: Script) -> None:
+    """Have a head or a draft model say what a script says; it runs its passes all the same."""
+    choose = type(drafter)._choose
+
+    def chosen(guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
+        token, _ = choose(drafter, guess, context, logits)
+        said = script.after(context.text, guess + 1)
+        return said[guess] if guess < len(said) else token, script.acceptance
+
+    drafter._choose = chosen  # type: ignore[method-assign]
