@@ -414,7 +414,7 @@ def test_a_request_ends_with_what_it_has_once_its_time_to_predict_is_over() -> N
 def test_a_line_with_less_indentation_ends_the_text() -> None:
     state = make_state(make_request(4, 40, min_indent=2))
     tokens = list(tokenizer().encode("if a:\n  b\nc = 1"))
-    emitted = state.append(tokens, len(tokens) - 1, "suffix", np.zeros((0, 0), np.float32), 0.0)
+    emitted = state.append(tokens, "suffix", np.zeros((0, 0), np.float32), 0.0)
     output = state.output(0.0)
     assert output
     assert (output.text, output.finish, output.stop) == ("if a:\n  b", FinishReason.LENGTH, None)

@@ -171,6 +171,19 @@ async def test_cancelling_frees_the_slot_and_counts_wasted_tokens(tiny_settings:
         assert service.running == service.waiting == 0
 
 
+async def test_short_steps_are_handed_over_together_each_with_its_own_output(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those with the first token and with the last are handed over at once."""
+    for name in ("_GATHER", "_GATHER_STREAM"):
+        monkeypatch.setattr(async_engine, name, 60.0)
+    async with serving(tiny_settings) as (service, _):
+        handle = service.submit(request(max_new_tokens=40))
+        batches = [outputs async for outputs in handle.outputs()]
+        assert [len(output.pieces) for outputs in batches for output in outputs] == [1] * 40
+        assert len(batches) <= 2
+
+
 async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
     tiny_settings: Settings,
 ) -> None:

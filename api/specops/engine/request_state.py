@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 from functools import cached_property
 from typing import TypeVar
@@ -262,19 +262,16 @@ class RequestState:
 
     def append(
         self,
-        tokens: list[int],
-        accepted: int,
+        tokens: Sequence[int],
         drafter: str,
         logits: Floats,
         now: float,
-        *,
         forced: int = 0,
     ) -> int:
         """Append one pass's tokens up to where the request ends.
 
         Args:
             tokens: forced tokens, accepted draft tokens, then the target's own token.
-            accepted: number of forced tokens and accepted draft tokens.
             drafter: origin of the draft tokens.
             logits: [n, V], the logits of each of the n tokens; read where probabilities are wanted.
             now: when they came.
@@ -287,10 +284,11 @@ class RequestState:
             self._first_token = now
         self.last_token = now
         most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
+        last = len(tokens) - 1
         for position, token in enumerate(tokens):
-            origin = TARGET if position >= accepted else drafter
-            if position < forced:
-                origin = GRAMMAR
+            origin = drafter if position >= forced else GRAMMAR
+            if position == last:
+                origin = TARGET
             self.tokens.append(token)
             if self.adjusts:
                 self._note(token)

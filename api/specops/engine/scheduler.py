@@ -223,7 +223,11 @@ class Scheduler:
         step.seconds = step.ended - begun
         work, spans = batch.attention_work, len(batch.spans)
         self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
-        if outcomes := self._process(step, scheduled, logits):
+        outcomes = self._process(step, scheduled, logits)
+        for client, tokens in step.client_tokens.items():
+            self._order.generated(client, tokens)
+            step.emitted_tokens += tokens
+        if outcomes:
             if step.prompt_tokens:
                 self._budget.observe(batch, self._clock() - started)
             self.controller.stepped(outcomes)
@@ -373,11 +377,7 @@ class Scheduler:
     ) -> int:
         """Append a request's new tokens to it, and count them; see `RequestState.append`."""
         state, client, before = item.state, item.state.request.client, item.state.last_token
-        count = state.append(
-            tokens, len(tokens) - 1, drafter, logits, step.ended, forced=len(item.forced)
-        )
-        self._order.generated(client, count)
-        step.emitted_tokens += count
+        count = state.append(tokens, drafter, logits, step.ended, len(item.forced))
         step.client_tokens[client] = step.client_tokens.get(client, 0) + count
         if before is not None:
             each = (step.ended - before) / count

@@ -82,17 +82,18 @@ class Batch:
         Raises:
             ValueError: the span is empty, has more logits than tokens, or is the slot's second.
         """
-        count = len(tokens)
+        count, row = len(tokens), len(self.logit_rows)
         if not 0 <= num_logits <= count or not count:
             raise ValueError(f"a span of {count} tokens cannot have {num_logits} logits")
         if slot in self._slots:
             raise ValueError(f"slot {slot} has a span in this pass already")
         self._slots.add(slot)
         self.spans.append(Span(slot, start, tokens, num_logits, settled, scored))
-        self.tokens.extend(tokens)
-        end, row = len(self.tokens), len(self.logit_rows)
-        self.logit_rows.extend(range(end - num_logits, end))
+        self.tokens += tokens
+        end = len(self.tokens)
+        self.logit_rows += range(end - num_logits, end)
         if scored:
-            self.scored_rows.extend(range(row, row + num_logits))
-        self.hidden |= not scored
+            self.scored_rows += range(row, row + num_logits)
+        else:
+            self.hidden = True
         self.attention_work += count * (start + count / 2)
