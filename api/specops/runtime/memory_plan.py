@@ -40,7 +40,7 @@ PROMPT_ROWS = 8
 _MOST_LOGIT_BYTES = 32 * _MIB
 # The kernel's own, and files of the program: where weights fit to the byte, they drive each other
 # out, and each pass reads all weights from the disk.
-_BESIDE_WEIGHTS_BYTES = 24 * _MIB
+_BESIDE_WEIGHTS_BYTES = 32 * _MIB
 _SPARE_BYTES = 36 * _MIB  # bodies, texts on their way to tokens, compiled grammars, heap
 _SPARE_SHARE = 0.02  # of the cap
 _MOST_SPARE_BYTES = 256 * _MIB
