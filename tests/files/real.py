@@ -14,13 +14,14 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
+import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.memory.cgroup import CgroupError
 from bench.serving.load import Answer, Ask, once
@@ -31,6 +32,7 @@ from tests.files.packages import gemma, llama_tokens
 from tests.files.report import Row
 from tests.files.vocabularies import all_documents
 from tests.loopback import free_port
+from tests.models.convert.gguf.files import straight
 from tests.models_e2e.service import serving
 from tests.passes import Passes, prepared
 from tests.text.test_tokenizer_kinds import random_texts
@@ -57,8 +59,46 @@ class Reference:
     """A file's dequantized weights in transformers."""
 
     def __init__(self, file: Path) -> None:
-        load = partial(AutoModelForCausalLM.from_pretrained, gguf_file=file.name)
-        self._model = load(file.parent, dtype=torch.float32).eval()
+        reader = gguf.GGUFReader(file)
+        kind = str(reader.fields["general.architecture"].contents())
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+        def value(key: str) -> Any:
+            return reader.fields[f"{kind}.{key}"].contents()
+
+        sizes = {
+            "hidden_size": value("embedding_length"),
+            "num_hidden_layers": value("block_count"),
+            "intermediate_size": value("feed_forward_length"),
+            "num_attention_heads": value("attention.head_count"),
+            "num_key_value_heads": value("attention.head_count_kv"),
+            "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": value("context_length"),
+            "rope_theta": value("rope.freq_base"),
+            "vocab_size": len(tensors["token_embd.weight"].data),
+            "tie_word_embeddings": "output.weight" not in tensors,
+        }
+        if kind == "gemma3":
+            head = value("attention.key_length")
+            sizes |= {"head_dim": head, "query_pre_attn_scalar": head}
+            sizes |= {"sliding_window": value("attention.sliding_window")}
+        config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(kind, kind), **sizes)
+        self._model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+        names = gguf.get_tensor_name_map(architecture, sizes["num_hidden_layers"])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                tensor = tensors[str(names.get_name(name, try_suffixes=(".weight",)))]
+                weights, part = (
+                    gguf.dequantize(tensor.data, tensor.tensor_type),
+                    name.split(".")[-2],
+                )
+                if kind == "llama" and part in heads:
+                    weights = straight(weights, heads[part])
+                if kind == "gemma3" and part.endswith("norm"):  # a file has 1 more
+                    weights = weights - 1
+                parameter.copy_(torch.from_numpy(np.array(weights, np.float32)))
 
     @torch.inference_mode()
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
