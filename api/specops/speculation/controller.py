@@ -330,7 +330,7 @@ class Controller:
         most = min(_ASKS * account.asking, self._patience)
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
-                credit = speculation.credits[drafter] = account.credit.share(most)
+                credit = speculation.credits[drafter] = account.credit.share(most / count)
             credit.book(gain - seconds, most, self._now, 1 / count)
         total = sum(gain for _, _, gain in items) - len(items) * seconds
         account.credit.book(total, self._patience, self._now)
