@@ -269,8 +269,9 @@ class Scheduler:
             if all(map(math.isfinite, map(logits.item, rows, chosen))):
                 likeliest = chosen  # else each request finds out alone
         for item in scheduled:
-            end, state = row + item.num_logits * item.scored, item.state
+            end, state = row + item.num_logits, item.state
             if (proposal := item.proposal) is None:
+                end = end if item.scored else row
                 state.guarded(self._process_prompt, step, item, logits[row:end], place)
             else:
                 own = likeliest and likeliest[row:end]
@@ -306,12 +307,13 @@ class Scheduler:
         drafted = len(draft.tokens)
         first = item.num_logits - 1 - drafted
         if likeliest is not None and not state.adjusts:
-            verdict = compare(likeliest[first:], draft.tokens)
+            accepted, token = 0, likeliest[first]
+            if drafted:
+                accepted, token = compare(likeliest[first:], draft.tokens)
         else:
-            verdict = self._choose(item, draft, logits[first:])
-        accepted = verdict.accepted
-        came = [*draft.tokens[:accepted], verdict.next_token]
-        tokens = [*forced, *came]
+            accepted, token = self._choose(item, draft, logits[first:])
+        came = [*draft.tokens[:accepted], token]
+        tokens = [*forced, *came] if forced else came
         emitted = self._emit(step, item, tokens, logits, draft.drafter)
         # Where the request ends inside of the accepted tokens, the rest was never output.
         kept = min(len(tokens) - 1, emitted)
