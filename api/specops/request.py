@@ -407,12 +407,7 @@ class Draft:
         )
 
     def likely(self, count: int, min_reach: float) -> Draft:
-        """Its first tokens, at most `count`, that are reached with the probability `min_reach`.
-
-        All of them count as reached where the drafter makes no estimate.
-        """
-        if not self.accept_probs:
-            return self.cut(count)
+        """Its first tokens, at most `count`, that are reached with the probability `min_reach`."""
         reached = accumulate(self.accept_probs[:count], mul)
         return self.cut(sum(1 for _ in takewhile(lambda reach: reach >= min_reach, reached)))
 

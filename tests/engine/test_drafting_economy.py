@@ -196,7 +196,7 @@ def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
 
 
 @pytest.mark.parametrize("requests", [1, 8])
-@pytest.mark.parametrize("rest", [Rest(), Rest(draft_token=100e-6), Rest(token=500e-6)])
+@pytest.mark.parametrize("rest", [Rest(), Rest(60e-6, draft_token=60e-6), Rest(token=500e-6)])
 def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, requests: int) -> None:
     """A pass takes 0.25 ms, so the rest of a step counts; 7 draft tokens of 10 are right."""
     small = [tinyllama(0.02) for _ in range(2)]
