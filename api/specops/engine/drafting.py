@@ -79,11 +79,9 @@ class Drafting:
         speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
         if not speculating:
             return scheduled, 0.0
-        begun, token_seconds = self._clock(), self.controller.token_seconds(count)
-        asking = list[_Asking]()
-        for item in speculating:
-            if found := self._plan(item, count, prompt_tokens, token_seconds):
-                asking.append(found)
+        token_seconds = self.controller.token_seconds(count)
+        planned = [self._plan(item, count, prompt_tokens, token_seconds) for item in speculating]
+        asking, begun = [one for one in planned if one is not None], self._clock()
         asks = self._ask_all(asking, count, prompt_tokens, token_seconds) if asking else 0
         if asks:
             self._choose_lengths(scheduled, prompt_tokens)
