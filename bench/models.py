@@ -236,18 +236,17 @@ def layer_kind(name: str, cache: Path = CACHE) -> BenchModel:
     if name not in HEAD_KINDS:
         draft = str(shape(name, "int4-32-rtn", cache))
     else:
-        draft = "" if name == "mtp-block" else str(random_head(name, target))
+        draft = "" if name == "mtp-block" else str(_random_head(name, target))
     settings = replace(plain(target, target.parent), draft=draft, context=2048)
     return BenchModel(name, f"small random model, {name.replace('-', ' ')}", settings)
 
 
-def random_head(kind: str, target: Path) -> Path:
+def _random_head(kind: str, target: Path) -> Path:
     """An EAGLE-3 head with random weights beside its target's folder."""
     folder = target.with_name(f"{kind}-head")
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as scratch:
-            _WRITERS[kind](checkpoint := Path(scratch) / "target")
-            write_head(folder, target=checkpoint)
+            write_head(folder, target=LAYER_KINDS[kind](Path(scratch) / "target"))
     return folder
 
 

@@ -12,15 +12,14 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from bench.models import (
+    HEAD_KINDS,
     LLAMA_160M,
-    TINYLLAMA,
     BenchModel,
     chosen,
     configured,
-    random_head,
+    layer_kind,
     shape,
     tinyllama,
 )
@@ -62,21 +61,18 @@ Cell = tuple[str, int, float]
 """A drafter, clients, and acceptance."""
 
 
-def _beside(title: str, draft: Callable[[Path], Path]) -> BenchModel:
-    model = tinyllama()
-    settings = replace(model.settings, draft=str(draft(Path(model.settings.target))))
-    return replace(model, title=f"{model.title}, with {title}", settings=settings)
+def _drafted(quant: str) -> BenchModel:
+    """TinyLlama's shape, drafted by that of Llama 160M."""
+    model, title = tinyllama(), quant.partition("-")[0]
+    settings = replace(model.settings, draft=str(shape(LLAMA_160M, quant)))
+    return replace(model, title=f"{model.title}, with Llama 160M in {title}", settings=settings)
 
 
 MODELS: Mapping[str, Callable[[], BenchModel]] = {
     "configured": configured,
-    "tinyllama-int8-draft": lambda: _beside(
-        "Llama 160M in int8", lambda _: shape(LLAMA_160M, "int8-128")
-    ),
-    "tinyllama-int4-draft": lambda: _beside(
-        "Llama 160M in int4", lambda _: shape(LLAMA_160M, "int4-128-rtn")
-    ),
-    "tinyllama-head": lambda: _beside("an EAGLE-3 head", partial(random_head, TINYLLAMA)),
+    "tinyllama-int8-draft": partial(_drafted, "int8-128"),
+    "tinyllama-int4-draft": partial(_drafted, "int4-128-rtn"),
+    **{name: partial(layer_kind, name) for name in HEAD_KINDS},
 }
 
 
