@@ -373,11 +373,9 @@ class Draft:
             drawn (greedy, or looked up), or where the request has a seed: verification then
             compares tokens.
         drafter: the name of their source; the engine fills it in.
-        accept_probs: [k], the drafter's own estimate that each token is accepted, given that those
-            before it are. The controller believes it, so a drafter learns from the tokens that
-            come. Empty where the drafter makes no estimate: the controller then goes by the
-            acceptance of earlier drafts. Once verified, of the judged tokens: no token behind the
-            first rejected one was judged.
+        accept_probs: [k], the calibrated probability that each token is accepted, given that those
+            before it are. Once verified, of the judged tokens: no token behind the first rejected
+            one was judged.
         accepted: number of the tokens that became output.
         adaptive: the controller chose the number of tokens.
         found_in: where a lookup found them, one of `PLACES`; empty: `drafter` says it.
