@@ -63,5 +63,5 @@ class Overhead:
             del kept[int(part.argmin())]
         self.step, self.request, self.draft_token, self.token = found.tolist()
         # A row of logits takes no longer than all that a request takes without drafts.
-        seen = float(self._sums[2, 2])
-        self.draft_token = min(self.draft_token * seen / (seen + _DOUBT), self.seconds(1))
+        drafted = float(self._sums[2, 2])
+        self.draft_token = min(self.draft_token * drafted / (drafted + _DOUBT), self.seconds(1))
