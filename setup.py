@@ -31,8 +31,8 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
 COMMON += ("gather_operator", "short_conv_operator", "states_operator", "matmul", "matmul_trial")
 COMMON += ("attention", "sampling", "suffixes", "quantize", "tiles", "lost_pages")
-# For each variant of the kernel of products its source and its flags. The other kernels gain
-# nothing from instructions for bytes.
+# For each variant of the kernel of products its source and its flags. Of the other kernels only
+# attention gains from instructions for bytes.
 MATMUL = {
     "x86_64": {
         "avx2": ("pairs", AVX2),
@@ -47,6 +47,7 @@ MATMUL = {
     },
 }
 VECTORS = {"x86_64": {"avx2": AVX2, "avx512": AVX512}}
+BYTES = {"x86_64": ("vnni256", "vnni512"), "aarch64": ("dotprod",)}  # variants of attention, too
 # For each target of wheels: the machine, zig's target with the oldest system, and the wheel's tag.
 TARGETS = {
     "linux-x86_64": ("x86_64", "x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64"),
@@ -83,8 +84,10 @@ def objects(kind: str) -> Objects:
     for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
         name = f"matmul_{variant}"
         table[name] = (f"matmul_{source}", (*flags, f"-DMATMUL={name.upper()}"))
+    vectors = {"plain": ()} | VECTORS.get(kind, {})
+    of_bytes = {variant: MATMUL[kind][variant][1] for variant in BYTES.get(kind, ())}
     for kernel in ("attention", "sampling", "quantize", "short_conv", "states"):
-        for variant, flags in ({"plain": ()} | VECTORS.get(kind, {})).items():
+        for variant, flags in (vectors | (of_bytes if kernel == "attention" else {})).items():
             name = f"{kernel}_{variant}"
             table[name] = (f"{kernel}_kernel", (*flags, f"-D{kernel.upper()}={name.upper()}"))
     return table

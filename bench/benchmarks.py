@@ -16,7 +16,7 @@ from bench.models import CACHE, LAYER_KINDS, BenchModel, chosen, configured, lay
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import before, guess, kernels, states
+from bench.runtime import attention, before, guess, kernels, states
 from bench.scale import scale
 from bench.serving import at_once, order
 from bench.speculation import adaptive, chat, compare, concurrency, equality, mtp
@@ -34,6 +34,12 @@ class Benchmark(NamedTuple):
     full: Any
     quick: Any
     text: str
+
+
+def _attention(options: argparse.Namespace, plan: attention.Plan) -> Outcome:
+    if options.other is None:
+        raise ConfigError("attention compares with another checkout: --other FOLDER")
+    return attention.run(chosen(tuple(attention.SHAPES), options.only), options.other, plan)
 
 
 def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
@@ -114,6 +120,10 @@ BENCHMARKS = {
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
         "where the time of a pass goes, by operator",
     ),
+    "attention": Benchmark(
+        _attention, attention.FULL, attention.QUICK,
+        "attention alone by past, rows and cache, this checkout against another",
+    ),
     "guess": Benchmark(
         guess.run, guess.FULL, guess.QUICK,
         "what a draft head's guess costs, at full size (8 GB of disk at first)",
@@ -176,7 +186,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
     )
     parser.add_argument(
-        "--other", type=Path, help="before, order: another checkout, with its .venv"
+        "--other", type=Path, help="attention, before, order: another checkout, with its .venv"
     )
     parser.add_argument(
         "--rate", type=float, action="append", default=[],
@@ -190,8 +200,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="adaptive, caps, equality, shapes, guess, mtp: those whose names contain this, or "
-        "one of A,B,C",
+        help="adaptive, attention, caps, equality, shapes, guess, mtp: those whose names contain "
+        "this, or one of A,B,C",
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")

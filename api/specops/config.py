@@ -250,7 +250,9 @@ class Settings:
         "tokens of the KV cache, for all requests together; 0: as many as memory allows",
     )
     kv_dtype: str = _knob(
-        "fp16", _choice("fp32", "fp16", "int8"), "element type of the KV cache: fp32, fp16 or int8"
+        "fp16",
+        _choice("fp32", "fp16", "int8"),
+        "element type of the KV cache: fp32, fp16 or int8, which the preset `smollm2` has",
     )
     max_batched_tokens: int = _knob(
         96,

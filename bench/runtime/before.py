@@ -60,10 +60,7 @@ QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
 
 def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
     """Measure both checkouts with every model."""
-    interpreter = other / ".venv" / "bin" / "python"
-    if not interpreter.is_file():
-        raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
-    commands = {OURS: sys.executable, OTHER: str(interpreter.absolute())}
+    commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
     found: dict[str, Turns] = {}
     for model in models:
         turns = found[model.title] = Turns()
@@ -72,6 +69,18 @@ def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
             with _started(model, commands) as workers:
                 turns.measure(workers, plan.cases(), plan.rounds)
     return outcome(found, other, plan)
+
+
+def interpreter_of(other: Path) -> str:
+    """The interpreter of another checkout's environment.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    interpreter = other / ".venv" / "bin" / "python"
+    if not interpreter.is_file():
+        raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
+    return str(interpreter.absolute())
 
 
 @contextlib.contextmanager

@@ -82,7 +82,9 @@ static inline __m512i setzero_si512(void) { return (__m512i){0}; }
 
 // Behind the compiler's own headers, which would take these for its flags.
 #define __AVX512BW__ 1
+#if !defined(PAIRS_ALONE)
 #define __AVX512VNNI__ 1
+#endif
 #undef _mm512_set1_epi32
 #undef _mm512_maddubs_epi16
 #undef _mm512_madd_epi16

@@ -53,14 +53,15 @@ static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
 static int kernels;
 
 #if defined(__x86_64__)
-// AVX-VNNI's kernel from the same source, with AVX512-VNNI's instructions for 256 bits; kernels for
+// AVX-VNNI's kernels from the same sources, with AVX512-VNNI's instructions for 256 bits; kernels for
 // processors that few machines have, with plain C in place of their instructions.
 extern const MatmulKernel MATMUL_EVEX, MATMUL_AMX_BY_C, MATMUL_AVX512_BY_C, MATMUL_VNNI512_BY_C;
+extern const AttentionKernel ATTENTION_EVEX, ATTENTION_AVX512_BY_C, ATTENTION_VNNI512_BY_C;
 static const Processor OTHERS[] = {
-    {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, AVX2},
-    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, PLAIN},
-    {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, PLAIN},
-    {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, PLAIN},
+    {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, &ATTENTION_EVEX, AVX2},
+    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, &ATTENTION_PLAIN, PLAIN},
+    {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, &ATTENTION_AVX512_BY_C, PLAIN},
+    {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, &ATTENTION_VNNI512_BY_C, PLAIN},
 };
 enum { OTHER = sizeof OTHERS / sizeof *OTHERS };
 extern int64_t amx_configured, amx_fetched, amx_multiplied, amx_unpacked;

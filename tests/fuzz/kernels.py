@@ -75,14 +75,18 @@ def build(folder: Path, foreign: str | None = None) -> Path:
         command, checks = zig(foreign), ("-O1", *(() if all_groups else ("-DSMALL_GROUPS=3",)))
     objects = setup.objects(kind)
     if kind == "x86_64":
-        flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few, "-DMATMUL=MATMUL_EVEX")
-        objects["matmul_evex"] = ("matmul_dots", flags)
+        evex = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few)
+        emulated = ("-include", str(Path(__file__).with_name("avx512.h")), few)
         flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_BY_C")
         objects["matmul_amx_by_c"] = ("matmul_amx", flags)
-        emulated = ("-include", str(Path(__file__).with_name("avx512.h")))
-        for source, name in (("pairs", "AVX512"), ("dots", "VNNI512")):
-            flags = (*emulated, few, f"-DMATMUL=MATMUL_{name}_BY_C")
-            objects[f"matmul_{name.lower()}_by_c"] = (f"matmul_{source}", flags)
+        for name, source, flags in (
+            ("EVEX", "dots", evex),
+            ("AVX512_BY_C", "pairs", (*emulated, "-DPAIRS_ALONE")),
+            ("VNNI512_BY_C", "dots", emulated),
+        ):
+            for kernel, file in (("matmul", f"matmul_{source}"), ("attention", "attention_kernel")):
+                own = f"{kernel}_{name}".upper()
+                objects[own.lower()] = (file, (*flags, f"-D{kernel.upper()}={own}"))
     sources = {
         name: (ROOT / setup.KERNELS / f"{source}.c", flags)
         for name, (source, flags) in objects.items()

@@ -193,6 +193,18 @@ def test_int8_has_a_scale_for_each_token_and_head(largest: float) -> None:
         assert np.allclose(found / scales, np.rint(found / scales), atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [64, 80, 96])
+def test_int8_bears_channels_with_far_larger_keys(size: int) -> None:
+    """Their products are those of all others: a transform shares them out before rounding."""
+    layer = Layer(heads=4, kv_heads=2, size=size)
+    attention, tokens = made(layer)
+    larger = np.where(np.arange(size) % 29 == 3, 20, 1).astype(np.float32)
+    tokens = tokens._replace(query=tokens.query / larger, key=tokens.key * larger)
+    exact = expected(layer, attention.weights, tokens)
+    found = attention.whole(Cache(layer, "int8"), 0, tokens)
+    assert np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)) < 0.04
+
+
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -54,13 +54,15 @@ static Splits splits_of(const Job *job, const Span *span, int64_t piece) {
     return some;
 }
 
-// Pieces of a head come one after another: a piece prefetches what the next one reads first.
+// All spans' pieces with the same place come one after another: spans that share blocks read them from the
+// processor's cache.
 static void begin(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
-    const int64_t number = (int64_t)index / job->pieces, piece = (int64_t)index % job->pieces;
-    const int64_t head = number % pass->layer.kv_heads;
-    const Span *span = pass->spans + number / pass->layer.kv_heads;
+    const int64_t nth = (int64_t)index % pass->count, place = (int64_t)index / pass->count;
+    const int64_t piece = place % job->pieces, head = place / job->pieces;
+    const int64_t number = nth * pass->layer.kv_heads + head;
+    const Span *span = pass->spans + nth;
     if (piece == job->pieces - 1 && pass->key) job->kernel->write(pass, span, head);
     if (is_long(pass, span)) return;
     Splits all = all_splits(pass, span), some = splits_of(job, span, piece);

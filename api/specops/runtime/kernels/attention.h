@@ -13,9 +13,13 @@
 //
 // The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head. Layers may have other
 // numbers of heads and other sizes. A part:
-//   keys    [size][64], so that 16 scores are computed at once and keys are read in order
-//   values  [64][size, padded to a multiple of 16]
+//   keys    [size][64], so that 16 scores are computed at once and keys are read in order; of int8
+//           [size / 4][64][4]
+//   values  [64][size, padded to a multiple of 16]; of int8 [64 / 4][padded size][4]
 //   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
+// Attention over int8 computes products in integers (code_products.h): a query's head is rounded to 8 bits,
+// too, and over a split the probabilities times the values' scales to 14 bits. Keys and queries are
+// transformed before. Codes have 128 added.
 // Nothing in it needs to be initialized: what lies behind a slot's positions enters no sum.
 
 #ifndef SPECOPS_ATTENTION_H
@@ -93,7 +97,8 @@ static inline int64_t tile_rows(const Layer *layer) {
     return layer->size <= SMALL_SIZE ? MOST_ROWS : MOST_ROWS / 2;
 }
 
-extern const AttentionKernel ATTENTION_AVX512, ATTENTION_AVX2, ATTENTION_PLAIN;
+extern const AttentionKernel ATTENTION_PLAIN, ATTENTION_AVX2, ATTENTION_VNNI256, ATTENTION_AVX512,
+    ATTENTION_VNNI512, ATTENTION_DOTPROD;
 
 static inline int64_t element_bytes(int type) {
     return type == KV_FLOAT32 ? 4 : type == KV_FLOAT16 ? 2 : 1;

@@ -1,6 +1,7 @@
 // Attention for one kind of processor; setup.py compiles this file once for each.
 
 #include "attention.h"
+#include "code_products.h"
 #include "products.h"
 #include "vectors.h"
 
@@ -66,63 +67,118 @@ static void prepare(const Pass *pass, const float *from, const float *norm, int6
         rotate_halves(head, head + pairs, cos, sin, pairs);
 }
 
-// Rounds a head to codes of 8 bits; returns their scale, NaN if a number is infinite or NaN.
-static float to_int8(const float *head, int64_t padded, int8_t *codes) {
+// Lanes with `bit` set have the sign to flip.
+INLINE Floats sum_and_difference(Floats values, Floats swapped, int bit) {
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return swapped + (Floats)((Words)values ^ ((Words)((lane & bit) != 0) & 0x80000000u));
+}
+
+// Numbers of a head that are transformed together: the largest power of two that divides its size.
+static inline int64_t transformed(int64_t size) { return size & -size; }
+
+// A Hadamard transform, but for its factor 1 / sqrt(transformed): each number becomes a sum of all,
+// with signs. Products of queries and keys stay what they are, and a channel with large numbers no longer
+// decides the scale of a head's codes. Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated
+// LLMs" (2024).
+static void transform(float *head, int64_t size) {
+    const int64_t together = transformed(size);
+    for (int64_t half = together / 2; half >= LANES; half /= 2)
+        for (int64_t i = 0; i < size; i += LANES) {
+            if (i & half) continue;
+            const Floats one = load(head + i), other = load(head + i + half);
+            store(head + i, one + other), store(head + i + half, one - other);
+        }
+    for (int64_t i = 0; i < size; i += LANES) {
+        Floats v = load(head + i);
+        if (together > 8) v = sum_and_difference(v, HALVES_SWAPPED(v), 8);
+        v = sum_and_difference(v, FOURS_SWAPPED(v), 4);
+        v = sum_and_difference(v, TWOS_SWAPPED(v), 2);
+        store(head + i, sum_and_difference(v, ONES_SWAPPED(v), 1));
+    }
+}
+
+// What a head of smaller or larger numbers is multiplied by for codes of 8 bits; `*scale` is what codes are
+// multiplied by: NaN if a number is infinite or NaN, always the same one.
+static float code_factor(const float *head, int64_t padded, float *scale) {
     Floats most = {0}, not_finite = {0};
     for (int64_t i = 0; i < padded; i += LANES) {
         most = larger(magnitude(load(head + i)), most);
         not_finite += load(head + i) * 0.0f;
     }
     const float highest = largest(most) + total(not_finite);
-    const float inverse = highest > TINY ? 127.0f / highest : 0.0f;
-    for (int64_t i = 0; i < padded; i += LANES) to_codes(codes + i, load(head + i) * inverse);
-    return highest > TINY || highest != highest ? highest / 127.0f : 0.0f;
+    *scale = highest > TINY ? highest / 127.0f : highest != highest ? NAN : 0.0f;
+    return highest > TINY ? 127.0f / highest : 0.0f;
 }
 
-// Converts a head to the cache's type; returns its scale.
-static float convert(int type, const float *head, int64_t padded, void *to) {
-    if (type == KV_INT8) return to_int8(head, padded, to);
+// Rounds a head to codes of 8 bits, raised; returns their scale.
+static float to_raised(const float *head, int64_t padded, uint8_t *codes) {
+    float scale;
+    const float factor = code_factor(head, padded, &scale);
+    for (int64_t i = 0; i < padded; i += LANES) to_codes((int8_t *)codes + i, load(head + i) * factor);
+    for (int64_t i = 0; i < padded; i++) codes[i] ^= RAISED;
+    return scale;
+}
+
+// Converts a head to the cache's type of floats.
+static void convert(int type, const float *head, int64_t padded, void *to) {
     if (type == KV_FLOAT32) memcpy(to, head, padded * sizeof(float));
     else for (int64_t i = 0; i < padded; i += LANES) to_halves((uint16_t *)to + i, load(head + i));
-    return 1;
 }
 
 static void scatter_key(int type, const void *key, int64_t size, char *keys, int64_t place) {
     for (int64_t i = 0; i < size; i++) {
         const int64_t at = i * BLOCK + place;
         if (type == KV_FLOAT32) memcpy(keys + at * 4, (const char *)key + i * 4, 4);
-        else if (type == KV_FLOAT16) memcpy(keys + at * 2, (const char *)key + i * 2, 2);
-        else keys[at] = ((const char *)key)[i];
+        else memcpy(keys + at * 2, (const char *)key + i * 2, 2);
     }
+}
+
+// Writes a key and a value as codes.
+static void write_codes(float *key, const float *value, int64_t size, char *keys, int64_t place) {
+    const int64_t padded = padded_size(size);
+    uint8_t codes[MOST_SIZE], *values = (uint8_t *)keys + key_bytes(size, KV_INT8);
+    float *scales = (float *)(values + value_bytes(size, KV_INT8));
+    transform(key, size);
+    scales[place] = to_raised(key, padded, codes);
+    for (int64_t i = 0; i < size; i += 4) memcpy(keys + i * BLOCK + place * 4, codes + i, 4);
+    scales[BLOCK + place] = to_raised(value, padded, codes);
+    for (int64_t i = 0; i < padded; i++) values[(place / 4 * padded + i) * 4 + place % 4] = codes[i];
 }
 
 static void write_span(const Pass *pass, const Span *span, int64_t head) {
     const int64_t size = pass->layer.size, padded = padded_size(size);
     const int type = pass->type;
-    float row[MOST_SIZE], converted[MOST_SIZE];
+    float row[MOST_SIZE], value[MOST_SIZE], converted[MOST_SIZE];
     Turn turn;
     turn.position = -1;
     for (int64_t token = 0; token < span->tokens; token++) {
         const int64_t position = span->start + token, place = position % BLOCK;
         const int64_t from = (span->first + token) * pass->key_stride + head * size;
         char *keys = part_of(pass, span, head, position / BLOCK);
-        char *values = keys + key_bytes(size, type);
-        char *value = values + place * padded * element_bytes(type);
-        float *scales = (float *)(values + value_bytes(size, type));
         prepare(pass, pass->key + from, pass->key_norm, position, &turn, row);
-        const float key_scale = convert(type, row, padded, converted);
-        scatter_key(type, converted, size, keys, place);
-        normalize(pass, pass->value + from, pass->value_norm, row);
-        const float value_scale = convert(type, row, padded, value);
+        normalize(pass, pass->value + from, pass->value_norm, value);
         if (type == KV_INT8) {
-            scales[place] = key_scale;
-            scales[BLOCK + place] = value_scale;
+            write_codes(row, value, size, keys, place);
+            continue;
         }
+        convert(type, row, padded, converted);
+        scatter_key(type, converted, size, keys, place);
+        convert(type, value, padded, keys + key_bytes(size, type) + place * padded * element_bytes(type));
     }
 }
 
 // Of more than SMALL_SIZE numbers a tile has at most half as many rows.
 enum { MOST_FLOATS = MOST_ROWS / 2 * MOST_SIZE };
+
+// What a tile needs for a cache of codes: its queries, and of a split the scores, at first as integers, the
+// scales of keys and values, the weights of values as codes, and these codes' products with values.
+typedef struct {
+    _Alignas(64) int32_t queries[MOST_FLOATS / 4 * WORDS], starts[MOST_ROWS];
+    float query_scales[MOST_ROWS], weight_scales[MOST_ROWS];
+    _Alignas(64) float scores[MOST_ROWS * SPLIT], scales[2][SPLIT], relative[SPLIT];
+    _Alignas(64) int32_t weights[MOST_ROWS * SPLIT / 2], weight_starts[2 * MOST_ROWS];
+    _Alignas(64) int32_t sums[2 * MOST_FLOATS];
+} Coded;
 
 // The state of a tile's rows from one block of a split to the next.
 typedef struct {
@@ -131,16 +187,23 @@ typedef struct {
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
     _Alignas(64) float queries[MOST_FLOATS];
     Results results;                      // over the split, so far
-    _Alignas(64) float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
-    float block_max[MOST_ROWS];           // the highest score of the block
-    float factors[MOST_ROWS];             // of the sums, after a higher score
     int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
-    int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block, counted from its first
-    _Alignas(64) float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
+    int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block or split, counted from its first
+    float block_max[MOST_ROWS];           // the highest score of the block or split
+    float factors[MOST_ROWS];             // of the sums, after a higher score
+    union {
+        struct {
+            _Alignas(64) float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
+            _Alignas(64) float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
+        };
+        Coded coded;
+    };
 } Rows;
 
+INLINE Floats capped(Floats scores, float cap) { return cap * hyperbolic_tangent(scores / splat(cap)); }
+
 // Completes a row's scores of the block and returns the highest.
-INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const float *scales) {
+INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row) {
     const Floats none = splat(-INFINITY);
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t first = rows->first[row], last = rows->last[row];
@@ -148,11 +211,7 @@ INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const fl
     Floats highest = none;
     for (int64_t i = first / LANES * LANES; i < last; i += LANES) {
         Floats values = load(scores + i);
-        if (scales) values *= load(scales + i);
-        if (pass->layer.softcap > 0) {
-            const Floats cap = splat(pass->layer.softcap);
-            values = cap * hyperbolic_tangent(values / cap);
-        }
+        if (pass->layer.softcap > 0) values = capped(values, pass->layer.softcap);
         const Ints position = lane + (int32_t)i;
         values = choose((position >= (int32_t)first) & (position < (int32_t)last), values, none);
         highest = larger(values, highest);
@@ -162,10 +221,10 @@ INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const fl
 }
 
 // Turns the block's scores into probabilities, relative to the highest score so far.
-static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, const float *scales) {
+static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bottom) {
     for (int64_t row = 0; row < MOST_ROWS; row++) rows->block_max[row] = -INFINITY;
     for (int64_t row = top; row < bottom; row++)
-        rows->block_max[row] = complete_scores(pass, rows, row, scales);
+        rows->block_max[row] = complete_scores(pass, rows, row);
     for (int64_t row = 0; row < rows->rows; row += LANES) {
         const Floats before = load(rows->results.most + row);
         const Floats most = larger(load(rows->block_max + row), before);
@@ -179,9 +238,8 @@ static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bot
         float *by_lane = rows->results.sums + row * rows->stride + rows->padded;
         Floats weights = load(by_lane) * rows->factors[row];
         for (int64_t i = first; i < last; i += LANES) {
-            Floats values = exponential(load(scores + i) - most);
+            const Floats values = exponential(load(scores + i) - most);
             weights += values;
-            if (scales) values *= load(scales + BLOCK + i);
             store(scores + i, values);
         }
         store(by_lane, weights);
@@ -229,13 +287,13 @@ static void add_parts(Rows *rows, Multiply *multiply, const void *values, const 
     }
 }
 
-// Sets the positions that each row sees in the block from `base` on, counted from there.
-static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t *least,
-                          int64_t *most) {
-    *least = BLOCK, *most = 0;
+// Sets the positions that each row sees of `count` from `base` on, counted from there.
+static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t count,
+                          int64_t *least, int64_t *most) {
+    *least = count, *most = 0;
     for (int64_t row = top; row < bottom; row++) {
         const int64_t first = rows->from[row] > base ? rows->from[row] - base : 0;
-        const int64_t last = rows->to[row] < base + BLOCK ? rows->to[row] - base : BLOCK;
+        const int64_t last = rows->to[row] < base + count ? rows->to[row] - base : count;
         rows->first[row] = first, rows->last[row] = last;
         *least = first < *least ? first : *least;
         *most = last > *most ? last : *most;
@@ -243,9 +301,8 @@ static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base,
 }
 
 // Converts elements [first, last) to float32, once for many rows.
-static const void *expand(int type, const void *elements, int64_t first, int64_t last, float *to) {
-    for (int64_t i = first; i < last; i += LANES)
-        store(to + i, type == KV_FLOAT16 ? element(KV_FLOAT16, elements, i) : element(KV_INT8, elements, i));
+static const void *expand(const void *elements, int64_t first, int64_t last, float *to) {
+    for (int64_t i = first; i < last; i += LANES) store(to + i, element(KV_FLOAT16, elements, i));
     return to;
 }
 
@@ -255,15 +312,13 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     int64_t top = 0, bottom = rows->rows, least, most;
     while (rows->to[top] <= base) top++;
     while (rows->from[bottom - 1] >= base + BLOCK) bottom--;
-    visible_range(rows, top, bottom, base, &least, &most);
+    visible_range(rows, top, bottom, base, BLOCK, &least, &most);
     const int64_t start = least / LANES, stop = (most + LANES - 1) / LANES;
     const void *values = keys + key_bytes(size, pass->type), *elements = keys;
-    const char *behind = keys + key_bytes(size, pass->type) + value_bytes(size, pass->type);
-    const float *scales = pass->type == KV_INT8 ? (const float *)behind : NULL;
     int type = pass->type;
-    const int many = type != KV_FLOAT32 && bottom - top > (type == KV_INT8 ? FEW_CODES : FEW_HALVES);
+    const int many = type == KV_FLOAT16 && bottom - top > FEW_HALVES;
     if (many) {
-        elements = expand(type, keys, 0, size * BLOCK, rows->expanded);
+        elements = expand(keys, 0, size * BLOCK, rows->expanded);
         type = KV_FLOAT32;
     }
     const Product product = {
@@ -272,13 +327,171 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
         .b = (const char *)elements + start * LANES * element_bytes(type),
         .ahead = values, .prefetched = rows->prefetched, .step = BLOCK, .first = 0, .last = size};
     SCORES[type](&product, bottom - top, stop - start);
-    softmax_block(pass, rows, top, bottom, scales);
-    if (many)
-        values = expand(pass->type, values, least * padded, most * padded, rows->expanded);
+    softmax_block(pass, rows, top, bottom);
+    if (many) values = expand(values, least * padded, most * padded, rows->expanded);
     for (int64_t row = top, count; row < bottom; row += count) {
         count = height_of_tile(bottom - row);
         add_parts(rows, VALUES[type], values, row == top ? next : values, row, count);
     }
+}
+
+// -- a cache of codes --------------------------------------------------------------------------------
+
+// Weights, which are probabilities times the scales of values, become codes relative to the largest scale.
+// Codes of 14 bits are two numbers that any instruction takes as signed ones of 8 bits.
+enum { WEIGHT_BITS = 14, HALF_BITS = 7, WEIGHT_ROWS = BYTEWISE ? 2 : 1, ROW_WORDS = SPLIT / 4 * WORDS };
+
+// Rounds the prepared queries to codes.
+static void round_queries(Rows *rows, int64_t size) {
+    const int64_t stride = size / 4 * WORDS;
+    for (int64_t row = 0; row < rows->rows; row++) {
+        float *query = rows->queries + row * rows->padded;
+        int32_t words[MOST_SIZE / 4 * WORDS];
+        Ints sum = {0};
+        transform(query, size);
+        float *scale = rows->coded.query_scales + row;
+        const float factor = code_factor(query, rows->padded, scale);
+        const Ints finite = (Ints){0} - (*scale == *scale);
+        for (int64_t i = 0; i < size; i += LANES) {
+            const Ints codes = rounded(load(query + i) * factor) & finite;
+            to_words(words + i / 4 * WORDS, codes);
+            sum += codes;
+        }
+        memcpy(rows->coded.queries + row * stride, words, (size_t)stride * sizeof *words);
+        rows->coded.starts[row] = -SEEN_RAISED * total_of(sum);
+    }
+}
+
+// Scales of values, so that the largest that a row sees becomes the largest code; returns what codes are
+// multiplied by. What lies behind a row's last position must not count: it may be written later, or be a
+// rejected token's.
+static float relative_scales(const float *scales, int64_t first, int64_t last, int64_t low, int64_t high,
+                             float *to) {
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Floats most = {0}, not_finite = {0};
+    for (int64_t i = low; i < high; i += LANES) {
+        const Ints place = lane + (int32_t)i;
+        const Floats seen =
+            choose((place >= (int32_t)first) & (place < (int32_t)last), load(scales + i), (Floats){0});
+        most = larger(seen, most);
+        not_finite += seen * 0.0f;
+        store(to + i, seen);
+    }
+    const float highest = largest(most) + total(not_finite), codes = (1 << WEIGHT_BITS) - 1;
+    const float factor = highest > TINY ? codes / highest : 0.0f;
+    for (int64_t i = low; i < high; i += LANES) store(to + i, load(to + i) * factor);
+    return highest > TINY ? highest / codes : highest * 0.0f;
+}
+
+// 2^x for x <= 0, exact for 0; 0 below -126. Its error of 1e-4 is less than rounding makes.
+INLINE Floats power_of_two(Floats x) {
+    const Floats shifted = x + ROUNDER, r = x - (shifted - ROUNDER);
+    Floats y = r * 0.0550087662f + 0.242210995f;
+    y = y * r + 0.693282974f;
+    y = y * r + 1.0f;
+    return choose(x < -126.0f, (Floats){0}, (Floats)((Words)y + ((Words)shifted << 23)));
+}
+
+// Turns a row's integer products with the split's keys into scores, up to the scale of its query where there
+// is no soft cap, and returns the highest.
+INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int64_t first = rows->first[row], last = rows->last[row];
+    const int whole = first <= low && last >= high;
+    float *scores = rows->coded.scores + row * SPLIT;
+    Floats highest = splat(-FLT_MAX);
+    for (int64_t i = low; i < high; i += LANES) {
+        Floats values = __builtin_convertvector((Ints)load(scores + i), Floats);
+        values *= load(rows->coded.scales[0] + i);
+        if (pass->layer.softcap > 0)
+            values = capped(values * rows->coded.query_scales[row], pass->layer.softcap);
+        const Ints place = lane + (int32_t)i, seen = (place >= (int32_t)first) & (place < (int32_t)last);
+        if (!whole) values = choose(seen, values, splat(-INFINITY));
+        highest = larger(values, highest);
+        store(scores + i, values);
+    }
+    return largest(highest);
+}
+
+// Makes the codes of a row's weights and adds up its probabilities, by lane.
+INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
+    Coded *c = &rows->coded;
+    const int64_t first = rows->first[row], last = rows->last[row];
+    _Alignas(64) float own[SPLIT];
+    const float *relative = c->relative;
+    if (first > low || last < high) {
+        c->weight_scales[row] = relative_scales(c->scales[1], first, last, low, high, own);
+        relative = own;
+    }
+    const float scale = pass->layer.softcap > 0 ? 1.0f : c->query_scales[row];
+    const float most = rows->block_max[row], factor = scale * 1.44269504f;
+    int32_t *words = c->weights + row * WEIGHT_ROWS * ROW_WORDS;
+    Floats by_lane = {0};
+    Ints sum = {0};
+    for (int64_t i = low; i < high; i += LANES) {
+        const Floats values = power_of_two((load(c->scores + row * SPLIT + i) - most) * factor);
+        const Ints codes = (Ints)(values * load(relative + i) + ROUNDER) & ((1 << WEIGHT_BITS) - 1);
+        int32_t *at = words + (i - low) / 4 * WORDS;
+        by_lane += values;
+        sum += codes;
+        to_words(at, BYTEWISE ? codes & ((1 << HALF_BITS) - 1) : codes);
+        if (BYTEWISE) to_words(at + ROW_WORDS, codes >> HALF_BITS);
+    }
+    store(rows->results.sums + row * rows->stride + rows->padded, by_lane);
+    rows->results.most[row] = most * scale;
+    c->weight_starts[row * WEIGHT_ROWS] = -SEEN_RAISED * total_of(sum);
+    if (BYTEWISE) c->weight_starts[row * WEIGHT_ROWS + 1] = 0;
+}
+
+// As `see_split`, of a cache of codes: softmax is computed over the whole split.
+static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t split) {
+    Coded *c = &rows->coded;
+    const int64_t size = pass->layer.size, padded = rows->padded, base = split * SPLIT;
+    const int64_t end = rows->to[rows->rows - 1];
+    int64_t top = 0, bottom = rows->rows, low, high;
+    while (top < bottom && rows->to[top] <= base) top++;
+    while (top < bottom && rows->from[bottom - 1] >= base + SPLIT) bottom--;
+    if (top == bottom) return;
+    visible_range(rows, top, bottom, base, SPLIT, &low, &high);
+    low = low / BLOCK * BLOCK, high = (high + BLOCK - 1) / BLOCK * BLOCK;
+    const uint8_t *keys[SPLIT / BLOCK], *values[SPLIT / BLOCK], *scales[SPLIT / BLOCK], *next[SPLIT / BLOCK];
+    const int64_t blocks = (high - low) / BLOCK, scale_bytes = BLOCK * (int64_t)sizeof(float);
+    for (int64_t i = 0; i < blocks; i++) {
+        const int64_t block = (base + low) / BLOCK + i, later = block + SPLIT / BLOCK;
+        keys[i] = (const uint8_t *)part_of(pass, span, head, block);
+        values[i] = keys[i] + key_bytes(size, KV_INT8);
+        scales[i] = values[i] + value_bytes(size, KV_INT8);
+        next[i] = later * BLOCK < end ? (const uint8_t *)part_of(pass, span, head, later) : keys[i];
+        for (int64_t line = 0; line < 2 * scale_bytes; line += 64) __builtin_prefetch(scales[i] + line);
+    }
+    for (int64_t i = 0; i < blocks; i++) {
+        const CodeProduct scores = {
+            .out = (int32_t *)(c->scores + top * SPLIT + low + i * BLOCK), .out_stride = SPLIT,
+            .starts = c->starts + top, .x = c->queries + top * size / 4 * WORDS, .x_stride = size / 4 * WORDS,
+            .bytes = keys + i, .ahead = values + i, .blocks = 1, .fours = size / 4, .step = 4 * BLOCK};
+        multiply_codes(&scores, bottom - top, BLOCK);
+        for (int kind = 0; kind < 2; kind++)
+            memcpy(c->scales[kind] + low + i * BLOCK, scales[i] + kind * scale_bytes, scale_bytes);
+    }
+    const float scale = relative_scales(c->scales[1], low, high, low, high, c->relative);
+    for (int64_t row = top; row < bottom; row++) {
+        rows->block_max[row] = score_codes(pass, rows, row, low, high);
+        c->weight_scales[row] = scale;
+    }
+    for (int64_t row = top; row < bottom; row++) weigh_codes(pass, rows, row, low, high);
+    const CodeProduct sums = {
+        .out = c->sums, .out_stride = padded, .starts = c->weight_starts + top * WEIGHT_ROWS,
+        .x = c->weights + top * WEIGHT_ROWS * ROW_WORDS, .x_stride = ROW_WORDS,
+        .bytes = values, .ahead = next, .blocks = blocks, .fours = BLOCK / 4, .step = 4 * padded};
+    multiply_codes(&sums, (bottom - top) * WEIGHT_ROWS, padded);
+    for (int64_t row = top; row < bottom; row++)
+        for (int64_t i = 0; i < padded; i += LANES) {
+            const float *from = (const float *)c->sums + (row - top) * WEIGHT_ROWS * padded + i;
+            Ints sum = (Ints)load(from);
+            if (BYTEWISE) sum += (Ints)load(from + padded) * (1 << HALF_BITS);
+            store(rows->results.sums + row * rows->stride + i,
+                  __builtin_convertvector(sum, Floats) * c->weight_scales[row]);
+        }
 }
 
 // The results of a span's rows from `first` on over split number `split`.
@@ -333,9 +546,10 @@ static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
     rows->rows = count, rows->padded = padded_size(size), rows->stride = result_stride(rows->padded);
-    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
-    // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
+    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16 (32 heads of 64 over 4,
+    // one thread, AMD EPYC); with float32 it took longer.
     rows->prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    const float scale = layer->scale / (pass->type == KV_INT8 ? (float)transformed(size) : 1.0f);
     Turn turn;
     turn.position = -1;
     for (int64_t row = 0; row < count; row++) {
@@ -343,10 +557,11 @@ static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64
         float *query = rows->queries + row * rows->padded;
         prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
                 pass->query_norm, span->start + token, &turn, query);
-        for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
+        for (int64_t i = 0; i < size; i++) query[i] *= scale;
         const int64_t end = span->start + token + 1, window = layer->window;
         rows->to[row] = end, rows->from[row] = window && window < end ? end - window : 0;
     }
+    if (pass->type == KV_INT8) round_queries(rows, size);
 }
 
 // Computes the results over one split. Rows that see nothing of it keep sums of -0: added to any number
@@ -358,6 +573,10 @@ static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *ro
     rows->results = results;
     for (int64_t i = 0; i < floats; i += LANES) store(results.sums + i, splat(-0.0f));
     for (int64_t row = 0; row < count; row += LANES) store(results.most + row, splat(-FLT_MAX));
+    if (pass->type == KV_INT8) {
+        see_codes(pass, span, head, rows, split);
+        return;
+    }
     const int64_t end = (split + 1) * SPLIT < last ? (split + 1) * SPLIT : last;
     int64_t base = split * SPLIT > first ? split * SPLIT : first / BLOCK * BLOCK;
     for (; base < end; base += BLOCK) {

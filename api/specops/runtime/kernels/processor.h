@@ -33,9 +33,9 @@ typedef struct {
 } Processor;
 
 // The kernels that gain nothing from instructions for bytes.
-#define AVX512 &ATTENTION_AVX512, &SAMPLING_AVX512, &QUANTIZE_AVX512, SHORT_CONV_AVX512, &STATES_AVX512
-#define AVX2 &ATTENTION_AVX2, &SAMPLING_AVX2, &QUANTIZE_AVX2, SHORT_CONV_AVX2, &STATES_AVX2
-#define PLAIN &ATTENTION_PLAIN, &SAMPLING_PLAIN, &QUANTIZE_PLAIN, SHORT_CONV_PLAIN, &STATES_PLAIN
+#define AVX512 &SAMPLING_AVX512, &QUANTIZE_AVX512, SHORT_CONV_AVX512, &STATES_AVX512
+#define AVX2 &SAMPLING_AVX2, &QUANTIZE_AVX2, SHORT_CONV_AVX2, &STATES_AVX2
+#define PLAIN &SAMPLING_PLAIN, &QUANTIZE_PLAIN, SHORT_CONV_PLAIN, &STATES_PLAIN
 
 // The kernels for new sessions: the fastest for this processor, or the forced ones. Never NULL.
 const Processor *choose_processor(void);

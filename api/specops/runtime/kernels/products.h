@@ -1,4 +1,4 @@
-// The product that attention uses for scores and for values:
+// The product that attention uses for scores and for values of a cache of floats:
 //
 //   out[row][lane] = out[row][lane] * factor[row] + sum over i of a[row][i] * b[i][lane]
 //
@@ -14,21 +14,19 @@
 
 // Up to FEW_HALVES rows, converting float16 anew for each tile takes less time than writing a block of
 // float32 that all tiles read: passes of 8 and 14 tokens of the demo pair take 0.93 and 0.96 of the time
-// with 512 bits, 0.95 and 0.96 with 256. Up to FEW_CODES rows this holds for 8 bits, too: 6 rows behind
-// 700 take 0.90 of the time with 512 bits, and would take 1.08 with 256 (2 cores, AMD EPYC, Zen 5).
+// with 512 bits, 0.95 and 0.96 with 256.
 #if defined(__AVX512F__)
-enum { TILE_ROWS = 4, TILE_VECTORS = 4, WIDE_VECTORS = 8, FEW_HALVES = 16, FEW_CODES = 8 };
+enum { TILE_ROWS = 4, TILE_VECTORS = 4, WIDE_VECTORS = 8, FEW_HALVES = 16 };
 #elif defined(__AVX2__) || defined(__aarch64__)
-enum { TILE_ROWS = 2, TILE_VECTORS = 2, WIDE_VECTORS = 4, FEW_HALVES = 8, FEW_CODES = 2 };
+enum { TILE_ROWS = 2, TILE_VECTORS = 2, WIDE_VECTORS = 4, FEW_HALVES = 8 };
 #else
-enum { TILE_ROWS = 1, TILE_VECTORS = 2, WIDE_VECTORS = 2, FEW_HALVES = 1, FEW_CODES = 1 };
+enum { TILE_ROWS = 1, TILE_VECTORS = 2, WIDE_VECTORS = 2, FEW_HALVES = 1 };
 #endif
 
 // Sixteen elements of the cache from number `index` on.
 INLINE Floats element(const int type, const void *from, int64_t index) {
     if (type == KV_FLOAT32) return load((const float *)from + index);
-    if (type == KV_FLOAT16) return from_halves((const uint16_t *)from + index);
-    return from_codes((const int8_t *)from + index);
+    return from_halves((const uint16_t *)from + index);
 }
 
 // The number at `x` times a vector. With 512 bits each product reads the number from memory, where
@@ -120,13 +118,11 @@ INLINE void product_of(const int type, const int anew, const Product *p, int64_t
     }
 PRODUCT(scores_float32, KV_FLOAT32, 1)
 PRODUCT(scores_float16, KV_FLOAT16, 1)
-PRODUCT(scores_int8, KV_INT8, 1)
 PRODUCT(values_float32, KV_FLOAT32, 0)
 PRODUCT(values_float16, KV_FLOAT16, 0)
-PRODUCT(values_int8, KV_INT8, 0)
 
 typedef void Multiply(const Product *, int64_t rows, int64_t vectors);
-static Multiply *const SCORES[TYPES] = {scores_float32, scores_float16, scores_int8};
-static Multiply *const VALUES[TYPES] = {values_float32, values_float16, values_int8};
+static Multiply *const SCORES[] = {scores_float32, scores_float16};
+static Multiply *const VALUES[] = {values_float32, values_float16};
 
 #endif

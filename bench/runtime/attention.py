@@ -1,0 +1,115 @@
+"""Attention's milliseconds in a pass, by past and rows: caches of two checkouts, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bench.runtime.before import OTHER, OURS, interpreter_of
+from bench.tools.quiet import Case, Turns
+from bench.tools.report import Outcome, Summary, Table, progress, ratios
+from bench.tools.worker import Worker
+from specops.runtime.kernels import NAMES
+from specops.system.cpus import available_threads
+
+SHAPES = {  # layers, heads, heads of the cache, size
+    "SmolLM2-135M": (30, 9, 3, 64),
+    "Qwen3-0.6B": (28, 16, 8, 128),
+    "TinyLlama": (22, 32, 4, 64),
+    "Phi-3": (32, 32, 32, 96),
+    "Gemma 3 270M": (18, 4, 1, 256),
+}
+ROWS = {  # requests, tokens of each
+    "1 token": (1, 1),
+    "4 tokens": (1, 4),
+    "8 requests": (8, 1),
+    "16 tokens": (1, 16),
+    "128 tokens": (1, 128),
+}
+_KERNELS = [name for name in ("AVX512-VNNI", "AVX2") if name in NAMES] or NAMES[:1]
+_SIDES = ((OTHER, "fp16"), (OTHER, "int8"), (OURS, "int8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which pasts are measured, in how many rounds."""
+
+    pasts: tuple[int, ...]
+    rounds: int
+    passes: int  # of a side in a round; its time is their median
+
+
+FULL, QUICK = Plan((500, 2000, 4000, 7000), 5, 5), Plan((500,), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One checkout's kernels over one type of cache."""
+
+    worker: Worker
+    asked: dict[str, str]
+
+    @property
+    def pid(self) -> int:
+        """The worker's process, which other sides of the same checkout share."""
+        return self.worker.pid
+
+    def ask(self, **values: int) -> Any:
+        """Seconds of each pass."""
+        return self.worker.ask("passes", **values, **self.asked)
+
+
+def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
+    """Measure each shape with both checkouts' kernels."""
+    commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
+    names = ("layers", "heads", "kv_heads", "size")
+    tables, result = [], {}
+    for shape in shapes:
+        progress(f"attention of {shape}")
+        turns = Turns()
+        with contextlib.ExitStack() as stack:
+            workers = {}
+            for side, python in commands.items():
+                command = (python, "-m", "bench.runtime.attention_worker")
+                workers[side] = stack.enter_context(Worker(side, command))
+                asked = dict(zip(names, SHAPES[shape], strict=True))
+                workers[side].ask("load", threads=available_threads(), **asked)
+            sides = {
+                _name(kernel, side, dtype): _Side(workers[side], {"kernel": kernel, "dtype": dtype})
+                for kernel, (side, dtype) in product(_KERNELS, _SIDES)
+            }
+            turns.measure(sides, _cases(plan), plan.rounds)
+        tables.append(_table(shape, turns, plan))
+        result[shape] = turns.ms
+    return Outcome({"other": other.name, "shapes": result}, tables)
+
+
+def _name(kernel: str, side: str, dtype: str) -> str:
+    return f"{kernel}, {side}, {dtype}"
+
+
+def _cases(plan: Plan) -> list[Case]:
+    def case(past: int, rows: str) -> Case:
+        requests, tokens = ROWS[rows]
+        asked = {"past": past, "requests": requests, "tokens": tokens, "count": plan.passes}
+        return Case(f"{rows} behind {past:,}", lambda side: side.ask(**asked))
+
+    return [case(past, rows) for past, rows in product(plan.pasts, ROWS)]
+
+
+def _table(shape: str, turns: Turns, plan: Plan) -> Table:
+    rows = []
+    for kernel, case in product(_KERNELS, _cases(plan)):
+        halves, before, now = (turns.ms[case.title][_name(kernel, *side)] for side in _SIDES)
+        shares = [Summary.of(ratios(now, base)).spread() for base in (halves, before)]
+        times = [f"{Summary.of(ms).median:.2f}" for ms in (halves, before, now)]
+        rows.append((kernel, case.title, *times, *shares))
+    columns = [f"{dtype}, {side}, ms" for side, dtype in _SIDES]
+    columns = ["kernels", "rows", *columns, "int8 of fp16's time", "int8 of int8's time"]
+    notes = ("all layers' attention in a pass; medians; ratios round by round", turns.note)
+    return Table(f"Attention: {shape}", columns, rows, notes)

@@ -1,0 +1,91 @@
+"""Nodes of attention alone, one for each layer, timed in a process of one checkout's interpreter.
+
+So this file uses only parts of the project that have been the same in every version.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from onnx import TensorProto, ValueInfoProto, helper
+
+from bench.tools.worker import serve
+from specops.runtime import kernels
+from specops.runtime.session import Session, load, plain_options, share_threads
+
+WHOLE = ("spans", "block_tables", "cache")
+_MOST_BYTES = 3 << 30  # of a cache: of large shapes only some layers are computed
+
+
+class Passes:
+    """Answers with seconds."""
+
+    def load(self, threads: int, *, layers: int, heads: int, kv_heads: int, size: int) -> None:
+        """Take a model's shape."""
+        share_threads(threads)
+        self._heads, self._layer, self._layers = heads, (kv_heads, size), layers
+        self._pool = np.full(_MOST_BYTES, 0x3C, np.uint8)
+        self._sessions: dict[tuple[str, int], Session] = {}
+
+    def passes(
+        self, *, kernel: str, dtype: str, past: int, requests: int, tokens: int, count: int
+    ) -> list[float]:
+        """Seconds that all layers take in each pass of so many tokens of each request."""
+        blocks = -(-(past + tokens) // kernels.BLOCK_TOKENS)
+        one = kernels.block_bytes([self._layer], dtype)
+        layers = min(self._layers, _MOST_BYTES // (requests * blocks * one))
+        kv_heads, size = self._layer
+        width = (self._heads + 2 * kv_heads) * size
+        tables = np.arange(requests * blocks).reshape(requests, blocks)
+        numbers = (self._pool.ctypes.data, tables.size, layers * one, kernels.KV_DTYPES[dtype])
+        query = np.random.default_rng(0).normal(size=(1, requests * tokens, width))
+        feeds = {
+            "query": query.astype(np.float32),
+            "spans": np.array([(slot, past, tokens) for slot in range(requests)], np.int64),
+            "block_tables": tables.astype(np.int64),
+            "cache": np.array(numbers, np.int64),
+        }
+        run = self._opened(kernel, layers).run
+        seconds = []
+        for _ in range(1 + count):
+            start = time.perf_counter()
+            run(None, feeds)
+            seconds.append((time.perf_counter() - start) * self._layers / layers)
+        return seconds[1:]
+
+    def _opened(self, kernel: str, layers: int) -> Session:
+        if (kernel, layers) not in self._sessions:
+            kernels.force(kernel)
+            self._sessions[kernel, layers] = self._nodes(layers)
+        return self._sessions[kernel, layers]
+
+    def _nodes(self, layers: int) -> Session:
+        kv_heads, size = self._layer
+        fixed = {"num_heads": self._heads, "scale": size**-0.5, "softcap": 0.0, "window": 0}
+        fixed |= {"kv_num_heads": [kv_heads] * layers, "head_size": [size] * layers}
+        fixed |= {"rotary_interleaved": 0, "rotary_factor": 1.0, "rotary_within": 0}
+        inputs = ["query", "", "", *WHOLE]
+        nodes = [
+            helper.make_node(
+                kernels.ATTENTION, inputs, [f"out{layer}"], domain=kernels.DOMAIN,
+                layer=layer, epsilon=1e-6, **fixed,
+            )
+            for layer in range(layers)
+        ]  # fmt: skip
+
+        def described(name: str) -> ValueInfoProto:
+            kind = TensorProto.INT64 if name in WHOLE else TensorProto.FLOAT
+            return helper.make_tensor_value_info(name, kind, None)
+
+        outputs = [described(f"out{layer}") for layer in range(layers)]
+        graph = helper.make_graph(
+            nodes, "attention", [described(name) for name in inputs if name], outputs
+        )
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(kernels.DOMAIN, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        return load(model.SerializeToString(), plain_options())
+
+
+if __name__ == "__main__":
+    serve(Passes())
