@@ -92,10 +92,11 @@ def test_generate_colours_accepted_draft_tokens_and_nothing_else(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(GENERATE) == 0
     out = capsys.readouterr().out
-    accepted = [piece.text for piece in pieces if piece.origin == "draft"]
+    colours = {"draft": "32", "suffix": "36"}
+    accepted = [(colours[p.origin], p.text) for p in pieces if p.origin != "target"]
     assert accepted
     assert len(accepted) < len(pieces)
-    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", out, re.DOTALL) == accepted
+    assert re.findall(r"\x1b\[(3\d)m(.*?)\x1b\[0m", out, re.DOTALL) == accepted
     plain = re.sub(r"\x1b\[\d+m", "", out)
     assert plain == "".join(piece.text for piece in pieces) + "\n"
     assert main([*GENERATE, "--no-color"]) == 0

@@ -15,6 +15,7 @@ from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.session import ModelLoadError
 from specops.runtime.suffixes import NgramTable
 from specops.speculation.drafters.suffix import SuffixDrafter
+from tests.speculation.drafters.ask import propose
 
 VOCAB = 300
 
@@ -45,7 +46,7 @@ def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
     drafter = SuffixDrafter(PrefixSharing.OFF, ngrams=written(tmp_path / "table.npy"))
     for token in range(VOCAB):
         drafter.begin(0, [token], "ann")
-        draft = drafter.look_up(0, [token], 4)
+        draft = propose(drafter, [token], 4)
         drafter.release(0)
         if not (often := after[token].most_common(1)) or often[0][1] < 2:
             assert not draft.tokens
@@ -54,7 +55,7 @@ def test_a_lookup_says_what_mostly_followed(tmp_path: Path) -> None:
         assert 0.0 < draft.accept_probs[0] < 1.0
         assert draft.found_in == "table"
     drafter.begin(0, [0], "ann")
-    assert len(drafter.look_up(0, [0], 4).tokens) == 4  # behind its own tokens, too
+    assert len(propose(drafter, [0], 4).tokens) == 4  # behind its own tokens, too
 
 
 def test_promises_follow_what_comes(tmp_path: Path) -> None:
@@ -62,9 +63,9 @@ def test_promises_follow_what_comes(tmp_path: Path) -> None:
     promised = []
     for token in range(200):
         drafter.begin(0, tokens := [token], "ann")
-        found = drafter.look_up(0, tokens, 1, 0.0)
+        found = propose(drafter, tokens, 1, min_reach=0.0)
         promised += found.accept_probs
-        drafter.look_up(0, [*tokens, 299], 0)  # another token came
+        propose(drafter, [*tokens, 299], 1)  # another token came
     assert promised[0] > 0.4
     assert promised[-1] < 0.1
 
