@@ -87,7 +87,7 @@ class MixedQuantization(Quantization):
     """Layers in 4 bits, but their projections to attention's values in 8.
 
     Every position that attends reads the values' errors, and these weights are few: with grouped
-    queries one or two in a hundred. docs/quantization.md has what other mixes cost.
+    queries one or two in a hundred. bench/results/mixes.md has what other mixes cost.
     """
 
     @property
