@@ -31,23 +31,32 @@ class ConfigError(ValueError):
     """A setting has a wrong value; the message names the variable and the values that it takes."""
 
 
-def _number(
-    low: float, high: float, kind: Callable[[str], float] = int, called: str = "a whole number"
-) -> Callable[[str], float]:
-    def parse(text: str) -> float:
+@dataclass(frozen=True)
+class Number:
+    """Reads a number of a range, both ends included; docs/settings.md shows the range."""
+
+    low: float
+    high: float
+    kind: Callable[[str], float] = int
+    called: str = "a whole number"
+
+    def __call__(self, text: str) -> float:
+        """Return the number that `text` is.
+
+        Raises:
+            ConfigError: it is none, or out of range.
+        """
         try:
-            value = kind(text)
+            value = self.kind(text)
         except ValueError:
-            raise ConfigError(f"takes {called}, not {text!r}") from None
-        if not low <= value <= high:  # also refuses NaN
-            raise ConfigError(f"takes {called} from {low} to {high}, not {text}")
+            raise ConfigError(f"takes {self.called}, not {text!r}") from None
+        if not self.low <= value <= self.high:  # also refuses NaN
+            raise ConfigError(f"takes {self.called} from {self.low} to {self.high}, not {text}")
         return value
 
-    return parse
 
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    return _number(low, high, float, "seconds")
+def _seconds(low: float, high: float) -> Number:
+    return Number(low, high, float, "seconds")
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -67,7 +76,7 @@ def _log_level(text: str) -> str:
 
 
 def _context(text: str) -> float:
-    value = _number(0, 1 << 20)(text)
+    value = Number(0, 1 << 20)(text)
     if value == 1:
         raise ConfigError("takes 0, or 2 and more: one for the prompt, one for the answer; not 1")
     return value
@@ -235,18 +244,20 @@ class Settings:
         "system message of conversations without one; empty: the preset's or the model's; "
         "`none`: the chat template's own, if it has one; `empty`: an empty message",
     )
-    max_k_draft: int = _knob(8, _number(0, 16), "maximum draft tokens per request and step")
+    max_k_draft: int = _knob(8, Number(0, 16), "maximum draft tokens per request and step")
     slots: int = _knob(
         0,
-        _number(0, 64),
+        Number(0, 64),
         "maximum number of running requests; 0: 8. A small KV cache may allow fewer",
     )
     context: int = _knob(
-        0, _context, "tokens per request; 0: all that the model or the memory allows"
+        0,
+        _context,
+        "tokens per request, 2 to 1,048,576; 0: all that the model or the memory allows",
     )
     kv_tokens: int = _knob(
         0,
-        _number(0, 1 << 24),
+        Number(0, 1 << 24),
         "tokens of the KV cache, for all requests together; 0: as many as memory allows",
     )
     kv_dtype: str = _knob(
@@ -256,7 +267,7 @@ class Settings:
     )
     max_batched_tokens: int = _knob(
         96,
-        _number(16, 4096),
+        Number(16, 4096),
         "maximum tokens per forward pass, of all requests, prompts and draft tokens included",
     )
     max_inter_token_latency: float = _knob(
@@ -272,10 +283,10 @@ class Settings:
         "requests, or none (`off`)",
     )
     threads: int = _knob(
-        0, _number(0, 256), "compute threads; 0: one per core, within the CPU quota"
+        0, Number(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )
-    queue_size: int = _knob(32, _number(0, 100_000), "requests that may wait for a slot")
-    max_new_tokens: int = _knob(1024, _number(1, 1 << 20), "maximum tokens per answer")
+    queue_size: int = _knob(32, Number(0, 100_000), "requests that may wait for a slot")
+    max_new_tokens: int = _knob(1024, Number(1, 1 << 20), "maximum tokens per answer")
     request_timeout: float = _knob(
         300.0, _seconds(1, 86_400), "deadline of a request in seconds, waiting for a slot included"
     )
@@ -283,7 +294,7 @@ class Settings:
         25.0, _seconds(0, 3600), "seconds that running requests get to finish after SIGTERM"
     )
     host: str = _knob("127.0.0.1", str, "address the API listens on")
-    port: int = _knob(8000, _number(1, 65_535), "port the API listens on")
+    port: int = _knob(8000, Number(1, 65_535), "port the API listens on")
     api_keys: str = _knob(
         "",
         _keys,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
+from prometheus_client import Metric
 
 from specops.config import Settings
 from specops.http.app import create_app
@@ -23,21 +25,21 @@ INTRODUCTION = """\
 # Metrics
 
 Written by `make generate` from the service's registry. Everything is at `GET /metrics`
-([who can read it](../SECURITY.md#in-front-of-it)); each series with known labels is there from the
-start: a counter with 0, a gauge of something that was not measured yet with NaN. *On* names the
+([who can read it](../SECURITY.md#in-front-of-it)). Each series with known labels is there from the
+start: a counter with 0, a gauge that was not measured yet with NaN. *On* names the
 [dashboards](dashboards.md).
 
 To a client that asks for OpenMetrics, as Prometheus does, latency and time to first token carry
 exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in the log.
 
-Rates and ratios are Prometheus' work: counters here, `rate()` there. The two names that are
-promised for good are `specops_latency_seconds` and `specops_avg_jump`.
+Counters need Prometheus' `rate()`. Two names stay for good: `specops_latency_seconds` and
+`specops_avg_jump`. The Python client adds its `process_*`.
 
 """
 RECORDED = """
 ## Recorded by Prometheus
 
-`prometheus/rules/specops.yml` and `opentelemetry.yml`, named `level:metric:operations`.
+By `prometheus/rules/specops.yml` and `opentelemetry.yml`, which have the expressions.
 
 """
 
@@ -60,20 +62,35 @@ def mentions(text: str, family: str) -> bool:
     return bool(re.search(rf"\b{family}(_total|_bucket|_count|_sum|_info)?\b(?!:)", text))
 
 
+def label_values(family: Metric) -> dict[str, list[str]]:
+    """The known values of a metric's labels, in the order of its series."""
+    values: dict[str, list[str]] = {}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            if label != "le" and value not in values.setdefault(label, []):
+                values[label].append(value)
+    return values
+
+
 def table(boards: Mapping[Path, str]) -> str:
-    """A line for each metric."""
-    lines = ["| metric | type | labels | meaning | on |", "|---|---|---|---|---|"]
+    """A line for each metric; values of a label that several have in common stand before them."""
     pages, metrics = shown_on(boards), Metrics()
     create_app(Settings(), metrics=metrics)  # it knows the endpoints
-    for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
-        values: dict[str, list[str]] = {}
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                if label != "le" and value not in values.setdefault(label, []):
-                    values[label].append(value)
+    collected = sorted(metrics.registry.collect(), key=lambda family: family.name)
+    families = [family for family in collected if not family.name.startswith("process_")]
+    found = [
+        (label, tuple(known)) for one in families for label, known in label_values(one).items()
+    ]
+    common = {item for item, times in Counter(found).items() if times > 2}
+    lines = [f"- `{label}`: {', '.join(known)}" for label, known in sorted(common)]
+    lines += ["", "| metric | type | labels | meaning | on |", "|---|---|---|---|---|"]
+    for family in families:
+        short = family.type == "info", family.name == "specops_http_requests"
         labels = "; ".join(
-            label if family.type == "info" else f"{label}: {', '.join(known)}"
-            for label, known in values.items()
+            label
+            if any(short) or (label, tuple(known)) in common
+            else f"{label}: {', '.join(known)}"
+            for label, known in label_values(family).items()
         )
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         titles = ", ".join(title for title, text in pages.items() if mentions(text, family.name))
@@ -85,14 +102,13 @@ def table(boards: Mapping[Path, str]) -> str:
 
 
 def recorded() -> str:
-    """A line for each recording rule."""
-    lines = ["| series | expression |", "|---|---|"]
+    """A line for each recording rule, without the expression."""
+    lines = list[str]()
     for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml")):
         for group in yaml.safe_load(path.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
                 if "record" in rule:
-                    expression = " ".join(rule["expr"].split()).replace("|", "\\|")
-                    lines.append(f"| `{rule['record']}` | `{expression}` |")
+                    lines.append(f"- `{rule['record']}`")
     return "\n".join(lines) + "\n"
 
 

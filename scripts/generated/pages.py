@@ -8,9 +8,10 @@ configurations, with which the tests make models of the same shapes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,27 @@ Schema = dict[str, Any]
 OWN = "/generate"
 # The other endpoints that generate: their tables have what /generate does not.
 CHAT = "/v1/chat/completions"
-PROTOCOLS = ("/v1/completions", CHAT, "/v1/responses", "/v1/messages")
-OLLAMA = ("/api/chat", "/api/generate")
-LLAMA_SERVER = ("/infill", "/completion")
+PROTOCOLS = {
+    "OpenAI and Anthropic": ("/v1/completions", CHAT, "/v1/responses", "/v1/messages"),
+    "Ollama": ("/api/chat", "/api/generate"),
+    "llama-server": ("/infill", "/completion"),
+}
 BOUNDS = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
 SIZES = {
     "maxItems": "at most {:,} items",
     "maxProperties": "at most {:,} entries",
     "maxLength": "at most {:,} characters",
 }
+# Fields that another page describes: a row of docs/api.md leads there.
+TOOLS = """tools tool_choice parallel_tool_calls reasoning reasoning_effort reasoning_format thinking
+thinking_budget_tokens think chat_template_kwargs"""
+CONSTRAINTS = """response_format json_schema guided_json guided_regex guided_choice guided_grammar
+structured_outputs grammar output_config output_format text format"""
+ELSEWHERE = {
+    **dict.fromkeys(TOOLS.split(), "[Tools and reasoning](tools.md)"),
+    **dict.fromkeys(CONSTRAINTS.split(), "[Structured output](structured-output.md)"),
+}
+UNSUPPORTED = "not supported"
 UNBOUNDED = 1e9  # bounds beyond this are those of the integer type
 
 
@@ -67,14 +80,17 @@ def alternatives(schema: Schema) -> Iterator[Schema]:
 
 
 def limits(schema: Schema) -> str:
-    """The bounds and choices of a field, as words: "at least 0, at most 2"."""
+    """The bounds and choices of a field, as words: "0 to 2"."""
     found: list[str] = []
     for item in alternatives(schema):
         choices = [value for value in item.get("enum", []) if value and isinstance(value, str)]
-        found += [f"`{value}`" for value in choices]
-        found += [
-            f"{word} {item[key]:g}" for key, word in BOUNDS if abs(item.get(key, 1e18)) < UNBOUNDED
-        ]
+        if not all(f"`{value}`" in schema.get("description", "") for value in choices):
+            found += [f"`{value}`" for value in choices]
+        bounds = {key: item[key] for key, _ in BOUNDS if abs(item.get(key, 1e18)) < UNBOUNDED}
+        if bounds.keys() == {"minimum", "maximum"}:
+            found.append(f"{bounds['minimum']:g} to {bounds['maximum']:g}")
+        elif bounds.keys() != {"minimum"}:  # the field's own words say what such a bound means
+            found += [f"{word} {bounds[key]:g}" for key, word in BOUNDS if key in bounds]
         found += [
             text.format(item[key])
             for key, text in SIZES.items()
@@ -83,57 +99,92 @@ def limits(schema: Schema) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
+def meaning(name: str, schema: Schema) -> str:
+    """What a field means, and in parentheses what it takes; or which page says so."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    bounds = limits(schema)
+    return " ".join(filter(None, (schema.get("description"), f"({bounds})" if bounds else "")))
+
+
+def grouped(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """The lines of a table; rows that differ in nothing but the field's name are one."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        names.setdefault(tuple(cells), []).append(f"`{name}`")
+    return [f"| {' | '.join((', '.join(names[cells]), *cells))} |" for cells in names]
+
+
 def own_fields(bodies: dict[str, Schema]) -> list[str]:
     """The table of `POST /generate`: a row for each field, its own ones first."""
-    lines = ["| field | default | limits | meaning |", "|---|---|---|---|"]
-    for name in sorted(bodies[OWN], key=lambda name: name in bodies[CHAT]):
+    rows = []
+    for name in sorted(bodies[OWN], key=lambda name: (name in bodies[CHAT], name in ELSEWHERE)):
         schema = bodies[OWN][name]
         default = schema.get("default")
         shown = "" if default in (None, []) else f"`{json.dumps(default)}`"
-        meaning = schema.get("description", "")
-        lines.append(f"| `{name}` | {shown} | {limits(schema)} | {meaning} |")
-    return lines
+        rows.append((name, shown, meaning(name, schema)))
+    return ["| field | default | meaning |", "|---|---|---|", *grouped(rows)]
 
 
-def other_fields(bodies: dict[str, Schema], paths: tuple[str, ...]) -> list[str]:
-    """A row for each field of these endpoints that `POST /generate` does not have."""
-    lines = ["| field | of | limits | meaning |", "|---|---|---|---|"]
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for path in paths:
+def other_fields(bodies: dict[str, Schema]) -> dict[str, list[str]]:
+    """The tables of fields that `POST /generate` does not have: of several protocols, of each.
+
+    Those that are refused are one row of the first.
+    """
+    found: dict[tuple[str, str], list[str]] = {}  # endpoints, by name and meaning
+    for path in itertools.chain(*PROTOCOLS.values()):
         for name, schema in bodies[path].items():
             if name not in bodies[OWN]:
-                row = (name, limits(schema), schema.get("description", ""))
-                rows.setdefault(row, []).append(f"`{path}`")
-    for (name, bounds, meaning), endpoints in sorted(rows.items()):
-        of = "all" if len(endpoints) == len(paths) else ", ".join(endpoints)
-        lines.append(f"| `{name}` | {of} | {bounds} | {meaning} |")
-    return lines
+                found.setdefault((name, meaning(name, schema)), []).append(path)
+    tables: dict[str, list[tuple[str, ...]]] = {"several": [], **{name: [] for name in PROTOCOLS}}
+    refused = {name for name, means in found if means.startswith(UNSUPPORTED)}
+    for (name, means), paths in sorted(found.items()):
+        if means.startswith(UNSUPPORTED):
+            continue
+        homes = [home for home, own in PROTOCOLS.items() if not set(paths).isdisjoint(own)]
+        home = homes[0] if len(homes) == 1 else "several"
+        all_of = len(homes) == 1 and paths == list(PROTOCOLS[home])
+        of = (
+            ""
+            if name in ELSEWHERE
+            else "all"
+            if all_of
+            else ", ".join(f"`{path}`" for path in paths)
+        )
+        tables[home].append((name, of, means))
+    known = {name for rows in tables.values() for name, *_ in rows}
+    tables["several"] += [
+        (name, "", "refused, unless the value asks for nothing") for name in sorted(refused - known)
+    ]
+    return {
+        f"fields of {home}": ["| field | of | meaning |", "|---|---|---|", *grouped(rows)]
+        for home, rows in tables.items()
+    }
 
 
 def answer_fields(*objects: Schema) -> list[str]:
     """A row for each field of an answer, and of `details` within it."""
-    lines = ["| field | meaning |", "|---|---|"]
-    for prefix, properties in zip(("", "details."), objects, strict=False):
-        for name, schema in properties.items():
-            lines.append(f"| `{prefix}{name}` | {schema.get('description', '')} |")
-    return lines
+    rows = [
+        (f"{prefix}{name}", schema.get("description", ""))
+        for prefix, properties in zip(("", "details."), objects, strict=False)
+        for name, schema in properties.items()
+    ]
+    return ["| field | meaning |", "|---|---|", *grouped(rows)]
 
 
 def field_rows() -> dict[str, list[str]]:
     """The tables of fields in docs/api.md, by their marks."""
     described = description()
     posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
-    generating = (OWN, *PROTOCOLS, *OLLAMA, *LLAMA_SERVER)
+    generating = (OWN, *itertools.chain(*PROTOCOLS.values()))
     bodies = {path: named(described, posts[path]["requestBody"]["content"]) for path in generating}
     schemas = described["components"]["schemas"]
     answer = named(described, posts[OWN]["responses"]["200"]["content"])
     return {
         "fields of /generate": own_fields(bodies),
         "fields of the answer": answer_fields(answer, schemas["Details"]["properties"]),
-        "fields of protocols": other_fields(bodies, PROTOCOLS),
         "fields of timings": answer_fields(schemas["Timings"]["properties"]),
-        "fields of Ollama": other_fields(bodies, OLLAMA),
-        "fields of llama-server": other_fields(bodies, LLAMA_SERVER),
+        **other_fields(bodies),
     }
 
 

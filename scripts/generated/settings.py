@@ -6,7 +6,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from specops.config import PREFIX, Settings
+from specops.config import PREFIX, Number, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV_EXAMPLE = ROOT / ".env.example"
@@ -92,11 +92,17 @@ def default_of(item: Field[Any]) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def meaning(item: Field[Any]) -> str:
+    """What a setting means, and the range of a number."""
+    takes = item.metadata["parse"]
+    bounds = f" ({takes.low:,} to {takes.high:,})" if isinstance(takes, Number) else ""
+    return f"{item.metadata['help']}{bounds}"
+
+
 def service_rows() -> list[tuple[str, str, str]]:
     """Name, default and meaning of every setting of the service."""
     return [
-        (PREFIX + item.name.upper(), default_of(item), str(item.metadata["help"]))
-        for item in fields(Settings)
+        (PREFIX + item.name.upper(), default_of(item), meaning(item)) for item in fields(Settings)
     ]
 
 

@@ -149,33 +149,21 @@ def versions() -> dict[tuple[str, str], str]:
 
 
 def rows() -> list[str]:
-    """Return the lines that docs/api.md shows: a table, and why a cell is not "yes"."""
+    """Return the lines that docs/api.md shows: a table, and why a client lacks something."""
     pinned, reasons = versions(), list[str]()
-    columns = ["chat", "tools", "structured output", "embeddings", "too long", "cancel"]
-    lines = [
-        f"| client | version | by | {' | '.join(columns)} |",
-        f"|---|---|---|{'---|' * len(columns)}",
-    ]
-    groups = (("chat", "stream"), ("tools",), FORMS, ("embeddings",), ("too_long",), ("cancel",))
+    lines = ["| client | by | too long | lacks |", "|---|---|---|---|"]
     for client in CLIENTS:
-        cells = []
-        for names in groups:
-            missing = []
-            for name in names:
-                if name in client.lacks:
-                    why = client.lacks[name].why
-                    if why not in reasons:
-                        reasons.append(why)
-                    missing.append(f"no {name} ({reasons.index(why) + 1})")
-            error = client.too_long.rpartition(".")[2]
-            works = (
-                "yes" if names != ("too_long",) else error if error == ANSWERED else f"`{error}`"
-            )
-            cells.append(", ".join(missing) or works)
+        lacks = []
+        for name, lack in client.lacks.items():
+            if lack.why not in reasons:
+                reasons.append(lack.why)
+            lacks.append(f"{name} ({reasons.index(lack.why) + 1})")
+        error = client.too_long.rpartition(".")[2]
         version = pinned[client.kind, client.package]
         where = "PyPI" if client.kind == "python" else "npm"
         lines.append(
-            f"| {client.name}, {where} | {version} | {client.protocol} | {' | '.join(cells)} |"
+            f"| {client.name} {version}, {where} | {client.protocol} "
+            f"| {error if error == ANSWERED else f'`{error}`'} | {', '.join(lacks)} |"
         )
     lines += ["", *(f"{number}. {why}" for number, why in enumerate(reasons, 1)), ""]
     version = pinned["page", "open-webui"]

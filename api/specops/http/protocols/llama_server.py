@@ -16,7 +16,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import FOUND_IN, Answer, Generation, Step, Writer
+from specops.http.answering.answers import Answer, Generation, Step, Writer
 from specops.http.answering.body import Body, Items, MixedPrompt, Text, absent, listed, names_of
 from specops.http.answering.generate import Prepared, generate
 from specops.http.answering.llama_options import LlamaOptions
@@ -66,12 +66,12 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         }
     )
 
-    model: Text | None = Field(None, description="as in GET /v1/models, or empty")
+    model: Text | None = Field(None, description="as in GET /v1/models")
     n_predict: Annotated[int, Field(ge=-2)] | None = Field(
         -1,
         validation_alias=names_of("n_predict"),
         description="maximum tokens of the answer; -1: as many as the server allows; 0: only "
-        "compute the prompt, for later requests, behind requests for an answer",
+        "compute the prompt",
     )
     n_cmpl: int | None = Field(
         1, ge=1, le=MOST_CHOICES, description="answers to each prompt; several are a list"
@@ -84,13 +84,11 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
     )
     t_max_predict_ms: _Milliseconds | None = Field(
         None,
-        description="time limit from the first token on: the answer is what was generated until "
-        "then; 0 or less: no limit",
+        description="time limit from the first token on; 0 or less: no limit",
     )
     samplers: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None,
-        description="what chooses tokens: the fields of other samplers have no effect; with "
-        "`infill` the first answer has the likeliest tokens",
+        description="what chooses tokens: the fields of other samplers have no effect",
     )
     n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS)] | None = Field(
         0,
@@ -164,9 +162,8 @@ class InfillRequest(LlamaRequest):
     )
     t_max_prompt_ms: _Milliseconds | None = Field(
         None,
-        description="`input_prefix` and `input_suffix` are cut at their far ends to what is read "
-        "in this time at the speed measured at the start, where they stand behind the chunks, but "
-        f"never below {_LEAST_AROUND} tokens; 0 or less: no limit",
+        description="time limit of the prompt: the text around the gap is cut to what is read in "
+        f"this time, but not below {_LEAST_AROUND} tokens; 0 or less: no limit",
     )
 
 
@@ -223,7 +220,7 @@ class LlamaAnswer(BaseModel):
     tokens_cached: int = Field(description="tokens of prompt and answer")
     timings: dict[str, float]
     drafter: str
-    accepted_found_in: dict[str, int] = Field(description=FOUND_IN)
+    accepted_found_in: dict[str, int] = Field(description="as in `/generate`'s `details`")
     tokens: list[int] = Field(description="of the answer; empty without `return_tokens`")
     completion_probabilities: list[dict[str, Any]] | None = Field(None, exclude_if=absent)
 

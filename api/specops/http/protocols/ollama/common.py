@@ -63,7 +63,7 @@ class OllamaModel(OllamaBody):
 
     without_effect = frozenset({"verbose", "stream", "insecure", "system", "template", "options"})
 
-    model: Text | None = Field(None, description="as in GET /api/tags; `:latest` may be left out")
+    model: Text | None = Field(None, description="as in GET /v1/models")
     name: Text | None = Field(None, description="older name of `model`")
     keep_alive: Any = Field(
         None,

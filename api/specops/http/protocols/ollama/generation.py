@@ -76,7 +76,7 @@ class OllamaRequest(OllamaModel, LlamaOptions):
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
-        0, ge=0, le=20, description="report this many likely alternatives, too; with `logprobs`"
+        0, ge=0, le=20, description="with `logprobs`: and this many likely alternatives"
     )
     num_predict: Whole | None = Field(
         None, description="maximum tokens of the answer; 0 and less: what the server allows"

@@ -178,14 +178,14 @@ class ChatRequest(OpenAiRequest):
     )
     max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
     n_predict: int | None = Field(
-        None, ge=-2, description="llama-server's name of max_tokens; 0: only compute the prompt"
+        None, ge=-2, description="maximum tokens of the answer; 0: only compute the prompt"
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
         None,
         ge=0,
         le=20,
-        description="report this many likely alternatives, too; only with `logprobs`",
+        description="with `logprobs`: and this many likely alternatives",
     )
 
     tools: Tools[ChatTool] | None = Field(

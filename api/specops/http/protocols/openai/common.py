@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import FOUND_IN, Answer, Generation, Writer
+from specops.http.answering.answers import Answer, Generation, Writer
 from specops.http.answering.body import Body, Text, TokenId, wrong_together
 from specops.http.answering.logprobs import prompt_logprobs
 from specops.http.answering.options import ReportingOptions
@@ -138,12 +138,10 @@ class Timings(BaseModel):
     predicted_per_second: float = Field(description="tokens after the first, of one choice")
     draft_n: int = Field(description="draft tokens verified")
     draft_n_accepted: int = Field(description="draft tokens accepted")
-    accepted_found_in: dict[str, int] = Field(description=FOUND_IN)
+    accepted_found_in: dict[str, int] = Field(description="as in `/generate`'s `details`")
     queue_ms: float = Field(description="before a slot was free")
     steps: int = Field(description="decode and verify passes of the target")
-    tokens_per_step: float = Field(
-        description="tokens after the first, per pass; passes without a draft count"
-    )
+    tokens_per_step: float = Field(description="tokens after the first, per pass")
     drafter: str
 
 
