@@ -48,8 +48,8 @@ SIZES = {
     "maxLength": "at most {:,} characters",
 }
 # Fields that another page describes: a row of docs/api.md leads there.
-TOOLS = """tools tool_choice parallel_tool_calls reasoning reasoning_effort reasoning_format thinking
-thinking_budget_tokens think chat_template_kwargs"""
+TOOLS = """tools tool_choice parallel_tool_calls reasoning reasoning_effort reasoning_format
+thinking thinking_budget_tokens think chat_template_kwargs"""
 CONSTRAINTS = """response_format json_schema guided_json guided_regex guided_choice guided_grammar
 structured_outputs grammar output_config output_format text format"""
 ELSEWHERE = {
