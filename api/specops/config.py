@@ -236,7 +236,7 @@ class Settings:
         "",
         _sampling,
         "sampling parameters of requests that set none, such as `temperature=0.2,top_p=0.9`; "
-        "empty: what the preset or the model recommends; `none`: the protocol's defaults",
+        "empty: the preset's or the model's; `none`: the protocol's",
     )
     system: str = _knob(
         "",
@@ -263,18 +263,18 @@ class Settings:
     kv_dtype: str = _knob(
         "fp16",
         _choice("fp32", "fp16", "int8"),
-        "element type of the KV cache: fp32, fp16 or int8, which the preset `smollm2` has",
+        "element type of the KV cache: fp32, fp16 or int8, which `smollm2` has",
     )
     max_batched_tokens: int = _knob(
         96,
         Number(16, 4096),
-        "maximum tokens per forward pass, of all requests, prompts and draft tokens included",
+        "maximum tokens per forward pass, prompts and draft tokens included",
     )
     max_inter_token_latency: float = _knob(
         0.25,
         _seconds(0.01, 3600),
-        "intended maximum of the time in seconds between two tokens of a request while other "
-        "prompts are computed",
+        "intended maximum of the seconds between two tokens of a request while other prompts are "
+        "computed",
     )
     prefix_cache: str = _knob(
         "client",
@@ -298,8 +298,8 @@ class Settings:
     api_keys: str = _knob(
         "",
         _keys,
-        "keys that clients must send (`Authorization: Bearer ...`), separated by commas; "
-        "`NAME:KEY` gives the key's client a name, which metrics show; empty: no key is needed",
+        "keys that clients must send (`Authorization: Bearer ...`), separated by commas, as KEY or "
+        "`NAME:KEY`; empty: no key is needed",
         secret=True,
     )
     metrics_key: str = _knob(
@@ -311,9 +311,8 @@ class Settings:
     allowed_hosts: str = _knob(
         "",
         _hosts,
-        "host names under which the API answers while no key is set, such as "
-        "`llm.example.org,*.example.net`; `*`: any. Addresses and names of private networks are "
-        "always allowed",
+        "host names under which the API answers without a key, such as "
+        "`llm.example.org,*.example.net`; `*`: any. Addresses and private names are always allowed",
     )
     allowed_origins: str = _knob(
         "",
@@ -324,20 +323,19 @@ class Settings:
     unknown_fields: str = _knob(
         "ignore",
         _choice("ignore", "refuse"),
-        "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse` "
-        "the request",
+        "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse`",
     )
     unknown_model: str = _knob(
         "serve",
         _choice("serve", "refuse"),
-        "requests for a model of another name, as clients of other servers send them: `serve` and "
-        "name the model in the answer's X-Served-Model, or `refuse` the request",
+        "requests for a model of another name: `serve` and name the model in the answer's "
+        "X-Served-Model, or `refuse`",
     )
     log_level: str = _knob(
         "info",
         _log_level,
-        "lowest level of log lines: debug, info, warning or error; with `+prompts` appended the "
-        "log also has prompts and answers",
+        "lowest level of log lines: debug, info, warning or error; `+prompts` after it adds prompts "
+        "and answers",
     )
 
     @property

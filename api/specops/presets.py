@@ -17,13 +17,13 @@ class Preset:
     """A target, perhaps a draft, and settings with which they fit a small machine.
 
     Attributes:
-        about: a description for the table in docs/models.md.
+        about: what the table in docs/models.md says beside the names.
         target, draft: see presets.toml.
         quant, draft_quant: their weights; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.
     """
 
-    about: str
+    about: str = ""
     target: str = ""
     draft: str = ""
     quant: str = "int4-128-mixed"

@@ -283,8 +283,8 @@ def source(text: str) -> str:
 
 def model_rows() -> list[str]:
     """The table of presets; it names models without their commits."""
-    lines = ["| `SPECOPS_MODEL` | what it is | target | draft | weights, GB | memory, GB |"]
-    lines.append("|---|---|---|---|---:|---:|")
+    lines = ["| `SPECOPS_MODEL` | target | draft | weights, GB | memory, GB |"]
+    lines.append("|---|---|---|---:|---:|")
     for name, preset in presets().items():
         draft = source(preset.draft)
         if draft and not (Settings().models_dir / preset.draft / NGRAMS).is_file():
@@ -296,7 +296,8 @@ def model_rows() -> list[str]:
         if own and own.config.get("mtp_num_hidden_layers"):
             draft = "its own MTP block"
         weights, total = MEASURED.get(name) or memory(preset)
-        lines.append(f"| `{name}` | {preset.about} | {target} | {draft} | {weights} | {total} |")
+        target = "; ".join(filter(None, (target, preset.about)))
+        lines.append(f"| `{name}` | {target} | {draft} | {weights} | {total} |")
     return lines
 
 

@@ -75,7 +75,7 @@ STACK = (
     (
         "LOAD_SHAPE",
         "users",
-        "shape of load tests, on Locust's page, too: users, arrivals, smoke, ramp, spike, soak",
+        "shape of load tests",
     ),
 )
 

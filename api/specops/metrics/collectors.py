@@ -64,11 +64,9 @@ class MachineCollector(Collector):
     def _costs(self) -> Iterable[Metric]:
         costs = GaugeMetricFamily(
             f"{NAMESPACE}_pass_cost_seconds",
-            "Cost of a forward pass by the cost model: measured at the start, then updated. "
-            "`tokens`: a pass of `size` tokens with nothing before them; `draft_tokens`: the same "
-            "for the draft model or an EAGLE-3 head, once updated with choosing its tokens; "
-            "`attention`: added cost of 1,000,000 pairs of a token and a position that it attends "
-            "to.",
+            "Cost of a forward pass by the cost model. `tokens`: a pass of `size` tokens with "
+            "nothing before them; `draft_tokens`: the same for the draft model or an EAGLE-3 head; "
+            "`attention`: for 1,000,000 pairs of a token and a position that it attends to.",
             labels=["kind", "size"],
         )
         for kind, size, seconds in self.pass_costs():
@@ -84,17 +82,15 @@ def _memory() -> Mapping[str, float]:
 # Meaning, and what reads it: a value, or one for each `kind`.
 _GAUGES: dict[str, _Figure] = {
     "memory_bytes": (
-        "Memory held and allowed: of the cgroup if one limits the process, else of the process "
-        "with the machine's memory as limit. `file` is page cache that the kernel can drop; "
-        "`swap_limit` is 0 on a machine without swap.",
+        "Memory held and allowed: of the cgroup if one limits the process, else of process and "
+        "machine. `file` is page cache that the kernel can drop.",
         _memory,
     ),
     "cpus": ("Processors that the service may use, by affinity and quota.", available_cpus),
 }
 _COUNTERS: dict[str, _Figure] = {
     "memory_pressure_seconds": (
-        "Seconds in which some or all tasks waited for memory (PSI); 0 if the kernel keeps no "
-        "pressure figures.",
+        "Seconds in which some or all tasks waited for memory (PSI).",
         lambda: asdict(read_pressure() or Pressure(0.0, 0.0)),
     ),
     "cpu_periods": (
@@ -114,8 +110,8 @@ _COUNTERS: dict[str, _Figure] = {
         resources.read_oom_kills,
     ),
     "template_processes_ended": (
-        "Processes for chat templates that were ended: `limit`, by a rendering that took too "
-        "much time or memory; `crash`, by anything else. Each costs one request an error.",
+        "Processes for chat templates that ended: `limit`, by a rendering that took too much time "
+        "or memory; `crash`, by anything else.",
         lambda: template_process.SHARED.ended,
     ),
     "page_faults": (

@@ -178,22 +178,12 @@ class Series:
         "Prompt tokens that the passes had room for while a prompt waited."
     )
     sequence_steps = counter("Passes in which a request decoded; each request of a pass counts.")
-    preemptions = counter(
-        "How often a request gave its KV blocks to other requests; its tokens are computed "
-        "again later."
-    )
+    preemptions = counter("How often a request gave its KV blocks to others, to be computed again.")
 
     # Tokens.
-    prompt_tokens = counter(
-        "Prompt tokens that were computed; after a preemption all tokens of the request count "
-        "again."
-    )
-    prefix_hits = counter(
-        "Requests that have ended whose prompt began with tokens from the prefix cache."
-    )
-    cached_prompt_tokens = counter(
-        "Prompt tokens from the prefix cache, which no pass had to compute."
-    )
+    prompt_tokens = counter("Prompt tokens that were computed, again after a preemption.")
+    prefix_hits = counter("Ended requests whose prompt began with tokens from the prefix cache.")
+    cached_prompt_tokens = counter("Prompt tokens from the prefix cache.")
     generated_tokens = counter("Generated tokens, the first token of each request included.")
     decode_tokens = counter("Generated tokens, without the first token of each request.")
 
@@ -202,26 +192,22 @@ class Series:
     draft_tokens = counters("Draft tokens verified.", drafter=SOURCES)
     accepted_tokens = counters("Draft tokens accepted.", drafter=SOURCES)
     accepted_tokens_found = counters(
-        "Draft tokens accepted, by where they were found: `text`: in the request's own prompt and "
-        "answer; `history`: in the client's earlier requests; `table`: in the model's table of "
-        "n-grams; `head`, `draft`: by a draft head or draft model; `grammar`: nothing else was "
-        "allowed.",
+        "Draft tokens accepted, by where they were found: the request's `text`, the client's "
+        "`history`, the model's `table` of n-grams, a `head`, a `draft` model or a `grammar`.",
         found_in=PLACES,
     )
     draft_misses = counters(
         "Sequence steps in which a drafter was asked and proposed nothing. A draft model that "
-        "has not caught up with the prompt is not asked: with `draft` this is not a miss, with "
-        "`cascade` it is a miss of `suffix`.",
+        "has not caught up with the prompt is not asked.",
         drafter=SOURCES,
     )
     drafter_failures = counters(
-        "Drafters that raised an error and were switched off until the next start; requests go on "
-        "without them.",
+        "Drafters that raised an error and are off until the next start.",
         drafter=DRAFTERS,
     )
     draft_promises = per_drafter(
         "Draft tokens with a promised probability of acceptance whose predecessors were all "
-        "accepted, by the tenth of this probability, 0 to 9.",
+        "accepted, by the tenth of this probability.",
         tenth=range(10),
     )
     draft_promised = per_drafter(
@@ -233,41 +219,36 @@ class Series:
     )
     draft_seconds = counter("Seconds spent on proposing draft tokens.")
     draft_tokens_per_position = per_drafter(
-        "Drafts whose token at this position was verified; drafts of a grammar may be longer "
-        "than the last position.",
+        "Drafts whose token at this position was verified; a grammar's may be longer.",
         position=POSITIONS,
     )
     accepted_tokens_per_position = per_drafter(
         "Drafts whose token at this position was accepted.", position=POSITIONS
     )
     chosen_draft_tokens = histograms(
-        "Draft tokens per sequence step in which the controller chose their number; 0: draft "
-        "tokens did not seem to pay. Draft misses are not counted here, nor steps in which a "
-        "draft model has not caught up with the prompt.",
+        "Draft tokens per sequence step in which the controller chose their number; 0: none "
+        "seemed to pay. Draft misses do not count.",
         _LENGTH_BUCKETS,
         drafter=DRAFTERS,
     )
 
     # The last minute, and the KV cache.
     avg_jump = gauge(
-        "Tokens per pass (average jump length) over the last minute: tokens without the first "
-        "of each request, divided by sequence steps (one per request in a pass; steps without "
-        "draft tokens count). 1: plain decoding; NaN: no request decoded. Over several "
+        "Tokens per pass (average jump length) over the last minute: decoded tokens by sequence "
+        "steps, with drafts or without. 1: plain decoding; NaN: no request decoded. Over several "
         "instances, aggregate `specops_avg_jump > 0`: one NaN makes the whole average NaN."
     )
     draft_length = gauge(
-        "Draft tokens per sequence step over the last minute; steps without draft tokens "
-        "count. NaN: no request decoded."
+        "Draft tokens per sequence step over the last minute. NaN: no request decoded."
     )
     estimated_speedup = gauge(
-        "Tokens per second of the latest steps, divided by those of plain decoding with as "
-        "many requests, by the measured costs of the passes, and at most `specops_avg_jump`; 1: "
-        "plain decoding; NaN: no request decoded in the last minute."
+        "Tokens per second of the latest steps over those of plain decoding with as many "
+        "requests, by the measured costs of the passes, at most `specops_avg_jump`; NaN: no "
+        "request decoded in the last minute."
     )
     kv_tokens = gauge("Tokens of running requests in the target's KV cache.")
     kv_kept_tokens = gauge(
-        "Tokens of finished requests in the target's KV cache: prompts that begin alike use "
-        "them; new tokens overwrite them when they need the room."
+        "Tokens of finished requests in the target's KV cache, for prompts that begin alike."
     )
     kv_capacity_tokens = gauge("Tokens that the target's KV cache can hold.")
     kv_blocks = gauges(
@@ -275,19 +256,14 @@ class Series:
         "several of them; `kept`: left by finished requests, usable at once; `free`.",
         state=BLOCK_STATES,
     )
-    kv_usage_ratio = gauge(
-        "Share of the blocks that running requests use, 0 to 1; routers of several replicas "
-        "read it."
-    )
+    kv_usage_ratio = gauge("Share of the blocks that running requests use, 0 to 1.")
     state_bytes = gauges(
-        "Memory that the target's recurrent layers keep; 0 if it has none. `slots`: states and "
-        "latest inputs of all slots, whatever the context; `snapshots`: copies of them, from which "
-        "prompts with the same beginning continue; `limit`: the most that snapshots may take.",
+        "Memory of the target's recurrent layers: `slots`; `snapshots`, from which prompts with "
+        "the same beginning continue; `limit`: the most that snapshots may take.",
         kind=STATE_KINDS,
     )
     state_snapshots = counters(
-        "Snapshots of recurrent layers: `taken`, `used` by a prompt that continued from one, or "
-        "`dropped` to make room for another one.",
+        "Snapshots of recurrent layers: `taken`, `used` by a prompt, or `dropped` for another.",
         event=SNAPSHOT_EVENTS,
     )
 
@@ -299,8 +275,7 @@ class Series:
         "Time from the arrival of a request to its first token, waiting included.", _WAIT_BUCKETS
     )
     inter_token_latency_seconds = histogram(
-        "Time between the tokens of a request; a step with n tokens counts as n intervals of "
-        "an n-th of its time.",
+        "Time between the tokens of a request; a step of n tokens is n equal intervals.",
         _STEP_BUCKETS,
     )
     queue_wait_seconds = histogram(
@@ -309,7 +284,7 @@ class Series:
 
     # Lengths.
     request_prompt_tokens = histogram(
-        "Tokens of the prompt of each request that has ended, those of the prefix cache included.",
+        "Tokens of the prompt of each ended request, those of the prefix cache included.",
         _TOKEN_BUCKETS,
     )
     request_generated_tokens = histogram(
@@ -319,22 +294,19 @@ class Series:
 
     # Suggestions: requests that an editor waits for, which go before others.
     suggestions = counters(
-        "Requests for a suggestion in an editor that have ended, by their outcome; `cancelled`: "
-        "the editor closed the connection. `specops_requests_total` counts them, too.",
+        "Ended requests for a suggestion in an editor, by their outcome; `cancelled`: the editor "
+        "closed the connection. `specops_requests_total` counts them, too.",
         outcome=FinishReason,
     )
     suggestion_seconds = histogram(
-        "Time from the arrival of a request for a suggestion to its end, waiting included; only "
-        "of those that ended with `stop` or `length`.",
+        "Time from the arrival of a request for a suggestion to its end, waiting included, if it "
+        "ended with `stop` or `length`.",
         _SUGGESTION_BUCKETS,
     )
-    suggestion_steps = counter(
-        "Passes in which such a suggestion decoded; each suggestion of a pass counts."
-    )
+    suggestion_steps = counter("Passes in which such a suggestion decoded, each counted.")
     suggestion_tokens = counters(
-        "Tokens of these suggestions. `cached`: of their prompts, from the prefix cache; "
-        "`computed`: the rest of their prompts; `decoded`: generated without the first token of "
-        "each; `accepted`: draft tokens among the generated ones.",
+        "Tokens of these suggestions. `cached`: of prompts, from the prefix cache; `computed`: the "
+        "rest of the prompts; `decoded`: generated, without each first; `accepted`: draft tokens.",
         use=SUGGESTION_USES,
     )
 
@@ -345,7 +317,7 @@ class Series:
     )
     client_generated_tokens = counter("Generated tokens, by client.", "client")
     http_requests = counter(
-        "HTTP requests that have ended, by the endpoint and the status of the answer. "
+        "Ended HTTP requests, by endpoint and status. "
         f"`{OTHER}`: paths without an endpoint; 499: the client left before the answer's end.",
         "endpoint",
         "status",
@@ -358,14 +330,12 @@ class Series:
         reason=REJECTIONS,
     )
     connections_closed = counters(
-        "Connections that the server closed. The client sent or read too slowly, was idle for "
-        "too long or sent no HTTP, or there were too many connections.",
+        "Connections that the server closed, by the reason.",
         reason=CLOSINGS,
     )
     callback_failures = counters(
-        "Failures of the service's own callbacks, by where they ran: each ended one "
-        "connection, request, timer or figure, and the log has its reason. Each is a "
-        "defect of the service; it should be 0.",
+        "Failures of the service's own callbacks, by where they ran, each a defect that ended one "
+        "connection, request, timer or figure; the log has its reason.",
         where=CALLBACKS,
     )
     load_test_requests = counters(
@@ -382,7 +352,7 @@ class Series:
     # The model.
     draft_head_agreement = gauge(
         "Share of positions of a test text at which the draft head guesses the target's likeliest "
-        "token, measured when it was loaded; NaN: no head. Near 0: it was made for another model."
+        "token; NaN: no head. Near 0: it was made for another model."
     )
     download_bytes = gauges("Downloaded bytes of a model's files; 0: no download.", model=MODELS)
     download_total_bytes = gauges("Size of a model's files in bytes; 0: no download.", model=MODELS)
