@@ -334,8 +334,8 @@ class Settings:
     log_level: str = _knob(
         "info",
         _log_level,
-        "lowest level of log lines: debug, info, warning or error; `+prompts` after it adds prompts "
-        "and answers",
+        "lowest level of log lines: debug, info, warning or error; `+prompts` after it adds "
+        "prompts and answers",
     )
 
     @property
