@@ -36,9 +36,8 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
 
 def wanted() -> dict[Path, str]:
     """The text of every file that is written here, or of which a part is."""
-    boards = dashboards.files()
-    files = {**boards, **manifests.files(), **settings.files()}
-    files[metrics.PAGE] = metrics.page(boards)
+    files = {**dashboards.files(), **manifests.files(), **settings.files()}
+    files[metrics.PAGE] = metrics.page()
     parts: tuple[Parts, ...] = (pages.parts(), settings.parts(), clients.parts())
     for path, tables in ((path, tables) for one in parts for path, tables in one.items()):
         text = files.get(path) or path.read_text("utf-8")

@@ -132,7 +132,7 @@ class EngineOptions(Constraints):
     )
     adaptive: bool | None = Field(
         None,
-        description="use fewer draft tokens than k_draft, or none, where that is faster; false: "
+        description="use fewer draft tokens, or none, where that is faster; false: "
         "always as many as there are, up to k_draft; default: the server's (true)",
     )
     top_k: int | None = Field(
@@ -153,7 +153,7 @@ class EngineOptions(Constraints):
     logit_bias: Biases | None = Field(
         None,
         description="added to the logits of tokens, each by its number or a text, all of whose "
-        "tokens it is added to; false: never. A list of pairs is taken, too",
+        "tokens it is added to; false: never; as an object, or a list of pairs",
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens never occur in the answer in sequence"
@@ -291,8 +291,8 @@ class ReportingOptions(SeededOptions):
     )
     return_progress: bool | None = Field(
         False,
-        description="a stream begins with `prompt_progress`, an event for each part of the prompt "
-        "that is computed: tokens in `total`, from the `cache` and `processed` so far, `time_ms`",
+        description="a stream begins with `prompt_progress` for each part of the prompt: tokens in "
+        "`total`, from the `cache` and `processed` so far, `time_ms`",
     )
 
     @property

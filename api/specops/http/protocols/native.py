@@ -35,8 +35,8 @@ class GenerateRequest(SeededOptions):
     prompt: Text = Field(description="the text to continue; may be empty")
     system: Text | None = Field(
         None,
-        description="makes the prompt a question: both go through the model's chat template, and "
-        "the answer is the assistant's; empty: the model's own system message, if it has one",
+        description="makes the prompt a question for the model's chat template; empty: the "
+        "model's own system message, if it has one",
     )
     max_new_tokens: MostTokens = Field(
         50, description="maximum tokens of the answer; -1 and -2: as many as the server allows"
@@ -99,11 +99,10 @@ class Details(BaseModel):
         description="speed relative to plain decoding, by the cost model"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="per source of draft tokens: how often token i + 1 was accepted where those "
-        "before it were"
+        description="by source: how often token i + 1 was accepted where those before it were"
     )
     preemptions: int = Field(
-        description="number of times that the request lost its KV blocks and was computed again"
+        description="how often the request lost its KV blocks and was computed again"
     )
     drafter: str = Field(description="the drafter that was used")
     k_draft: int = Field(description="the limit that applied")
