@@ -330,12 +330,8 @@ NAMED = {
 
 
 def architecture_rows() -> list[str]:
-    """The table of architectures; a file with a window may be of another class."""
-    lines = ["| architecture | read as transformers' | such as |", "|---|---|---|"]
-    for name, families in sorted(BY_GGUF.items()):
-        classes = ", ".join(f"`{family.architecture}`" for family in families)
-        lines.append(f"| `{name}` | {classes} | {NAMED.get(name, name.capitalize())} |")
-    return lines
+    """A line for each architecture, with the models that people know."""
+    return [f"- `{name}`: {NAMED.get(name, name.capitalize())}" for name in sorted(BY_GGUF)]
 
 
 # -- the figures of README -------------------------------------------------------------------------
