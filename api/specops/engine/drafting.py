@@ -79,11 +79,10 @@ class Drafting:
         speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
         if not speculating:
             return scheduled, 0.0
-        token_seconds = self.controller.token_seconds(count)
-        planned = [self._plan(item, count, prompt_tokens, token_seconds) for item in speculating]
+        planned = [self._plan(item, count, prompt_tokens) for item in speculating]
         asking, begun = [one for one in planned if one is not None], self._clock()
-        asks = self._ask_all(asking, count, prompt_tokens, token_seconds) if asking else 0
-        if asks:
+        asks = self._ask_all(asking, count, prompt_tokens) if asking else 0
+        if any(one.proposal.draft.tokens for one in asking):
             self._choose_lengths(scheduled, prompt_tokens)
         for item in speculating:
             if item.proposal and (item.forced or item.proposal.draft.tokens):
@@ -134,9 +133,7 @@ class Drafting:
         if any(state.request.adaptive for state in states):
             self.controller.read(drafter.name, seconds)
 
-    def _plan(
-        self, item: Scheduled, requests: int, prompt_tokens: int, token_seconds: float
-    ) -> _Asking | None:
+    def _plan(self, item: Scheduled, requests: int, prompt_tokens: int) -> _Asking | None:
         """Put a request's forced tokens into the pass, and determine how long its draft may be.
 
         Returns:
@@ -160,7 +157,7 @@ class Drafting:
         if most < 1 or (proposal := item.proposal) is None or state.finish:
             return None
         asks, own = self.controller.asks, state.speculation
-        if not any(asks(own, one.name, NO_DRAFT, token_seconds) for one in state.chain):
+        if not any(asks(own, one.name) for one in state.chain):
             proposal.declined = request.drafter
             return None
         most = self._reserve(state, forced + most) - forced
@@ -183,14 +180,13 @@ class Drafting:
             return tokens
         return min(tokens, -length % BLOCK_TOKENS)  # the rest of its block
 
-    def _ask_all(
-        self, asking: Sequence[_Asking], requests: int, prompt_tokens: int, token_seconds: float
-    ) -> int:
+    def _ask_all(self, asking: Sequence[_Asking], requests: int, prompt_tokens: int) -> int:
         """Ask all drafters; returns how often one was asked for a request."""
         reach, asks = self.controller.min_reach(requests, prompt_tokens), 0
+        token_seconds = self.controller.token_seconds(requests)
         self._proposing = 0.0
-        # The longest chain has them all, in their order.
-        chains = sorted((one.item.state.chain for one in asking), key=lambda chain: -len(chain))
+        # The longest chain has most of them, in their order.
+        chains = sorted({one.item.state.chain for one in asking}, key=len, reverse=True)
         for drafter in dict.fromkeys([one for chain in chains for one in chain]):
             asks += self._ask(drafter, asking, token_seconds, reach)
         for one in asking:

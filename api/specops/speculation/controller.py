@@ -123,6 +123,7 @@ class Controller:
         self._patience = _PATIENCE * target.cost(1)
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
+        self._costs: dict[tuple[int, int], list[float]] = {}
         self._steps = self._drafted = 0  # all steps, and the latest ones with draft tokens
         self._now = 0.0  # seconds of all steps so far
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
@@ -135,7 +136,11 @@ class Controller:
     # -- which drafter to ask --------------------------------------------------------------------
 
     def asks(
-        self, speculation: SpeculationState, drafter: str, draft: Draft, token_seconds: float
+        self,
+        speculation: SpeculationState,
+        drafter: str,
+        draft: Draft = NO_DRAFT,
+        token_seconds: float = 0.0,
     ) -> bool:
         """Whether it is worth its time to ask a drafter for a request.
 
@@ -178,7 +183,7 @@ class Controller:
         """
         if (bound := self._bounds.get((requests, prompt_tokens))) is None:
             first = requests + prompt_tokens
-            begin, *wider = self._target.costs(first, requests * self._positions)
+            begin, *wider = self._costs_of(first, requests * self._positions)
             added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
             # What a token takes outside passes it takes with draft tokens and without.
             saved = self._plain(requests) / requests - self.overhead.token
@@ -243,11 +248,11 @@ class Controller:
             extra += row + per_place[index] - missed * per_token[index]  # if it is reached
             expected_tokens.append(expected)
             extra_seconds.append(extra)
-        costs = map(add, self._target.costs(tokens, len(places)), extra_seconds)
+        costs = map(add, self._costs_of(tokens, len(places)), extra_seconds)
         worth = list(map(truediv, expected_tokens, costs))
         if prompt_tokens:
             rate = max(worth)
-            costs = map(add, self._target.costs(tokens + prompt_tokens, len(places)), extra_seconds)
+            costs = map(add, self._costs_of(tokens + prompt_tokens, len(places)), extra_seconds)
             worth = [
                 value - rate * cost for value, cost in zip(expected_tokens, costs, strict=True)
             ]
@@ -304,6 +309,7 @@ class Controller:
         self._now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
+            self._costs.clear()
         self._steps += 1
         self._drafted = self._drafted + 1 if width > count else 0
         self._seconds += _WEIGHT * (seconds - self._seconds)
@@ -338,6 +344,12 @@ class Controller:
     def _plain(self, requests: int, work: float = 0.0) -> float:
         """Seconds of a step in which so many requests get a token each, without drafts."""
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
+
+    def _costs_of(self, tokens: int, more: int) -> list[float]:
+        """What `CostModel.costs` said lately."""
+        if (found := self._costs.get((tokens, more))) is None:
+            found = self._costs[tokens, more] = self._target.costs(tokens, more)
+        return found
 
     def _token_of(self, speculation: SpeculationState) -> float:
         """Seconds that each of a request's tokens takes; to draw it takes longer than to find the
@@ -377,9 +389,8 @@ def _gains(
     for name, before, seconds in reversed(proposal.attempts):
         without = now
         if draft.tokens and before.drafter != draft.drafter:
-            without = saved(
-                before.likely(len(before.tokens), place / token)
-            )  # what would have paid
+            paying = place / token  # what would have been verified of it
+            without = saved(before.likely(len(before.tokens), paying)) if before.tokens else 0.0
         found.append((name, seconds + proposal.asking_seconds, now - without))
         now = without
     return found

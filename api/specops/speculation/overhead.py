@@ -11,8 +11,8 @@ import numpy as np
 
 from specops.runtime.cost_model import OUTLIER
 
-_STEPS = 32  # between two fits
-_MEMORY = 0.95  # weight of what was seen before, after each
+_STEPS = 64  # between two fits
+_MEMORY = 0.9  # weight of what was seen before, after each
 _RIDGE = 1e-6  # of the largest sum of squares: what cannot be told apart shares the seconds
 # What few draft tokens have taken is hardly believed: where they waited for a core, that would end
 # the drafting, and with it all that could correct it.
