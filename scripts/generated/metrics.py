@@ -1,6 +1,6 @@
 """docs/metrics.md, the page of all metrics.
 
-Names, types, labels and meanings come from the service's registry.
+Names, labels and meanings come from the service's registry.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from specops.metrics.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
+SUFFIXES = {"counter": "_total", "info": "_info", "histogram": "_bucket"}
 INTRODUCTION = """\
 # Metrics
 
@@ -28,7 +29,8 @@ show most of them.
 To a client that asks for OpenMetrics, as Prometheus does, latency and time to first token carry
 exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in the log.
 
-Counters need Prometheus' `rate()`. Two names stay for good: `specops_latency_seconds` and
+`_total` ends the name of a counter, `_bucket` of a histogram (with `_sum` and `_count`); the others
+are gauges. Two names stay for good: `specops_latency_seconds` and
 `specops_avg_jump`. The Python client adds its `process_*`.
 
 """
@@ -61,7 +63,7 @@ def table() -> str:
     ]
     common = {item for item, times in Counter(found).items() if times > 2}
     lines = [f"- `{label}`: {', '.join(known)}" for label, known in sorted(common)]
-    lines += ["", "| metric | type | labels | meaning |", "|---|---|---|---|"]
+    lines += ["", "| series | labels | meaning |", "|---|---|---|"]
     for family in families:
         short = family.type == "info", family.name == "specops_http_requests"
         labels = "; ".join(
@@ -70,10 +72,8 @@ def table() -> str:
             else f"{label}: {', '.join(known)}"
             for label, known in label_values(family).items()
         )
-        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-        lines.append(
-            f"| `{family.name}{suffix}` | {family.type} | {labels} | {family.documentation} |"
-        )
+        suffix = SUFFIXES.get(family.type, "")
+        lines.append(f"| `{family.name}{suffix}` | {labels} | {family.documentation} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from tests.clients.forms import FORMS
@@ -152,19 +153,19 @@ def rows() -> list[str]:
     """Return the lines that docs/api.md shows: a table, and why a client lacks something."""
     pinned, reasons = versions(), list[str]()
     lines = ["| client | by | too long | lacks |", "|---|---|---|---|"]
-    for client in CLIENTS:
-        lacks = []
-        for name, lack in client.lacks.items():
-            if lack.why not in reasons:
-                reasons.append(lack.why)
-            lacks.append(f"{name} ({reasons.index(lack.why) + 1})")
-        error = client.too_long.rpartition(".")[2]
-        version = pinned[client.kind, client.package]
-        where = "PyPI" if client.kind == "python" else "npm"
-        lines.append(
-            f"| {client.name} {version}, {where} | {client.protocol} "
-            f"| {error if error == ANSWERED else f'`{error}`'} | {', '.join(lacks)} |"
-        )
+    for (package, kind), group in groupby(CLIENTS, lambda client: (client.package, client.kind)):
+        cells: tuple[list[str], ...] = ([], [], [])
+        for client in group:
+            error = client.too_long.rpartition(".")[2]
+            cells[0].append(client.protocol)
+            cells[1].append(error if error == ANSWERED else f"`{error}`")
+            for name, lack in client.lacks.items():
+                if lack.why not in reasons:
+                    reasons.append(lack.why)
+                cells[2].append(f"{name} ({reasons.index(lack.why) + 1})")
+        where = "PyPI" if kind == "python" else "npm"
+        texts = (", ".join(dict.fromkeys(cell)) for cell in cells)
+        lines.append(f"| {package} {pinned[kind, package]}, {where} | {' | '.join(texts)} |")
     lines += ["", *(f"{number}. {why}" for number, why in enumerate(reasons, 1)), ""]
     version = pinned["page", "open-webui"]
     names = " and ".join(client.protocol for client in PAGES)
