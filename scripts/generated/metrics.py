@@ -31,7 +31,8 @@ exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in 
 
 `_total` ends the name of a counter, `_bucket` of a histogram (with `_sum` and `_count`); the others
 are gauges. Two names stay for good: `specops_latency_seconds` and
-`specops_avg_jump`. The Python client adds its `process_*`.
+`specops_avg_jump`. The Python client adds its `process_*`. Where the table does not say which
+values a label has:
 
 """
 RECORDED = """
@@ -42,14 +43,17 @@ By `prometheus/rules/specops.yml` and `opentelemetry.yml`, which have the expres
 """
 
 
-def label_values(family: Metric) -> dict[str, list[str]]:
-    """The known values of a metric's labels, in the order of its series."""
+def label_values(family: Metric) -> dict[str, str]:
+    """The known values of a metric's labels, in the order of its series; numbers as a range."""
     values: dict[str, list[str]] = {}
     for sample in family.samples:
         for label, value in sample.labels.items():
             if label != "le" and value not in values.setdefault(label, []):
                 values[label].append(value)
-    return values
+    return {
+        label: f"{known[0]} to {known[-1]}" if "1 2 3" in " ".join(known) else ", ".join(known)
+        for label, known in values.items()
+    }
 
 
 def table() -> str:
@@ -57,23 +61,19 @@ def table() -> str:
     metrics = Metrics()
     create_app(Settings(), metrics=metrics)  # it knows the endpoints
     collected = sorted(metrics.registry.collect(), key=lambda family: family.name)
-    families = [family for family in collected if not family.name.startswith("process_")]
-    found = [
-        (label, tuple(known)) for one in families for label, known in label_values(one).items()
-    ]
-    common = {item for item, times in Counter(found).items() if times > 2}
-    lines = [f"- `{label}`: {', '.join(known)}" for label, known in sorted(common)]
+    rows = [(one, label_values(one)) for one in collected if not one.name.startswith("process_")]
+    times = Counter(item for _, labels in rows for item in labels.items())
+    common = dict(item for item, count in reversed(times.most_common()) if count > 1)
+    lines = [f"- `{label}`: {known}" for label, known in sorted(common.items())]
     lines += ["", "| series | labels | meaning |", "|---|---|---|"]
-    for family in families:
-        short = family.type == "info", family.name == "specops_http_requests"
-        labels = "; ".join(
-            label
-            if any(short) or (label, tuple(known)) in common
-            else f"{label}: {', '.join(known)}"
-            for label, known in label_values(family).items()
+    for family, found in rows:
+        named = family.type == "info" or family.name == "specops_http_requests"
+        cells = (
+            label if named or common.get(label) == known else f"{label}: {known}"
+            for label, known in found.items()
         )
         suffix = SUFFIXES.get(family.type, "")
-        lines.append(f"| `{family.name}{suffix}` | {labels} | {family.documentation} |")
+        lines.append(f"| `{family.name}{suffix}` | {'; '.join(cells)} | {family.documentation} |")
     return "\n".join(lines) + "\n"
 
 

@@ -268,19 +268,15 @@ class Series:
     )
 
     # Times.
-    latency_seconds = histogram(
-        "Time from the arrival of a request to its end, waiting included.", _REQUEST_BUCKETS
-    )
+    latency_seconds = histogram("From a request's arrival to its end.", _REQUEST_BUCKETS)
     time_to_first_token_seconds = histogram(
-        "Time from the arrival of a request to its first token, waiting included.", _WAIT_BUCKETS
+        "From a request's arrival to its first token.", _WAIT_BUCKETS
     )
     inter_token_latency_seconds = histogram(
         "Time between the tokens of a request; a step of n tokens is n equal intervals.",
         _STEP_BUCKETS,
     )
-    queue_wait_seconds = histogram(
-        "Time from the arrival of a request until it gets a slot.", _WAIT_BUCKETS
-    )
+    queue_wait_seconds = histogram("From a request's arrival to its slot.", _WAIT_BUCKETS)
 
     # Lengths.
     request_prompt_tokens = histogram(
@@ -299,8 +295,7 @@ class Series:
         outcome=FinishReason,
     )
     suggestion_seconds = histogram(
-        "Time from the arrival of a request for a suggestion to its end, waiting included, if it "
-        "ended with `stop` or `length`.",
+        "From the arrival of a request for a suggestion to its end with `stop` or `length`.",
         _SUGGESTION_BUCKETS,
     )
     suggestion_steps = counter("Passes in which such a suggestion decoded, each counted.")
@@ -326,7 +321,7 @@ class Series:
     # Requests.
     requests = counters("Requests that have ended, by their outcome.", outcome=FinishReason)
     requests_rejected = counters(
-        "Requests that were refused before the engine worked for them, by the reason.",
+        "Requests that were refused, by the reason.",
         reason=REJECTIONS,
     )
     connections_closed = counters(
@@ -334,15 +329,15 @@ class Series:
         reason=CLOSINGS,
     )
     callback_failures = counters(
-        "Failures of the service's own callbacks, by where they ran, each a defect that ended one "
-        "connection, request, timer or figure; the log has its reason.",
+        "Failures of the service's own callbacks, each a defect that ended one connection, "
+        "request, timer or figure; the log has its reason.",
         where=CALLBACKS,
     )
     load_test_requests = counters(
         "Requests of load tests, by the shape of the load.", shape=LOAD_SHAPES
     )
     wasted_tokens = counter(
-        "Generated tokens of requests that failed, passed their deadline or lost their client."
+        "Generated tokens of requests that failed, came too late or lost their client."
     )
     requests_running = gauge("Requests that hold a slot.")
     requests_waiting = gauge("Requests that wait for a slot.")
