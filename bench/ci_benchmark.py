@@ -35,7 +35,7 @@ from bench.tools.report import Table, yes
 ROUNDS = 4  # before the first look
 # In a noisy hour single ratios of one prompt lie between 0.8 and 1.2: the median of 16 rounds, 96
 # ratios, has a standard error of 0.025, as much as the whole allowed loss; that of 48 has 0.015.
-_MOST_ROUNDS = 12 * ROUNDS
+_MAX_ROUNDS = 12 * ROUNDS
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
 AT_ONCE = 4  # clients of the last part
 _SHARED_PROMPTS = 8  # that they ask
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of plain decoding's speed, {AT_ONCE} clients who ask for code",
     )
     parser.add_argument(
-        "--most-rounds", type=int, default=_MOST_ROUNDS, help="before a loss is believed"
+        "--most-rounds", type=int, default=_MAX_ROUNDS, help="before a loss is believed"
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser

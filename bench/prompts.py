@@ -29,7 +29,7 @@ _CREATIVE_TEMPERATURE = 0.8
 _RECORDS = 10  # in a structured prompt
 _PASSAGE_LINES = 16  # in an extractive prompt
 _REPEATED_LINES = 2
-_LEAST_PROSE, _MOST_PROSE = 30, 120  # words of a paragraph
+_MIN_PROSE, _MAX_PROSE = 30, 120  # words of a paragraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _creative(count: int) -> list[str]:
 
 def _is_prose(paragraph: str) -> bool:
     words = paragraph.split()
-    if not _LEAST_PROSE <= len(words) <= _MOST_PROSE:
+    if not _MIN_PROSE <= len(words) <= _MAX_PROSE:
         return False
     return sum(word.strip(".,;:()").isalpha() for word in words) > 0.85 * len(words)
 

@@ -61,7 +61,7 @@ COLOURS = QUANTILES | PASSES | MEMORY | ENDS | REASONS | DRAFTERS | FOUND | {
 }  # fmt: skip
 # Where an axis ends if every value is 0. Without it Grafana takes 100, whatever the unit; if it
 # were larger, small values would lie at the bottom.
-SMALLEST_RANGE = {
+MIN_RANGE = {
     **{"percentunit": 0.01, "s": 0.0001, "bytes": 1024, "reqps": 0.01},
     **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
 }
@@ -287,7 +287,7 @@ def curves(
     """
     limits, right = limits or {}, right or {}
     custom: Json = {
-        "axisSoftMax": SMALLEST_RANGE[unit],
+        "axisSoftMax": MIN_RANGE[unit],
         # A stack has no lines: the line of a series at 0 would look like the series below it.
         "lineWidth": 0 if stacked else 1,
         "fillOpacity": 60 if stacked else 8,
@@ -418,5 +418,5 @@ _LIMIT = _custom(**_LINE, lineStyle={"fill": "dash", "dash": [8, 8]})
 
 
 def _on_the_right(unit: str) -> list[Json]:
-    own = _custom(**_LINE, axisPlacement="right", axisSoftMax=SMALLEST_RANGE.get(unit, 1))
+    own = _custom(**_LINE, axisPlacement="right", axisSoftMax=MIN_RANGE.get(unit, 1))
     return [{"id": "unit", "value": unit}, *own]

@@ -43,9 +43,9 @@ ASKING: dict[str, Any] = {
 
 # The typist.
 KEY_SECONDS, KEY_SIGMA = 0.18, 0.5  # median and spread, lognormal
-PAUSE_SECONDS, PAUSE_SIGMA, LONGEST_PAUSE = 1.0, 0.6, 3.0  # before a line, and some words
+PAUSE_SECONDS, PAUSE_SIGMA, MAX_PAUSE = 1.0, 0.6, 3.0  # before a line, and some words
 WORD_PAUSES, OTHER_FILE, REST_OF_LINE = 0.1, 0.4, 0.4  # probabilities
-MOST_LINES, LOOKING_SECONDS = 4, (2, 6)  # of one visit
+MAX_LINES, LOOKING_SECONDS = 4, (2, 6)  # of one visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _type(
             if ring.advance():
                 yield Event(at, "warm", {**WARMING, "input_extra": ring.extra()})
         kind: Literal["key", "jump"] = "jump"
-        last = min(len(lines), first + rng.randint(1, MOST_LINES))
+        last = min(len(lines), first + rng.randint(1, MAX_LINES))
         for row in range(first, last):
             line, begin = lines[row], len(lines[row]) - len(lines[row].lstrip())
             if row == first and rng.random() < REST_OF_LINE:
@@ -137,7 +137,7 @@ def _delay(typed: str, rng: random.Random) -> float:
     """Seconds before the next key, after what was typed of the line."""
     thinks = not typed or (not typed[-1].isalnum() and rng.random() < WORD_PAUSES)
     if thinks:
-        return min(PAUSE_SECONDS * rng.lognormvariate(0, PAUSE_SIGMA), LONGEST_PAUSE)
+        return min(PAUSE_SECONDS * rng.lognormvariate(0, PAUSE_SIGMA), MAX_PAUSE)
     return KEY_SECONDS * rng.lognormvariate(0, KEY_SIGMA)
 
 

@@ -20,7 +20,7 @@ def short(value: float | None, scale: float = 1) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-MOST_REPEATED = 0.2  # of a run's prompts, above which its speed is that of repetition
+MAX_REPEATED = 0.2  # of a run's prompts, above which its speed is that of repetition
 
 
 def found_in(figures: Figures) -> str:
@@ -76,7 +76,7 @@ class Report:
     def warning(self) -> str:
         """What makes the run's figures say less than they seem to; empty if nothing does."""
         repeated = self.whole["repeated_share"] or 0
-        if repeated <= MOST_REPEATED:
+        if repeated <= MAX_REPEATED:
             return ""
         return (
             f"{repeated:.0%} of the prompts were sent before: "

@@ -25,7 +25,7 @@ WINDOW, STRIDE = 1024, 512  # tokens
 QUANTIZATIONS = ("fp32", "int8-128", "int4-32", "int4-128")
 SHIPPED = "int8-128"
 ANSWER = 64  # tokens per prompt when acceptance is measured
-LONGEST_DRAFT = 8
+MAX_DRAFT = 8
 
 Forward = Callable[[Sequence[int]], NDArray[np.float32]]
 
@@ -87,7 +87,7 @@ def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[in
     for position in range(1, len(answer)):
         guess = int(draft([answer[position - 1]])[0].argmax())
         kept = draft.length
-        wanted = answer[position : position + LONGEST_DRAFT]
+        wanted = answer[position : position + MAX_DRAFT]
         right = 0
         while right < len(wanted) and guess == wanted[right]:
             right += 1
@@ -119,7 +119,7 @@ def acceptance(
         tokens = tokenizer.encode(prompt).ids[-(WINDOW - ANSWER) :]
         runs.append(matched_lengths(draft, tokens, greedy(target, tokens, ANSWER, end)))
     table = []
-    for length in range(1, LONGEST_DRAFT + 1):
+    for length in range(1, MAX_DRAFT + 1):
         totals = np.array([jumps(matched, length) for matched in runs]).sum(0)
         passes, drafted, accepted = (int(total) for total in totals)
         table.append(

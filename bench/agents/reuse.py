@@ -36,7 +36,7 @@ from tests.checkpoints import make_llama_checkpoint
 from tests.http.real_engine import in_process
 from tests.text.tools.scripts import TEMPLATES
 
-_LEAST_SHARE = 0.95
+_MIN_SHARE = 0.95
 _CONTEXT = 1 << 16
 _VOCAB = 4096
 _TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -131,7 +131,7 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
     targets = [
         Target(
             f"{agent.agent}, second request, all templates: share",
-            _LEAST_SHARE,
+            _MIN_SHARE,
             min(
                 (
                     item.shares[_SECOND]

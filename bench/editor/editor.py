@@ -37,7 +37,7 @@ _GOALS = {  # most seconds of each model
 }
 _BESIDE, _FASTER, _PER_PASS = 2.0, 1.5, 1.5
 _SECONDS = 600.0  # of the whole trace, from which the places for the lookups are
-_CHARACTERS, _LEAST_LINE, _LEAST_REST = 8000, 12, 8
+_CHARACTERS, _MIN_LINE, _MIN_REST = 8000, 12, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _repeated(files: Mapping[str, str], events: Sequence[Event]) -> Iterator[str
         text = next(text for text in files.values() if before in text)
         rest = text.partition(before)[2].partition("\n")[0]
         line = f"{body['prompt']}{rest}".strip()
-        if len(rest) >= _LEAST_REST and len(line) >= _LEAST_LINE and line in shown:
+        if len(rest) >= _MIN_REST and len(line) >= _MIN_LINE and line in shown:
             yield shown + body["prompt"]
 
 

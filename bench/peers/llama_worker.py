@@ -23,7 +23,7 @@ from bench.peers.protocol import Pass, Side, prompt
 from bench.tools.worker import serve
 
 _DECODED = 0
-_LONGEST_BATCH = 2048
+_MAX_BATCH = 2048
 
 
 class LlamaSide(Side):
@@ -52,7 +52,7 @@ class LlamaSide(Side):
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._rows = rows
-        self._batch = llama_cpp.llama_batch_init(_LONGEST_BATCH, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(_MAX_BATCH, 0, 1)
         self._lengths = [0] * rows
         return f"llama-cpp-python {llama_cpp.__version__}"
 

@@ -15,7 +15,7 @@ from specops.runtime import kernels
 from specops.runtime.session import Session, load, plain_options, share_threads
 
 WHOLE = ("spans", "block_tables", "cache")
-_MOST_BYTES = 3 << 30  # of a cache: of large shapes only some layers are computed
+_MAX_BYTES = 3 << 30  # of a cache: of large shapes only some layers are computed
 
 
 class Passes:
@@ -25,7 +25,7 @@ class Passes:
         """Take a model's shape."""
         share_threads(threads)
         self._heads, self._layer, self._layers = heads, (kv_heads, size), layers
-        self._pool = np.full(_MOST_BYTES, 0x3C, np.uint8)
+        self._pool = np.full(_MAX_BYTES, 0x3C, np.uint8)
         self._sessions: dict[tuple[str, int], Session] = {}
 
     def passes(
@@ -34,7 +34,7 @@ class Passes:
         """Seconds that all layers take in each pass of so many tokens of each request."""
         blocks = -(-(past + tokens) // kernels.BLOCK_TOKENS)
         one = kernels.block_bytes([self._layer], dtype)
-        layers = min(self._layers, _MOST_BYTES // (requests * blocks * one))
+        layers = min(self._layers, _MAX_BYTES // (requests * blocks * one))
         kv_heads, size = self._layer
         width = (self._heads + 2 * kv_heads) * size
         tables = np.arange(requests * blocks).reshape(requests, blocks)

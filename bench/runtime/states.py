@@ -20,8 +20,8 @@ _STATES, _ATTENTION = "Qwen3.5 0.8B", "Qwen3 0.6B"
 _SHAPES = {_STATES: FADING, _ATTENTION: "Qwen/Qwen3-0.6B"}
 _AT_ONCE, _PAST = 8, 1000  # requests, tokens behind each
 _PROMPT, _ZEROS = 1000, 990  # tokens
-_LEAST_RATE = 0.8  # of the tokens per second without states
-_MOST_TIME = 1.2  # of any other prompt's
+_MIN_RATE = 0.8  # of the tokens per second without states
+_MAX_TIME = 1.2  # of any other prompt's
 _STEP, _FADES, _LASTS = "eight requests", "a prompt that fades", "a random prompt"
 
 
@@ -78,8 +78,8 @@ def outcome(together: Turns, prompts: Turns, plan: Plan) -> Outcome:
     )
     table = Table("Layers with a state", ("what", "ms", "ms", "ratio"), rows, notes)
     targets = [
-        Target("eight requests: tokens per second of Qwen3's", _LEAST_RATE, rate.median),
-        Target("a prompt that fades: time of another's", _MOST_TIME, share.median, at_most=True),
+        Target("eight requests: tokens per second of Qwen3's", _MIN_RATE, rate.median),
+        Target("a prompt that fades: time of another's", _MAX_TIME, share.median, at_most=True),
     ]
     result = {"plan": asdict(plan), "ms": {"at once": steps, "prompts": prompts.ms}}
     return Outcome(result, [table], targets=targets)

@@ -25,9 +25,9 @@ from bench.serving.load import HOST
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Outcome, Table, Target, progress
 
-LEAST_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
-MOST_LOAD = 1.5  # the busiest replica's requests over the mean
-MOST_ADDED, MOST_CORE = 1.0, 0.05  # milliseconds at the median, share of a core
+MIN_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
+MAX_LOAD = 1.5  # the busiest replica's requests over the mean
+MAX_ADDED, MAX_CORE = 1.0, 0.05  # milliseconds at the median, share of a core
 _GENERATING = "/generate"
 
 
@@ -223,13 +223,13 @@ def _targets(measured: Measured) -> list[Target]:
         what = f"{len(found.requests)} replicas, {found.seconds:.0f} s"
         kept = found.cached / single.cached
         lines += [
-            Target(f"{what}: from caches, of one replica's", LEAST_HITS, kept),
-            Target(f"{what}: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
+            Target(f"{what}: from caches, of one replica's", MIN_HITS, kept),
+            Target(f"{what}: busiest over mean", MAX_LOAD, found.busiest, at_most=True),
         ]
     for name, item in measured.costs.items():
         added = 1e3 * item.added.median
-        lines.append(Target(f"{name}: added at the median, ms", MOST_ADDED, added, at_most=True))
+        lines.append(Target(f"{name}: added at the median, ms", MAX_ADDED, added, at_most=True))
     most, paced = max(found.gateway for found in measured.runs), measured.paced.gateway
     share = "the gateway's share of a core"
-    lines.append(Target(share, MOST_CORE, most, at_most=True))
-    return [*lines, Target(f"{what}: {share}", MOST_CORE, paced, at_most=True)]
+    lines.append(Target(share, MAX_CORE, most, at_most=True))
+    return [*lines, Target(f"{what}: {share}", MAX_CORE, paced, at_most=True)]

@@ -32,7 +32,7 @@ from specops.request import (
 
 _ANY_TEXT = Grammar(GrammarKind.REGEX, r"(.|\n)*")
 _FREE_TOKENS = 128
-_LEAST_SPEEDUP, _LEAST_SHARE = 1.5, 0.95
+_MIN_SPEEDUP, _MIN_SHARE = 1.5, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     checked = _check(engine, plan)
     speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
     targets = [
-        Target("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
+        Target("any text under a grammar: of its speed without", _MIN_SHARE, masks.median),
         *(
-            Target(f"{name}: of plain constrained decoding", _LEAST_SPEEDUP, value)
+            Target(f"{name}: of plain constrained decoding", _MIN_SPEEDUP, value)
             for name, value in zip(forms, speed, strict=True)
         ),
     ]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 BYTES = {"m": 1 << 20, "g": 1 << 30}
 SLOTS = 8  # requests that run at the same time by default
 CLOSE, STEP = 64 << 20, 2 << 20  # bytes below the memory limit
-MOST_IMAGE_BYTES = 450 * 10**6  # of the API's image, without weights
+MAX_IMAGE_BYTES = 450 * 10**6  # of the API's image, without weights
 # Runs in the API's container: waits for a line, then kills the service as the kernel would. (After
 # `docker kill` the engine does not start the container again.)
 KILLER = """
@@ -262,7 +262,7 @@ def test_the_image_has_no_tools_to_build_with_and_a_small_size(stack: Stack, not
     assert '["CMD",' in rest
     assert '"org.opencontainers.image.licenses":"Apache-2.0"' in rest
     without_weights = int(bytes_in_all) - int(weights_kib) * 1024
-    assert without_weights < MOST_IMAGE_BYTES
+    assert without_weights < MAX_IMAGE_BYTES
     note(f"image of api: {without_weights / 1e6:,.0f} MB without the models")
 
 

@@ -211,7 +211,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone() -> None
 def test_a_grammar_that_takes_the_passes_time_ends_its_own_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("_SHARE", "_LEAST_SECONDS", "_CREDIT_SECONDS"):
+    for name in ("_SHARE", "_MIN_SECONDS", "_CREDIT_SECONDS"):
         monkeypatch.setattr(f"specops.text.grammar.{name}", 0.0)
     asked, other = request(GREEDY), request(SamplingParams())
     served = serve(made(), asked, other)

@@ -244,7 +244,7 @@ def test_logits_of_the_first_tokens_are_enough_and_no_weights_are_copied(
     graphs = [tmp_path / "made" / name for name in ("model.onnx", "mtp.onnx")]
     sizes, logits = [], []
     for most in (1 << 16, 48):
-        monkeypatch.setattr(prepack, "MOST_GUESSABLE", most)
+        monkeypatch.setattr(prepack, "MAX_GUESSABLE", most)
         made = tmp_path / str(most) / "model.onnx"
         made.parent.mkdir()
         prepack.prepack(graphs[0], made, mtp=graphs[1])

@@ -45,9 +45,9 @@ _LENGTH = 192  # tokens of a text
 _WINDOW, _BEYOND = 512, 3_000  # tokens; SmolLM2 reads as many, without a window
 _CHUNK = 128  # tokens of a pass
 _EVERY = 16  # positions of the long text, of which one is compared
-_MOST_KL = 0.03  # nats, the mean of a text; llama.cpp has 0.0097 for Gemma
+_MAX_KL = 0.03  # nats, the mean of a text; llama.cpp has 0.0097 for Gemma
 _MARGIN = 1.0  # between the reference's first logit and that of an answer's token
-_LEAST_COSINE = 0.99
+_MIN_COSINE = 0.99
 _NEW_TOKENS = 24
 _CAPS_MIB = {"4 GB": 3_815, "700 MiB": 700}
 _REQUESTS, _AT_ONCE = 44, 4
@@ -175,7 +175,7 @@ def _distance(
 
 
 def _within(name: str, found: Sequence[_Distance]) -> Row:
-    near = sum(one.kl <= _MOST_KL for one in found)
+    near = sum(one.kl <= _MAX_KL for one in found)
     kl, top = (sum(column) / len(found) for column in zip(*found, strict=True))
     return Row(name, len(found), near, 0, f"KL {kl:.4f}, same first token {top:.1%}")
 
@@ -243,7 +243,7 @@ def _answers(name: str, port: int, tokenizer: Tokenizer, reference: Reference) -
         float(torch.nn.functional.cosine_similarity(vector, mean, dim=0))
         for vector, mean in zip(vectors, means, strict=True)
     ]
-    close = sum(cosine >= _LEAST_COSINE for cosine in cosines)
+    close = sum(cosine >= _MIN_COSINE for cosine in cosines)
     yield Row(f"{name}: embeddings", len(cosines), close, 0, f"least cosine {min(cosines):.4f}")
 
 

@@ -38,7 +38,7 @@ _STALL_SECONDS = 0.25
 _COMPILE_SECONDS = 5.0  # in the service; the process that tries has a limit of its own
 _GROWTH_BYTES = 160 << 20  # the cache's 64 MiB, what masks add to its grammars, and one compilation
 _STEPS = 24
-_MOST_CHARACTERS = 200_000  # more than are taken
+_MAX_CHARACTERS = 200_000  # more than are taken
 _PASS_SECONDS = 0.01
 _LETTERS = 'abcxyz019 _-é"\\{}[]:,\n'
 _CLASSES = (r"[a-z]", r"[^\n]", r"\w", r"\d", r"(.|\n)", "[a-c]", r"\s", "é", "a", "b", " ", '"')
@@ -51,7 +51,7 @@ def _size(draw: random.Random, most: int) -> int:
 
 def _times(text: str, count: int) -> str:
     """A text so often, but not much longer than a grammar may be."""
-    return text * max(1, min(count, _MOST_CHARACTERS // max(1, len(text))))
+    return text * max(1, min(count, _MAX_CHARACTERS // max(1, len(text))))
 
 
 def _word(draw: random.Random, most: int) -> str:
@@ -83,11 +83,11 @@ def _regex(draw: random.Random, depth: int = 0) -> str:
         lambda: f".*{inner()}.{{{many}}}",
         lambda: draw.choice(_CLASSES) + inner(),
     )
-    return draw.choice(made)()[:_MOST_CHARACTERS]
+    return draw.choice(made)()[:_MAX_CHARACTERS]
 
 
 def _choices(draw: random.Random) -> str:
-    texts, left, longest = [], _MOST_CHARACTERS, draw.choice((8, 100, 20_000, 120_000))
+    texts, left, longest = [], _MAX_CHARACTERS, draw.choice((8, 100, 20_000, 120_000))
     for _ in range(_size(draw, 20_000)):
         texts.append(_word(draw, longest))
         left -= len(texts[-1]) + 4
@@ -114,7 +114,7 @@ def _lark(draw: random.Random) -> str:
 
     style = draw.choice(("chain", "pairs", "any", "left", "nested"))
     deep = min(200, count)
-    lines, left = [f"start: {names[0]}"], _MOST_CHARACTERS
+    lines, left = [f"start: {names[0]}"], _MAX_CHARACTERS
     for index, name in enumerate(names):
         after = names[index + 1] if index + 1 < count else '"a"'
         body = {
@@ -129,7 +129,7 @@ def _lark(draw: random.Random) -> str:
         left -= len(body)
         if left < 0:
             break
-    return "\n".join(lines)[:_MOST_CHARACTERS]
+    return "\n".join(lines)[:_MAX_CHARACTERS]
 
 
 def _schema(draw: random.Random, depth: int = 0) -> Any:

@@ -39,7 +39,7 @@ from tests.models.test_sentencepiece import write_model
 from tests.models.test_state_dict import archive, storage, tensor
 
 LONGEST = 20  # seconds
-MOST_MEMORY = 4 << 30  # of addresses; the largest tables of positions take 1.5 GB of them
+MAX_MEMORY = 4 << 30  # of addresses; the largest tables of positions take 1.5 GB of them
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}
 <|user|>{{ message.content | trim }}{% elif loop.first %}{{ raise_exception('no') }}{% else %}
 {%- set ns = namespace(x=1) %}{% generation %}{{ message['content'][:-1] | tojson(indent=2) }}
@@ -252,7 +252,7 @@ def run(name: str, cases: int, seconds: float, first: int) -> str:
         FindingError: see `Subject.run`; to believe a file's huge sizes is one, too.
     """
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, most))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, most))
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(name, Path(folder))
         read = [subject.run(seed) for seed in seeds(cases, seconds, first)]

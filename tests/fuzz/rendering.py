@@ -23,10 +23,10 @@ from specops.text.template_process import TemplateProcess
 from specops.text.template_worker import environment
 from tests.fuzz.cases import FindingError, seeds
 
-MOST_SECONDS = 6.0  # of a rendering: 1 s of processor time, and at most 5 by the clock
+MAX_SECONDS = 6.0  # of a rendering: 1 s of processor time, and at most 5 by the clock
 NEXT_SECONDS = 0.5
-MOST_BYTES = 200 << 20  # of the process with the template
-MOST_GROWTH = 64 << 20  # of the service's process: a prompt of 16 MiB, and copies of it
+MAX_BYTES = 200 << 20  # of the process with the template
+MAX_GROWTH = 64 << 20  # of the service's process: a prompt of 16 MiB, and copies of it
 _ENVIRONMENT = environment({})
 _OBJECTS = {  # how a template comes to an object of each type
     str: "text",
@@ -185,8 +185,8 @@ def run(cases: int, seconds: float, seed: int) -> str:
             waited = time.monotonic() - begin
             slowest, next_slowest = max(slowest, took), max(next_slowest, waited)
             grown = _own_bytes() - before
-            late = not cases and (took > MOST_SECONDS or waited > NEXT_SECONDS)
-            if broken or late or grown > MOST_GROWTH or peak.bytes > MOST_BYTES:
+            late = not cases and (took > MAX_SECONDS or waited > NEXT_SECONDS)
+            if broken or late or grown > MAX_GROWTH or peak.bytes > MAX_BYTES:
                 raise FindingError(
                     f"seed {seed}: {broken} {took:.2f} s, the next {waited:.2f} s, "
                     f"{grown >> 20} MiB more here, {peak.bytes >> 20} MiB there: {call.source}"

@@ -40,11 +40,11 @@ _BATCH = 100  # bodies that hypothesis varies together
 _TWO_TOKENS = {"n_predict": 2, "min_tokens": 2}
 Values = st.SearchStrategy[Any]
 Bodies = st.SearchStrategy[tuple[str, dict[str, Any]]]
-_MOST_BYTES = 2 << 20  # of a value; twice as many as are taken
+_MAX_BYTES = 2 << 20  # of a value; twice as many as are taken
 
 
 def _times(item: Any, size: int) -> int:
-    return min(size, _MOST_BYTES // (len(json.dumps(item)) + 8))
+    return min(size, _MAX_BYTES // (len(json.dumps(item)) + 8))
 
 
 _sizes = st.sampled_from((65, 300, 5_000, 200_000))

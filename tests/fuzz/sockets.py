@@ -36,7 +36,7 @@ from tests.overload import PROMPT, serving
 
 HONEST = 8
 WORKERS = 400  # cases at a time, most of which wait for the server's patience to end
-MOST_LOG_BYTES = 1_000_000
+MAX_LOG_BYTES = 1_000_000
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 _PATIENCE = 60.0  # of an honest client, and of the whole for its end
 _NEVER = "neither answered nor closed"
@@ -405,7 +405,7 @@ def _check_log(log: Path) -> str:
         line for line in lines if b'"message": "request"' not in line or b'"left_out"' in line
     ]
     size, whole = sum(map(len, others)), sum(map(len, lines))
-    if size > MOST_LOG_BYTES:
+    if size > MAX_LOG_BYTES:
         raise FindingError(f"the log has {size:,} bytes beside its lines of answers")
     if failed := [line for line in others if b'"exception"' in line]:
         raise FindingError(f"the log tells of {len(failed)} failures: {failed[0].decode()}")

@@ -31,7 +31,7 @@ from tests.overload import resident_bytes, serving
 from tests.waiting import wait
 
 AT_ONCE = 20
-MOST_GROWTH = spare_bytes(0)  # what every plan leaves for requests
+MAX_GROWTH = spare_bytes(0)  # what every plan leaves for requests
 PAUSE = 0.25  # seconds that a stream may stand still beyond what it did alone
 WAITS = 10.0  # the same for a prompt of 5 KB, whose passes it shares with the crowd's prompts
 ALONE_SECONDS = 5.0
@@ -197,7 +197,7 @@ def run(cases: int, seconds: float, seed: int) -> str:
             for name in ("specops_requests_running", "specops_requests_waiting"):
                 wait(f"{name} is 0", lambda it=name: asyncio.run(metric(port, it)) == 0)
         attack.found += alone.problems + beside.problems
-        if peak - before > MOST_GROWTH:
+        if peak - before > MAX_GROWTH:
             attack.found.append(f"memory grew from {before / 1e6:.0f} to {peak / 1e6:.0f} MB")
         if not cases and beside.gap > alone.gap + PAUSE:
             attack.found.append(

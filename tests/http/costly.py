@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from specops.http.request_body import MAX_BODY_BYTES
-from specops.text.json_values import MOST_PARTS, MOST_VALUES
+from specops.text.json_values import MAX_PARTS, MAX_VALUES
 from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, MESSAGES, RESPONSES
 
 ROOM = MAX_BODY_BYTES - 4096  # beside the field's name and the rest of a body
@@ -60,8 +60,8 @@ class Costly:
 def fitting(item: str, *, names: int = 0) -> int:
     """How many of such items a body may have; `names` are those that each has beside it."""
     parts = sum(map(item.count, "{[:")) + names
-    most = ROOM // (len(item) + 1), (MOST_PARTS - 64) // max(1, parts)
-    return min(*most, (MOST_VALUES - 64) // (1 + item.count(",")))
+    most = ROOM // (len(item) + 1), (MAX_PARTS - 64) // max(1, parts)
+    return min(*most, (MAX_VALUES - 64) // (1 + item.count(",")))
 
 
 def repeated(item: str, before: str = "[", after: str = "]", count: int = 0) -> str:
@@ -104,9 +104,9 @@ VALUES: dict[str, Callable[[], str]] = {
     "too many names": lambda: names('"%d":0', ROOM // 11),
     "names of objects": lambda: names('"%d":{"a":{}}'),
     "one name": lambda: names('"a":%d'),
-    "lists within lists": lambda: nested("[", "", "]", MOST_PARTS - 64),
+    "lists within lists": lambda: nested("[", "", "]", MAX_PARTS - 64),
     "lists within lists to a limit": lambda: repeated(nested("[", "", "]", 90)),
-    "objects within objects": lambda: nested('{"a":', "1", "}", MOST_PARTS // 2 - 64),
+    "objects within objects": lambda: nested('{"a":', "1", "}", MAX_PARTS // 2 - 64),
     "objects within objects to a limit": lambda: repeated(nested('{"a":', "1", "}", 90)),
     "schemas": lambda: '{"type":"object","properties":' + names('"%d":{"type":"string"}') + "}",
 }  # fmt: skip

@@ -26,7 +26,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.anyio
 RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: close with a reset
 LIMIT_OF_THE_SYSTEM = Path("/proc/sys/net/core/somaxconn")
-MOST_WAITING = int(LIMIT_OF_THE_SYSTEM.read_text("utf-8")) if LIMIT_OF_THE_SYSTEM.exists() else 0
+MAX_WAITING = int(LIMIT_OF_THE_SYSTEM.read_text("utf-8")) if LIMIT_OF_THE_SYSTEM.exists() else 0
 # What asyncio and uvicorn call, with arguments.
 PROTOCOL: dict[str, tuple[Any, ...]] = {
     "data_received": (2 * WHOLE,),
@@ -317,5 +317,5 @@ async def test_many_connections_wait_and_few_are_taken_in_at_once() -> None:
         (listener,) = (own for server in here.server.servers for own in server.sockets)
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         waiting, most = struct.unpack_from("II", info, 24)  # tcpi_unacked and tcpi_sacked
-        assert (waiting, most) == (0, min(1024, MOST_WAITING))
+        assert (waiting, most) == (0, min(1024, MAX_WAITING))
         assert here.server.config.backlog == 64

@@ -326,7 +326,7 @@ async def test_the_rank_counts_all_tokens_that_are_likelier(server: httpx.AsyncC
 async def test_probabilities_of_prompts_are_bounded(
     server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "_MOST_PROMPT_LOGPROBS", 60)
+    monkeypatch.setattr(generate, "_MAX_PROMPT_LOGPROBS", 60)
     await completed(server, prompt=[5] * 10, prompt_logprobs=5)
     for more in (
         {"prompt": [5] * 11},

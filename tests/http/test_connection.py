@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specops.http.connection import Limits
-from specops.http.middleware import MOST_LARGE_BODIES
+from specops.http.middleware import MAX_LARGE_BODIES
 from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from specops.runtime.memory_plan import spare_bytes
 from specops.serving.admission import QueueFull
@@ -313,11 +313,11 @@ async def test_anything_but_http_is_400(sent: bytes) -> None:
 
 
 async def test_only_so_many_large_bodies_are_taken_in_at_a_time() -> None:
-    assert spare_bytes(0) >= MOST_LARGE_BODIES * MAX_BODY_BYTES
-    async with served(Limits(connections=2 * MOST_LARGE_BODIES)) as here:
+    assert spare_bytes(0) >= MAX_LARGE_BODIES * MAX_BODY_BYTES
+    async with served(Limits(connections=2 * MAX_LARGE_BODIES)) as here:
         large = LARGE_BODY_BYTES + 1
         head = HEAD + b"content-length: %d\r\n\r\n" % (large + 1)
-        clients = [await here.connect() for _ in range(MOST_LARGE_BODIES)]
+        clients = [await here.connect() for _ in range(MAX_LARGE_BODIES)]
         for client in clients:
             await client.send(head + b" " * large)
         late = await here.connect()

@@ -20,7 +20,7 @@ from specops.http.answering.answers import json_of
 from specops.http.answering.body import Body
 from specops.http.app import create_app
 from specops.request import FinishReason, Logprob, Piece
-from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
+from specops.text.json_values import MAX_PARTS, MAX_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService, Waiting, fills_in, output
 from tests.http.costly import USUAL, LongestCallback, of_fields, of_structure, value
@@ -106,7 +106,7 @@ def test_every_list_of_a_body_ends_its_check_at_the_first_mistake_or_is_short() 
 
 
 async def test_as_many_items_are_taken_as_a_body_has_room_for_messages() -> None:
-    most = MOST_PARTS // 3
+    most = MAX_PARTS // 3
     item = {"role": "user", "content": "a"}
     async with api() as here:
         assert (await here.ask(RESPONSES, input=[item] * (most - 10))).status_code == 200
@@ -144,7 +144,7 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 async def test_long_texts_beside_the_queue_are_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offload, "_MOST_ASIDE_EACH", 8 * offload._LEAST_ASIDE)
+    monkeypatch.setattr(offload, "_MAX_ASIDE_EACH", 8 * offload._MIN_ASIDE)
     async with api() as here:
         here.service.loaded.tokenizer = slow = Waiting()  # type: ignore[assignment]
         (path, body), *_, (short, conversation) = LONG
@@ -257,7 +257,7 @@ def test_parts_are_counted_outside_of_strings_only() -> None:
     inside = json.dumps({"prompt": '{"a\\": [1, 2]},' * 50_000}).encode()
     check_parts(inside)
     check_parts(b'["' + rb"\\" * 50_000 + b'", ' + b"{}," * 10_000 + b"1]")
-    for text in (b"[" * (MOST_PARTS + 1), b'{"a":' * MOST_PARTS, b"1," * (MOST_VALUES + 1)):
+    for text in (b"[" * (MAX_PARTS + 1), b'{"a":' * MAX_PARTS, b"1," * (MAX_VALUES + 1)):
         with pytest.raises(TooManyParts, match="this server accepts at most"):
             check_parts(text)
         with pytest.raises(TooManyParts):
@@ -265,7 +265,7 @@ def test_parts_are_counted_outside_of_strings_only() -> None:
 
 
 async def test_a_calls_arguments_of_too_many_parts_stay_a_text() -> None:
-    function = {"name": "f", "arguments": "[" + "[]," * MOST_PARTS + "[]]"}
+    function = {"name": "f", "arguments": "[" + "[]," * MAX_PARTS + "[]]"}
     call = {"id": "1", "type": "function", "function": function}
     turns = [{"role": "assistant", "tool_calls": [call]}]
     with pytest.raises(TooManyParts):

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from specops.config import Settings
-from specops.http.middleware import _BATCH, MOST_LARGE_BODIES
+from specops.http.middleware import _BATCH, MAX_LARGE_BODIES
 from specops.request import FinishReason
 from tests.fakes import INFO, begun, output
 from tests.http.chat_clients import clients
@@ -144,7 +144,7 @@ async def test_only_so_many_large_batches_are_here_at_a_time() -> None:
     body = {"model": "fake", "input": ["x" * (1 << 20)]}
     async with clients() as here, asyncio.timeout(PATIENCE):
         here.service.loaded.encode = lambda text, **_: (1,)  # type: ignore[method-assign]
-        most = MOST_LARGE_BODIES // _BATCH
+        most = MAX_LARGE_BODIES // _BATCH
         asked = [
             asyncio.ensure_future(here.http.post("/v1/embeddings", json=body)) for _ in range(most)
         ]

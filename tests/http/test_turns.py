@@ -167,8 +167,8 @@ async def test_what_a_client_has_sent_is_dropped_when_it_leaves(
 async def test_one_client_leaves_others_room_beside_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offload, "_MOST_ASIDE_EACH", 3 * offload._LEAST_ASIDE)
-    monkeypatch.setattr(offload, "_MOST_ASIDE", 4 * offload._LEAST_ASIDE)
+    monkeypatch.setattr(offload, "_MAX_ASIDE_EACH", 3 * offload._MIN_ASIDE)
+    monkeypatch.setattr(offload, "_MAX_ASIDE", 4 * offload._MIN_ASIDE)
     async with held() as (here, tokenizer):
         crowd = [ask(here, "/tokenize", f"!{LONG}")]
         await asyncio.to_thread(tokenizer.begun.wait, PATIENCE)

@@ -41,12 +41,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short texts, few measurements, and a line of progress whenever there is one."""
     for module, name, value in (
         (conversations, "_ANSWER_TOKENS", 12),
-        (conversations, "_LEAST_DISTINCT", 0.0),
+        (conversations, "_MIN_DISTINCT", 0.0),
         (making, "_HELD_OUT", 3),
         (making, "_SLOTS", 6),
         (making, "_REPORT_SECONDS", 0.0),
         (evaluation, "_PROMPTS", 1),
-        (evaluation, "_LEAST_PROMPTS", 1),
+        (evaluation, "_MIN_PROMPTS", 1),
         (evaluation, "_TOKENS", 8),
     ):
         monkeypatch.setattr(module, name, value)
@@ -271,7 +271,7 @@ def test_measuring_takes_its_share_of_the_time_and_answers_do_not_help_each_othe
     generated = Engine.generate
     monkeypatch.setattr(Engine, "generate", generate)
     monkeypatch.setattr(evaluation, "_PROMPTS", 24)
-    monkeypatch.setattr(evaluation, "_LEAST_PROMPTS", 5)
+    monkeypatch.setattr(evaluation, "_MIN_PROMPTS", 5)
     texts = [Conversation(i, np.arange(3, dtype=np.int32), np.zeros(9, np.int32)) for i in range(9)]
     np.save(tmp_path / NGRAMS, make_table(texts))
     settings = replace(tiny_settings, draft=str(tmp_path), context=64, prefix_cache="all")
@@ -319,7 +319,7 @@ def test_a_table_is_faster_where_it_beats_both_other_ways_by_saving_passes() -> 
 def test_a_model_that_writes_nothing_of_use_is_said_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversations, "_LEAST_DISTINCT", 1.1)  # all texts seem to repeat
+    monkeypatch.setattr(conversations, "_MIN_DISTINCT", 1.1)  # all texts seem to repeat
     settings = Settings(model="demo", threads=THREADS, cache_dir=tmp_path / "cache")
     with pytest.raises(ModelError, match=r"first \d\d texts .*, so their n-grams say nothing"):
         make_ngrams(settings, tmp_path / "table", 6000, lambda text: None)

@@ -16,7 +16,7 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import PROMPT_ERRORS, Engine
-from specops.engine.model_info import LEAST_AGREEMENT, ModelState
+from specops.engine.model_info import MIN_AGREEMENT, ModelState
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, Step
 from specops.serving import async_engine
@@ -121,7 +121,7 @@ async def test_a_head_that_is_never_right_is_told_of(
     async with serving(replace(tiny_settings, draft=str(head))) as (service, metrics):
         share = service.info.head_agreement
         assert share is not None
-        assert sample(metrics, "draft_head_agreement") == share < LEAST_AGREEMENT
+        assert sample(metrics, "draft_head_agreement") == share < MIN_AGREEMENT
     assert "it was made for another model" in caplog.text
     assert "SPECOPS_DRAFT=none leaves it out" in caplog.text
 

@@ -75,7 +75,7 @@ async def test_a_client_that_was_away_has_no_credit() -> None:
 async def test_of_a_crowd_of_addresses_only_a_few_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_turns, "MOST_ACCOUNTS", 4)
+    monkeypatch.setattr(client_turns, "MAX_ACCOUNTS", 4)
     thread = Thread()
     for number in range(20):
         await (await thread.ask(str(number), f"before {number}"))

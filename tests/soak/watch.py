@@ -19,11 +19,11 @@ WINDOWS, HALF = 6, 3  # parts of the time
 MORE = 2  # times that half of the time is added
 SAMPLE_SECONDS = 2.0
 REST_SECONDS = 4.0
-MOST_GROWTH = 1.0  # MB of memory in an hour
+MAX_GROWTH = 1.0  # MB of memory in an hour
 STEP = 2.0  # MB that an allocator takes at once: shorter runs cannot tell it from less growth
 LONG_MINUTES = 36.0
-MOST_DRIFT = 0.15  # of the first window's 95th percentile
-MOST_OTHERS = 0.5  # cores; more of them slow the server down
+MAX_DRIFT = 0.15  # of the first window's 95th percentile
+MAX_OTHERS = 0.5  # cores; more of them slow the server down
 GATED_MINUTES = 10.0  # shorter runs have too few answers for percentiles
 
 
@@ -121,7 +121,7 @@ class Course:
     def most_growth(self) -> float:
         """MB of memory an hour that are allowed."""
         hours = (self.warm[-1].moment - self.warm[0].moment) / 3600
-        return MOST_GROWTH if self.long else STEP / hours
+        return MAX_GROWTH if self.long else STEP / hours
 
     @property
     def growth(self) -> float:
@@ -153,10 +153,10 @@ class Course:
             before, after = getattr(self.before, name), getattr(self.after, name)
             if after > before:
                 found.append(f"{after} {name} at the end, {before} at the beginning")
-        if self.minutes >= GATED_MINUTES and self.drift > MOST_DRIFT:
+        if self.minutes >= GATED_MINUTES and self.drift > MAX_DRIFT:
             found.append(f"the 95th percentile of the last window is {self.drift:.0%} longer")
         busiest = max(window.others for window in self.windows)
-        if found and busiest > MOST_OTHERS:
+        if found and busiest > MAX_OTHERS:
             found.append(
                 f"other programs kept {busiest:.1f} cores busy, so clients piled up, and memory "
                 "with them: run it again on an idle machine"

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from specops.system.failures import _MOST_KINDS, Failures, OncePerMinute, SparseWarnings
+from specops.system.failures import _MAX_KINDS, Failures, OncePerMinute, SparseWarnings
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_made_up_kinds_take_no_memory_and_no_lines() -> None:
     clock = Clock()
     lines = OncePerMinute(clock)
     passed = [lines.skipped(number) for number in range(10_000)]
-    assert passed.count(0) == _MOST_KINDS == len(lines._kinds)
+    assert passed.count(0) == _MAX_KINDS == len(lines._kinds)
     clock.now += 60
     assert lines.skipped("later") == 0
     assert len(lines._kinds) == 1

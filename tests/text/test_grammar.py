@@ -13,8 +13,8 @@ import pytest
 
 from specops.request import Grammar, GrammarKind
 from specops.text.grammar import Grammars, Masks, Matcher
-from specops.text.grammar_source import MOST_CHARACTERS, GrammarError
-from specops.text.grammar_worker import MOST_CERTAIN
+from specops.text.grammar_source import MAX_CHARACTERS, GrammarError
+from specops.text.grammar_worker import MAX_CERTAIN
 from tests.simulated_target import grammars, tokenizer
 
 END = 0  # of a text
@@ -165,9 +165,9 @@ def test_draft_tokens_are_allowed_up_to_the_first_wrong_one() -> None:
         (Grammar(GrammarKind.JSON_SCHEMA, "[" * 500 + "]" * 500), "nested in each other"),
         (regex("(?=a)b"), "look-around"),
         (regex("("), "unclosed"),
-        (regex("a" * (MOST_CHARACTERS + 1)), "characters"),
-        (regex("a" * MOST_CERTAIN + "b"), f"more than {MOST_CERTAIN} bytes that are certain"),
-        (choice("a" * 100_000), f"more than {MOST_CERTAIN} bytes that are certain"),
+        (regex("a" * (MAX_CHARACTERS + 1)), "characters"),
+        (regex("a" * MAX_CERTAIN + "b"), f"more than {MAX_CERTAIN} bytes that are certain"),
+        (choice("a" * 100_000), f"more than {MAX_CERTAIN} bytes that are certain"),
         (lark("start: x"), "unknown name"),
         (lark("start: start"), "no text"),
         (lark('start: "\x00'), ""),

@@ -12,7 +12,7 @@ from training.corpus import DEMO_DIR, read_held_out
 from training.evaluate import QUANTIZATIONS, SHIPPED
 from training.files import CARD, EVALUATION, LICENCE
 
-MOST_BYTES = 40_000_000
+MAX_BYTES = 40_000_000
 
 
 def figures(name: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def figures(name: str) -> dict[str, Any]:
 
 def test_the_whole_pair_fits_its_budget() -> None:
     files = [file for file in DEMO_DIR.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert sum(file.stat().st_size for file in files) < MAX_BYTES
 
 
 def test_the_target_is_large_enough_and_the_draft_a_tenth_of_it() -> None:

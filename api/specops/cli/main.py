@@ -234,7 +234,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from specops.engine.model_info import LEAST_AGREEMENT  # noqa: PLC0415
+    from specops.engine.model_info import MIN_AGREEMENT  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
@@ -285,7 +285,7 @@ def _info(options: argparse.Namespace) -> int:
         if info.head_agreement is not None:
             right = f"guesses {info.head_agreement:.0%} of a test text"
             lines["draft"] += f"; {right}"
-            if info.head_agreement < LEAST_AGREEMENT:
+            if info.head_agreement < MIN_AGREEMENT:
                 lines["draft"] += ": another model's, for other layers, hardly trained or damaged"
     elif info.draft_parameters is not None and choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters)

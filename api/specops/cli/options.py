@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specops.engine.engine import Engine
     from specops.request import GenerationRequest
 
-_LARGEST_REQUEST = 1 << 20  # tokens of an answer
+_MAX_REQUEST = 1 << 20  # tokens of an answer
 
 
 class CommandError(RuntimeError):
@@ -68,8 +68,8 @@ def check_generation(options: argparse.Namespace, settings: Settings) -> None:
     Raises:
         ConfigError: a flag has a wrong value.
     """
-    if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
-        raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
+    if not 1 <= options.max_new_tokens <= _MAX_REQUEST:
+        raise ConfigError(f"--max-new-tokens takes 1 to {_MAX_REQUEST}")
     if options.temperature not in RANGES["temperature"]:
         raise ConfigError("--temperature takes 0 to 2")
     if options.seed is not None and options.seed < 0:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from specops.config import ConfigError, Settings
-from specops.engine.model_info import LEAST_AGREEMENT, Download, ModelState, Report
+from specops.engine.model_info import MIN_AGREEMENT, Download, ModelState, Report
 from specops.models.child import one_child
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
@@ -48,7 +48,7 @@ from specops.runtime.model_runner import (
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
 from specops.runtime.suffixes import NgramTable
-from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
+from specops.speculation.drafters.eagle import MAX_WAITING, EagleDrafter
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
@@ -357,7 +357,7 @@ def _most_tokens(settings: Settings, session: Session | None = None) -> int:
     slots = settings.slots or DEFAULT_SLOTS
     if session is not None and given_size(session):
         # A draft head reads what waits in all slots at once, and a sample.
-        return max(slots * MOST_WAITING, _SAMPLE_TOKENS)
+        return max(slots * MAX_WAITING, _SAMPLE_TOKENS)
     # Every decoding request has room in each pass, with all of the longest draft.
     return max(settings.max_batched_tokens, slots * (settings.max_k_draft + 1))
 
@@ -372,7 +372,7 @@ def state_bytes(settings: Settings, size: int, graphs: Sequence[Session]) -> int
     """
     # The target's output, those that wait, those to be joined, and those that the head reads.
     numbers = size * _most_tokens(settings)
-    numbers += size * MOST_WAITING * (settings.slots or DEFAULT_SLOTS)
+    numbers += size * MAX_WAITING * (settings.slots or DEFAULT_SLOTS)
     read = _most_tokens(settings, graphs[0])
     numbers += read * (given_size(graphs[0]) + size * (len(graphs) > 1))
     return 4 * numbers
@@ -416,7 +416,7 @@ def _eagle_head(
     states.followed.clear()
     drafter = make(states)
     agreement = drafter.agreement(tokens, kept[0], likeliest.tolist())
-    if agreement < LEAST_AGREEMENT:
+    if agreement < MIN_AGREEMENT:
         log.warning(
             "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
             "another model or other layers of it, hardly trained, or is damaged, and only costs "

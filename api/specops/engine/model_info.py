@@ -10,7 +10,7 @@ from typing import Protocol
 from specops.runtime.cost_model import ReadingSpeed
 from specops.sampling_defaults import SamplingDefaults
 
-LEAST_AGREEMENT = 0.02  # of a draft head: with less it is never right, or right by chance
+MIN_AGREEMENT = 0.02  # of a draft head: with less it is never right, or right by chance
 
 
 class ModelState(StrEnum):

@@ -13,11 +13,11 @@ from specops.runtime.cost_model import CostModel
 _SCATTER = 1 / 8  # weight of the newest pass in the mean deviation
 _MARGIN = 6.5  # with so many mean deviations of margin 1 pass in 100 is late
 _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
-_MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
+_MAX_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
 _LONG = 0.5  # passes above this share of the aim say something about long passes
-_LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
+_MIN_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
 MANY_ROWS = 1 << 20  # of logits: no bound
-_LEAST_TOKENS = 8  # the kernels compute about so many at once
+_MIN_TOKENS = 8  # the kernels compute about so many at once
 
 
 class PassBudget:
@@ -53,7 +53,7 @@ class PassBudget:
         """Learn from a step in which prompt tokens made other requests wait."""
         expected = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
         if expected >= _LONG * self._aim:
-            error = min(abs(step_seconds / expected - 1), _MOST_ERROR)
+            error = min(abs(step_seconds / expected - 1), _MAX_ERROR)
             self._deviation += _SCATTER * (error - self._deviation)
 
     def pass_seconds(self, decoding: Batch, *, client_waits: bool, spent: float = 0.0) -> float:
@@ -71,7 +71,7 @@ class PassBudget:
     def least_seconds(self, decoding: Batch) -> float:
         """Minimum seconds for the pass where prompts wait, by the cost of `decoding` alone."""
         own = self._costs.cost(decoding.num_tokens, decoding.attention_work, len(decoding.spans))
-        return own * (1 + _LEAST_SHARE)
+        return own * (1 + _MIN_SHARE)
 
     def prompt_tokens(
         self, batch: Batch, position: int, seconds: float, *, first: bool, each: float = 0.0
@@ -91,13 +91,13 @@ class PassBudget:
         work, allowed = batch.attention_work, seconds
         allowed -= self._costs.state_seconds(len(batch.spans) + 1)
         fitting = self._costs.tokens_within(allowed, batch.num_tokens, work, position, each)
-        return min(room, max(fitting, _LEAST_TOKENS) if first else fitting)
+        return min(room, max(fitting, _MIN_TOKENS) if first else fitting)
 
     @property
     def usual_chunk(self) -> int:
         """Number of prompt tokens that join a pass where enough of them wait."""
         fitting = self._costs.tokens_within(self._aim, 0, 0.0, 0)
-        return min(self.most_tokens, max(fitting, _LEAST_TOKENS))
+        return min(self.most_tokens, max(fitting, _MIN_TOKENS))
 
     def draft_model_tokens(self, decoding: int, position: int) -> int:
         """Largest number of tokens that a draft model may compute before a pass.
@@ -109,9 +109,9 @@ class PassBudget:
         if self._draft_costs is None:
             return 0
         own = self._costs.cost(decoding, spans=decoding)
-        allowed = max(self._aim - own, own * _LEAST_SHARE)
+        allowed = max(self._aim - own, own * _MIN_SHARE)
         fitting = self._draft_costs.tokens_within(allowed, 0, 0.0, position)
-        return min(self.most_tokens, max(fitting, _LEAST_TOKENS))
+        return min(self.most_tokens, max(fitting, _MIN_TOKENS))
 
     @property
     def _aim(self) -> float:

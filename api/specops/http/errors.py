@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from specops.serving.admission import QueueFull
 
 _RETRY_SECONDS = 5
-_MOST_PROBLEMS = 20  # that an answer names
+_MAX_PROBLEMS = 20  # that an answer names
 _SHOULD_BE = "Input should be "  # how the messages of most problems begin
 _OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
@@ -160,7 +160,7 @@ def from_validation_error(error: RequestValidationError, request: Request, statu
     Args:
         status: of the answer to wrong fields.
     """
-    problems = error.errors()[:_MOST_PROBLEMS]
+    problems = error.errors()[:_MAX_PROBLEMS]
     first: Mapping[str, Any] = problems[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]

@@ -34,8 +34,8 @@ _PRIVATE = (
     *(".localhost", ".local", ".internal", ".home.arpa", ".lan"),
     *(".svc", ".svc.cluster.local"),
 )
-_MOST_NAMES = 64  # in the log
-_LONGEST_NAME = 64  # in a message
+_MAX_NAMES = 64  # in the log
+_MAX_NAME = 64  # in a message
 _NOT_IN_HOST = re.compile(r"[\s\"#/<>?@\\^`{|}]")
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 _LOCAL = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104 # nosec B104
@@ -110,13 +110,11 @@ class Hosts:
         """
         host = headers.get("host", "")
         if _NOT_IN_HOST.search(host):
-            raise ApiError(
-                400, f"{host[:_LONGEST_NAME]!r} is no name of a host", code="invalid_host"
-            )
+            raise ApiError(400, f"{host[:_MAX_NAME]!r} is no name of a host", code="invalid_host")
         if path in ANY_HOST_PATHS or self.answers_to(host):
             return
-        name = (host_name(host) or host)[:_LONGEST_NAME]
-        if name not in self._logged and len(self._logged) < _MOST_NAMES:
+        name = (host_name(host) or host)[:_MAX_NAME]
+        if name not in self._logged and len(self._logged) < _MAX_NAMES:
             self._logged.add(name)
             log.warning(
                 "refused a request for a host name that is not allowed; add the name to "

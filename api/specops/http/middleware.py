@@ -51,7 +51,7 @@ from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
 # So many of 1 MiB are what every memory plan leaves spare.
-MOST_LARGE_BODIES = 36
+MAX_LARGE_BODIES = 36
 _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 # What a larger one counts, with texts to embed, until it is answered: its bytes, and their tokens.
 _BATCH = 16
@@ -247,8 +247,8 @@ class RequestContext:
         Raises:
             ApiError: they would be too many.
         """
-        if self._large_bodies + more > MOST_LARGE_BODIES:
-            message = f"{MOST_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes are here"
+        if self._large_bodies + more > MAX_LARGE_BODIES:
+            message = f"{MAX_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes are here"
             raise unavailable(message, "large_bodies")
         self._large_bodies += more
 

@@ -18,13 +18,13 @@ from concurrent.futures import Executor
 from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
 
 from specops.http.errors import ApiError
-from specops.text.json_values import MOST_VALUES, TooManyParts, check_parts
+from specops.text.json_values import MAX_VALUES, TooManyParts, check_parts
 
 MAX_BODY_BYTES = 1 << 20
 MAX_BATCH_BYTES = 1 << 22
 """Of texts to embed, or their tokens: as many as OpenAI takes in one request."""
-MOST_BATCH_TOKENS = 300_000
-_MOST_BATCH_VALUES = MOST_BATCH_TOKENS + (1 << 12)  # with the lists in which they stand
+MAX_BATCH_TOKENS = 300_000
+_MAX_BATCH_VALUES = MAX_BATCH_TOKENS + (1 << 12)  # with the lists in which they stand
 LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers
@@ -45,7 +45,7 @@ def refuse_complex(body: bytes | bytearray, most_bytes: int) -> None:
     Raises:
         ApiError: there are too many.
     """
-    values = MOST_VALUES if most_bytes == MAX_BODY_BYTES else _MOST_BATCH_VALUES
+    values = MAX_VALUES if most_bytes == MAX_BODY_BYTES else _MAX_BATCH_VALUES
     try:
         check_parts(body, values)
     except TooManyParts as error:

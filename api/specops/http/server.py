@@ -38,7 +38,7 @@ _TICKS = 10  # of uvicorn's main loop, in a second
 # once, a flood of connections that are reset again would be a crowd of open ones for a moment.
 _ACCEPTED = 64
 # An open connection takes 5 KiB, one with 64 KiB of a body 67 KiB (of 600 each): 0.14 GB.
-_MOST_CONNECTIONS = 2048
+_MAX_CONNECTIONS = 2048
 log = logging.getLogger(__name__)
 
 
@@ -131,7 +131,7 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
     """
     state: AppState = app.state.specops
     # The other half is for refused connections, the queue of the next ones, and open files.
-    limits = limits or Limits(raise_open_files(2 * _MOST_CONNECTIONS) // 2)
+    limits = limits or Limits(raise_open_files(2 * _MAX_CONNECTIONS) // 2)
     metrics = state.metrics
     connection: Any = partial(Connection, limits, metrics.observe_closing, metrics.failures)
     config = uvicorn.Config(

@@ -31,7 +31,7 @@ _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
 # More than a question and a pause take. If the watchdog was suspended together with the server
 # (Ctrl-Z, `docker pause`), no more than this counts, and both just go on.
-_LONGEST_TURN = 10.0
+_MAX_TURN = 10.0
 _IDLE_SECONDS = 24.0  # in which the server answers nothing and computes nothing
 _MARGIN_SECONDS = 60.0  # of silence after the deadline of the last request
 _TRACED = "t"  # the state of a process that a debugger holds
@@ -63,7 +63,7 @@ def watch(
     while not ended():
         answered = answers()
         asked = clock()
-        turn, last = min(asked - last, _LONGEST_TURN), asked
+        turn, last = min(asked - last, _MAX_TURN), asked
         if answered:
             silent, idle, before = 0.0, 0.0, None
             continue

@@ -24,7 +24,7 @@ from specops.models.contract import WARNING
 from specops.models.folder import MEMORY_ADVICE, SHORTER_ADVICE
 from specops.system.allocator import give_back
 
-_MOST_BYTES = 1 << 20  # of a request
+_MAX_BYTES = 1 << 20  # of a request
 _END = "\0"  # begins the line behind those that a module has printed; its exit status follows
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     # Among the lines for the parent: standard error is for what ends a module.
     logging.basicConfig(format=f"{WARNING}%(message)s", stream=sys.stdout)
     pipe = socket.socket(fileno=sys.stdin.fileno())
-    while (received := socket.recv_fds(pipe, _MOST_BYTES, 1))[0]:
+    while (received := socket.recv_fds(pipe, _MAX_BYTES, 1))[0]:
         module, *arguments = json.loads(received[0])
         status = import_module(module).main(arguments)
         for lock in received[1]:

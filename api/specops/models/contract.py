@@ -7,7 +7,7 @@ INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int
 SOURCE = "source-"  # how the location of a weight begins that stays in the converted file
 WARNING = "warning: "  # how a line begins that the converter prints for people
 STATES, NEXT_STATES, FUSED = "states", "next_states", "fused"  # tensors of a draft head's graphs
-MOST_GUESSABLE = 1 << 16
+MAX_GUESSABLE = 1 << 16
 """Most tokens that a draft head of all tokens guesses: the first ones.
 
 Tokenizers of byte pairs number tokens in the order of merges, the frequent ones first: these are

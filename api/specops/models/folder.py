@@ -34,7 +34,7 @@ SHORTER_ADVICE = (
 )
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger
-_MOST_PARAMETERS = 1 << 50
+_MAX_PARAMETERS = 1 << 50
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 
@@ -83,7 +83,7 @@ class ModelFolder:
                 quant=manifest["quantization"]["name"],
                 vocab_size=_size(manifest["vocab_size"]),
                 context_length=_size(manifest["context_length"]),
-                parameters=_size(manifest["num_parameters"], _MOST_PARAMETERS),
+                parameters=_size(manifest["num_parameters"], _MAX_PARAMETERS),
                 bos_token=_token(manifest["bos_token_id"]),
                 end_tokens=frozenset(map(_size, manifest["eos_token_ids"])),
                 hidden_size=_size(manifest.get("hidden_size", 0)),  # older exports lack it

@@ -27,7 +27,7 @@ _SHORTEST = 8  # fewest tokens of an answer that is kept
 _MESSAGE = SamplingParams(temperature=1.0, top_p=0.95)
 _TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
 _GRAM = 4  # tokens of a gram
-_LEAST_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
+_MIN_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
 _ATTEMPTS = 12  # conversations of each temperature, before a model is said to write nothing
 
 
@@ -167,7 +167,7 @@ def _temperature(number: int) -> float:
 def _is_varied(tokens: list[int]) -> bool:
     """Whether an answer is long enough and does not repeat itself."""
     grams = {tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)}
-    return len(tokens) >= _SHORTEST and len(grams) >= _LEAST_DISTINCT * (len(tokens) - _GRAM + 1)
+    return len(tokens) >= _SHORTEST and len(grams) >= _MIN_DISTINCT * (len(tokens) - _GRAM + 1)
 
 
 def _conversation(text: Text) -> Conversation:

@@ -19,7 +19,7 @@ from specops.ngrams.storage import Conversation
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
 
 _PROMPTS = 24  # most prompts that are measured
-_LEAST_PROMPTS = 5  # that are measured however long it takes: fewer cannot tell chance apart
+_MIN_PROMPTS = 5  # that are measured however long it takes: fewer cannot tell chance apart
 _TOKENS = 128  # most tokens of an answer
 _TEMPERATURES = (0.0, 0.7)
 _PAYS = 1.02  # a smaller speedup is not worth a table
@@ -107,7 +107,7 @@ def evaluate(
     engines, end = {_PLAIN: other, _BEFORE: other, _TABLE: table}, clock() + seconds
     figures: _Figures = {at: {way: [] for way in _WAYS} for at in _TEMPERATURES}
     for measured, conversation in enumerate(conversations[:_PROMPTS]):
-        if clock() > end and measured >= _LEAST_PROMPTS:
+        if clock() > end and measured >= _MIN_PROMPTS:
             break
         turn = measured % len(_WAYS)
         for temperature, by_way in figures.items():

@@ -16,7 +16,7 @@ from specops.ngrams.storage import Conversation
 
 _LONGEST = 3  # tokens that are looked up
 _LOAD = 0.75  # share of places with an entry
-_LEAST_COUNT = 2  # what occurred less often is chance
+_MIN_COUNT = 2  # what occurred less often is chance
 _GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 
@@ -90,7 +90,7 @@ def _counted(conversations: Sequence[Conversation], order: int) -> _Counted:
     first, counts = first[by_count], counts[by_count]
     found, at = np.unique(hashes[first], return_index=True)
     totals, best = np.add.reduceat(counts, at), counts[at]
-    kept = best >= _LEAST_COUNT
+    kept = best >= _MIN_COUNT
     first, at = first[at][kept], at[kept]
     shares = (best[kept] - 0.5) / (totals[kept] + 0.5)
     return _Counted(found[kept], _hash(rows[first, 1:order]), following[first], shares)

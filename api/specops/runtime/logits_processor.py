@@ -20,7 +20,7 @@ from specops.runtime.kernels import Adjustment, library
 from specops.runtime.sampling import Floats, address, mask
 
 _FIRST_CAPACITY = 64  # different tokens
-_LEAST_PENALTY = 1e-6  # a logit that is divided by a smaller one may become infinite
+_MIN_PENALTY = 1e-6  # a logit that is divided by a smaller one may become infinite
 _TOKEN_BYTES = array("i").itemsize
 
 
@@ -61,7 +61,7 @@ class LogitsProcessor:
         self._biased = np.array([token for token, _ in params.logit_bias], np.int32)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._adjustment = Adjustment(
-            max(_LEAST_PENALTY, params.repetition_penalty),
+            max(_MIN_PENALTY, params.repetition_penalty),
             params.frequency_penalty,
             params.presence_penalty,
         )

@@ -32,18 +32,18 @@ _UNKNOWN_HIDDEN = 4096  # hidden size of a model whose description does not say
 _HIDDEN_SIZES = 16
 _MIB = 1 << 20
 _COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
-_LEAST_CONTEXT = 128  # tokens: a smaller cache is of no use
+_MIN_CONTEXT = 128  # tokens: a smaller cache is of no use
 PROMPT_ROWS = 8
 """Rows of logits in a pass beside those of requests that decode."""
 # Of these requests' logits, but at least two rows for each slot. In a large vocabulary, long drafts
 # of all slots at once are not worth a larger part of the memory.
-_MOST_LOGIT_BYTES = 32 * _MIB
+_MAX_LOGIT_BYTES = 32 * _MIB
 # The kernel's own, and files of the program: where weights fit to the byte, they drive each other
 # out, and each pass reads all weights from the disk.
 _BESIDE_WEIGHTS_BYTES = 32 * _MIB
 _SPARE_BYTES = 36 * _MIB  # bodies, texts on their way to tokens, compiled grammars, heap
 _SPARE_SHARE = 0.02  # of the cap
-_MOST_SPARE_BYTES = 256 * _MIB
+_MAX_SPARE_BYTES = 256 * _MIB
 _COMPILED_SHARE = 4  # a quarter of what is spare is for compiled grammars
 _SNAPSHOT_SHARE = 4  # a quarter of the memory for KV cache and snapshots is the snapshots'
 
@@ -102,7 +102,7 @@ class ModelSizes:
 
     def rows(self, most: int, least: int) -> int:
         """Rows of logits that a pass may have: `most`, or as many as take little memory."""
-        few = _MOST_LOGIT_BYTES // max(1, self.vocab_size * _FLOAT_BYTES)
+        few = _MAX_LOGIT_BYTES // max(1, self.vocab_size * _FLOAT_BYTES)
         return min(most, max(least, few))
 
     def pass_bytes(self, tokens: int, logits: int) -> int:
@@ -340,7 +340,7 @@ def plan_memory(
             )
         choices = [(0, smallest, smallest)]
     else:
-        least = longest if context else min(longest, _LEAST_CONTEXT)
+        least = longest if context else min(longest, _MIN_CONTEXT)
         comfortable = max(least, min(longest, _COMFORTABLE_CONTEXT))
         smallest, most = _in_blocks(least), slots * _in_blocks(longest)
         # The first choice keeps all weights in memory. The second keeps the target's, since a draft
@@ -387,14 +387,14 @@ def _in_blocks(tokens: int) -> int:
 
 def spare_bytes(limit: int) -> int:
     """Bytes below a cap that every plan leaves free."""
-    return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MOST_SPARE_BYTES))
+    return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MAX_SPARE_BYTES))
 
 
 def _refusal(plan: MemoryPlan) -> str:
     supply, demand, limit = plan.supply, plan.demand, plan.supply.reading.limit
     fitting = _tokens_that_fit(supply, demand, 0)
     states = f"{_mb(demand.state_bytes)} for states, " if demand.state_bytes else ""
-    if fitting >= min(plan.context, _LEAST_CONTEXT):
+    if fitting >= min(plan.context, _MIN_CONTEXT):
         way_out = (
             f"{fitting:,} tokens would fit: lower SPECOPS_KV_TOKENS or SPECOPS_CONTEXT, or leave "
             "them out: the cache then takes what fits"

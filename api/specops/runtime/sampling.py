@@ -19,7 +19,7 @@ from specops.runtime.kernels import Filter, library
 
 Floats = npt.NDArray[np.float32]
 
-_LEAST_TEMPERATURE = 1e-9  # by less, the likeliest token's 0 is divided by a float32 of 0
+_MIN_TEMPERATURE = 1e-9  # by less, the likeliest token's 0 is divided by a float32 of 0
 _NOT_FINITE = -2  # a status of the kernel's
 _WORD = (1 << 64) - 1
 
@@ -56,7 +56,7 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits) if out is None else out
-    temperature = max(_LEAST_TEMPERATURE, params.temperature)
+    temperature = max(_MIN_TEMPERATURE, params.temperature)
     by = Filter(temperature, params.top_k, params.top_p, params.min_p)
     if status := library.specops_filter(address(logits), *logits.shape, by, address(probs)):
         raise NotFinite if status == _NOT_FINITE else MemoryError("out of memory while sampling")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from specops.engine.order import PATIENCE
 
-MOST_ACCOUNTS = 4096
+MAX_ACCOUNTS = 4096
 """Clients whose time is remembered, and all that wait. Without keys each address is a client."""
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ class ClientTurns:
         """
         waiting = {item.client for item in self._waiting}
         if client not in waiting:
-            if len(self._had) >= MOST_ACCOUNTS:  # who does not wait begins where the others are
+            if len(self._had) >= MAX_ACCOUNTS:  # who does not wait begins where the others are
                 self._had = defaultdict(float, {name: self._had[name] for name in waiting})
             self._had[client] = max(self._had[client], self._least)
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 _SECONDS = 60.0
-_MOST_KINDS = 256  # remembered at a time; a client that makes up kinds gets no memory for them
+_MAX_KINDS = 256  # remembered at a time; a client that makes up kinds gets no memory for them
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class OncePerMinute:
         if now - since < _SECONDS:
             self._kinds[kind] = since, count + 1
             return None
-        if kind not in self._kinds and len(self._kinds) == _MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) == _MAX_KINDS:
             old = [key for key, (then, _) in self._kinds.items() if now - then >= _SECONDS]
             if not old:
                 return None

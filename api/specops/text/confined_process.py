@@ -27,11 +27,11 @@ from specops.text.confined_worker import EXCEEDED, HEADER, LENGTH, READY, REFUSE
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES = 16 << 20  # of an answer; a request has at most 1 MiB, and programs add little to it
+_MAX_BYTES = 16 << 20  # of an answer; a request has at most 1 MiB, and programs add little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
 _USED_UP_SECONDS = 60.0  # of work: a new process takes over before the system's limit
 _END_SECONDS = 0.5  # from the end of its socket to that of the process
-_LEAST_WAIT_SECONDS = 0.001
+_MIN_WAIT_SECONDS = 0.001
 _PIECE_BYTES = 1 << 20  # of an answer, at once
 # -I ignores PYTHONPATH, which may be where this package is.
 _ROOT = str(Path(__file__).parents[2])
@@ -258,8 +258,8 @@ class _Child:
 
     def _receive(self) -> tuple[bytes, str]:
         kind, size = HEADER.unpack(self._read(HEADER.size))
-        if size > _MOST_BYTES:
-            raise ProgramLimitExceeded(f"it writes more than {_MOST_BYTES >> 20} MiB")
+        if size > _MAX_BYTES:
+            raise ProgramLimitExceeded(f"it writes more than {_MAX_BYTES >> 20} MiB")
         text = self._read(size)
         try:
             return kind, text.decode("utf-8", "surrogatepass")
@@ -327,7 +327,7 @@ class _Clock:
             left = min(left, self._computing - (self._used() - self._used_before))
         if left <= 0:
             raise ProgramLimitExceeded(self._too_slow)
-        return max(left, _LEAST_WAIT_SECONDS)
+        return max(left, _MIN_WAIT_SECONDS)
 
     def _used(self) -> float:
         if self._process_clock is not None and sys.platform == "linux":

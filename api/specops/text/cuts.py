@@ -31,7 +31,7 @@ _PLACES = (
     ("[ぁ-んァ-ヶ一-龥가-힣]", r"[、。\uff0c\n]", "漢かカ한", "、。\uff0c\n"),
 )
 _LETTERS = "aB1 .'\n漢é、-\t_"  # what stands around them
-_TRIES, _MOST_AROUND = 1500, 7  # texts for each kind of place, and characters on each side
+_TRIES, _MAX_AROUND = 1500, 7  # texts for each kind of place, and characters on each side
 _SPELLED = {ord(letter): " " for letter in "▁Ġ"} | {ord("Ċ"): "\n"}  # in vocabularies
 
 
@@ -154,7 +154,7 @@ def _words(tokenizer: FastTokenizer, text: str) -> list[str]:
 
 
 def _around(chosen: random.Random) -> str:
-    return "".join(chosen.choices(_LETTERS, k=chosen.randrange(_MOST_AROUND)))
+    return "".join(chosen.choices(_LETTERS, k=chosen.randrange(_MAX_AROUND)))
 
 
 def _separates(words: Words, before: str, behind: str) -> bool:

@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 _KEPT = 64  # number of cached grammars
 _KNOWN_SECONDS = 1e-4  # a mask whose states are known takes so long
 _GROWTH = 150e6  # bytes that others add in a second
-_MOST_GROWN = 8 << 20  # bytes of as many states as there may be
+_MAX_GROWN = 8 << 20  # bytes of as many states as there may be
 _WORD = 32  # tokens in a word of a mask
 _PROBED = 8  # masks that are computed before a grammar is taken
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
 _MASK_SECONDS = 0.02  # one mask
 _CALL_SECONDS = 0.05  # all that one pass asks of a grammar
 _SHARE = 0.25  # of the passes' time, on average
-_LEAST_SECONDS = 0.002  # in each pass, however short it is
+_MIN_SECONDS = 0.002  # in each pass, however short it is
 _CREDIT_SECONDS = 0.1  # what a request may be ahead of its share
 
 
@@ -68,7 +68,7 @@ class _Compiled:
     def masked(self, seconds: float) -> None:
         """Note how long a mask took."""
         grown = self.grown + _GROWTH * max(0.0, seconds - _KNOWN_SECONDS)
-        self.grown = min(grown, _MOST_GROWN)
+        self.grown = min(grown, _MAX_GROWN)
 
 
 _Key = tuple[str, Grammar]  # with the name of the client's key
@@ -337,7 +337,7 @@ class Matcher:
         Raises:
             GrammarError: the grammar has taken more than its share of the passes.
         """
-        self._credit += max(_LEAST_SECONDS, _SHARE * seconds)
+        self._credit += max(_MIN_SECONDS, _SHARE * seconds)
         self._credit = min(self._credit, _CREDIT_SECONDS)
         if self._credit < 0:
             raise GrammarError(f"following it takes more than {_SHARE:.0%} of the model's time")

@@ -28,13 +28,13 @@ from specops.text.schemas.writer import Rewritten, rewrite
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MOST_CHARACTERS = 3 << 16
+MAX_CHARACTERS = 3 << 16
 """Longest text of a grammar."""
 MEMORY_BYTES = 128 << 20
 """Most memory of a compilation, in addresses."""
 STACK_BYTES = 4 << 20
 """Most stack that it may be tried on; what is tried is compiled on four times as much."""
-_MOST_WRITTEN = 1 << 19  # characters of a grammar in the library's form
+_MAX_WRITTEN = 1 << 19  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
 # without end, and no token of the layout would be certain.
 LAYOUT: JsonCompileOptions = {
@@ -192,11 +192,11 @@ def write(grammar: Grammar, effort: Effort) -> Source:
     Raises:
         GrammarError: a schema is wrong, or it is too large.
     """
-    if _characters(grammar, effort) > MOST_CHARACTERS:
-        in_tools = _characters(grammar, Effort.FREE) <= MOST_CHARACTERS
-        raise GrammarError(f"it has more than {MOST_CHARACTERS} characters", in_tools=in_tools)
+    if _characters(grammar, effort) > MAX_CHARACTERS:
+        in_tools = _characters(grammar, Effort.FREE) <= MAX_CHARACTERS
+        raise GrammarError(f"it has more than {MAX_CHARACTERS} characters", in_tools=in_tools)
     source = _written(grammar, effort)
-    if len(source.text) > _MOST_WRITTEN:
+    if len(source.text) > _MAX_WRITTEN:
         raise GrammarError("it is too large once its parts are written out")
     return source
 

@@ -41,9 +41,9 @@ from specops.text.grammar_source import (
 )
 from specops.text.schemas.trial import forget
 
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Most memory of one compiled grammar."""
-MOST_CERTAIN = 1 << 14
+MAX_CERTAIN = 1 << 14
 """Longest text, in bytes, that answers may have to begin with."""
 _BYTES = 256
 _ERROR_CHARACTERS = 1000  # the library shows the grammar's lines
@@ -115,10 +115,10 @@ def _try(grammar: Grammar, source: Source, vocabulary: LLTokenizer) -> int:
         check(matcher)
     except GrammarError as error:
         raise explained(str(error), grammar, source) from None
-    if certain > MOST_CERTAIN:
-        raise GrammarError(f"answers begin with more than {MOST_CERTAIN} bytes that are certain")
-    if (taken := _allocated() - before) > MOST_BYTES:
-        raise GrammarError(f"it takes more than {MOST_BYTES >> 20} MiB of memory")
+    if certain > MAX_CERTAIN:
+        raise GrammarError(f"answers begin with more than {MAX_CERTAIN} bytes that are certain")
+    if (taken := _allocated() - before) > MAX_BYTES:
+        raise GrammarError(f"it takes more than {MAX_BYTES >> 20} MiB of memory")
     return taken
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-MOST_PARTS = 1 << 14
+MAX_PARTS = 1 << 14
 """Objects, lists and names of a text. A long chat with a hundred tools has some thousands."""
-MOST_VALUES = 1 << 17
+MAX_VALUES = 1 << 17
 """Items and fields of a text: as many as the longest context has tokens."""
 _PIECE = 1 << 18
 _QUOTE, _BACKSLASH = b'"\\'
@@ -34,7 +34,7 @@ class TooManyParts(ValueError):  # noqa: N818 - named as what it says
     """A JSON text has more parts than are read."""
 
 
-def check_parts(text: bytes | bytearray, most_values: int = MOST_VALUES) -> None:
+def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
     """Count the parts of a JSON text without parsing it.
 
     Args:
@@ -43,9 +43,9 @@ def check_parts(text: bytes | bytearray, most_values: int = MOST_VALUES) -> None
     Raises:
         TooManyParts: there are too many.
     """
-    if len(text) <= MOST_PARTS:
+    if len(text) <= MAX_PARTS:
         return
-    limits = {"objects, lists and names": MOST_PARTS, "values": most_values}
+    limits = {"objects, lists and names": MAX_PARTS, "values": most_values}
     # Those within strings included, which takes less.
     counts = _counts(np.frombuffer(piece, np.uint8) for piece in _pieces(text))
     if any(count > most for count, most in zip(counts, limits.values(), strict=True)):

@@ -110,7 +110,7 @@ def test_tokens_can_be_given_by_either_table_or_be_all(target: Path, tmp_path: P
 def test_of_a_large_vocabulary_the_first_tokens_are_guessed(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.models.eagle.layer.MOST_GUESSABLE", 48)
+    monkeypatch.setattr("specops.models.eagle.layer.MAX_GUESSABLE", 48)
     folder = write_head(tmp_path / "head", target=target, rows=VOCAB, d2t=False)
     found = layer(folder)
     assert (found.tokens, found.shape.vocab_size) == (tuple(range(48)), 48)

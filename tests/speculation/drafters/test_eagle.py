@@ -14,7 +14,7 @@ from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import LayerStates
 from specops.runtime.sampling import draw_seeded
 from specops.speculation.drafters.base import Draft, DraftContext
-from specops.speculation.drafters.eagle import MOST_WAITING, EagleDrafter
+from specops.speculation.drafters.eagle import MAX_WAITING, EagleDrafter
 
 SURE, UNSURE = 2.0, 0.1  # states: of ten tokens the guess has 0.45 with the first, 0.11 else
 Read = tuple[int, int, list[int], int]  # a span: slot, start, tokens, number of logits
@@ -232,10 +232,10 @@ def test_only_so_many_states_wait() -> None:
     made = Made()
     tokens = list(range(200))
     made.drafter.begin(0, tokens, "ann")
-    made.compute(0, 0, *range(MOST_WAITING - 1))
+    made.compute(0, 0, *range(MAX_WAITING - 1))
     assert not made.runner.passes
-    made.compute(0, MOST_WAITING - 1, 0, 0)
-    assert made.runner.passes == [[(0, 0, tokens[1:MOST_WAITING], 0)]]
+    made.compute(0, MAX_WAITING - 1, 0, 0)
+    assert made.runner.passes == [[(0, 0, tokens[1:MAX_WAITING], 0)]]
     assert not made.drafter.is_synced(0, tokens)  # the target has not read the text
 
 

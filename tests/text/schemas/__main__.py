@@ -36,7 +36,7 @@ from tests.text.schemas.world import (
     grammar_of,
 )
 
-LEAST_COMPILED = 0.95
+MIN_COMPILED = 0.95
 KINDS = (COMPILED, REFUSED, SLOW, CRASHED)
 ANSWER_TOKENS = 300
 PROMPT_TOKENS = 200  # of what a schema says about itself
@@ -64,7 +64,7 @@ def main() -> int:
         good = [result for result in results if result.kind == COMPILED]
         sample = random.Random(options.seed).sample(good, min(options.answers, len(good)))
         invalid = answer(Engine.load(model.settings), sample)
-    return int(share < LEAST_COMPILED or bad > 0 or invalid > 0)
+    return int(share < MIN_COMPILED or bad > 0 or invalid > 0)
 
 
 def report(results: Sequence[Result]) -> None:

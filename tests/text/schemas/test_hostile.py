@@ -15,7 +15,7 @@ from tests.simulated_target import grammars
 from tests.text.schemas.answers import json_schema
 from tests.text.test_grammar import doubling
 
-MOST_WRITTEN = 1 << 20  # characters
+MAX_WRITTEN = 1 << 20  # characters
 
 
 def _all_to_all(keyword: str, count: int = 40) -> dict[str, Any]:
@@ -93,7 +93,7 @@ REFUSED = UNWRITTEN | {
 def test_a_schema_that_grows_is_written_small_or_refused(name: str) -> None:
     for plain in (False, True):
         with refusal(SchemaError, UNWRITTEN.get(name)):
-            assert len(json.dumps(rewrite(HOSTILE[name], plain=plain).schema)) < MOST_WRITTEN
+            assert len(json.dumps(rewrite(HOSTILE[name], plain=plain).schema)) < MAX_WRITTEN
     with refusal(GrammarError, REFUSED.get(name)):
         assert grammars().matcher(json_schema(HOSTILE[name])).masks(()).any()
 

@@ -29,11 +29,11 @@ TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
 
 _Item = TypeVar("_Item")
-MOST_TOOLS = 1 << 10  # of one request
+MAX_TOOLS = 1 << 10  # of one request
 # The first wrong item ends the check: 400,000 messages, in 1 MB, would take 4 s to list.
 Items = Annotated[list[_Item], Field(fail_fast=True)]
 Some = Annotated[list[_Item], Field(min_length=1, fail_fast=True)]
-Tools = Annotated[list[_Item], Field(max_length=MOST_TOOLS, fail_fast=True)]
+Tools = Annotated[list[_Item], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def _has_token(prompt: list[int | str]) -> list[int | str]:

@@ -19,7 +19,7 @@ from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.offload import run_off_loop
 from specops.http.answering.prompts import Tokens, mixed_tokens
 from specops.http.errors import ApiError, InvalidField
-from specops.http.request_body import MOST_BATCH_TOKENS
+from specops.http.request_body import MAX_BATCH_TOKENS
 from specops.http.state import Context
 
 Vector = npt.NDArray[np.float32]
@@ -61,12 +61,12 @@ async def embed(
         return [ctx.read_text(part) if isinstance(part, str) else part for part in item]
 
     def encode() -> list[Tokens]:
-        encoded, left, whole = [], MOST_BATCH_TOKENS, room is None
+        encoded, left, whole = [], MAX_BATCH_TOKENS, room is None
         for item in inputs:
             encoded.append(mixed_tokens(read(item), engine, "input", any_length=not whole)[:room])
             left -= len(encoded[-1])
             if left < 0:
-                message = f"more than {MOST_BATCH_TOKENS} tokens: send fewer texts at a time"
+                message = f"more than {MAX_BATCH_TOKENS} tokens: send fewer texts at a time"
                 raise InvalidField("input", message)
         return encoded
 

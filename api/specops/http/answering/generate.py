@@ -30,7 +30,7 @@ from specops.request import FIXED_K_DRAFT, SUGGESTION, GenerationRequest
 from specops.text.fill_in import FillIn, GapPrompt
 
 _ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
-_MOST_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB of them, 20 MB of JSON
+_MAX_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB of them, 20 MB of JSON
 _sequence = itertools.count(1)
 
 
@@ -150,8 +150,8 @@ def _check_prompt_logprobs(body: EngineOptions, prompts: Sequence[Tokens]) -> No
     if body.prompt_top is None:
         return
     told = (1 + body.prompt_top) * body.choices * sum(map(len, prompts))
-    if told > _MOST_PROMPT_LOGPROBS:
-        message = f"{told:,} probabilities of prompt tokens: at most {_MOST_PROMPT_LOGPROBS:,}"
+    if told > _MAX_PROMPT_LOGPROBS:
+        message = f"{told:,} probabilities of prompt tokens: at most {_MAX_PROMPT_LOGPROBS:,}"
         raise InvalidField("prompt", f"{message} in one answer; send shorter or fewer prompts")
 
 

@@ -10,9 +10,9 @@ from specops.http.errors import InvalidField
 from specops.http.state import Context
 from specops.text.grammar_source import LeftOut
 
-_MOST_NAMES = 32  # in the header
-_MOST_NAME = 64  # characters of a name
-_MOST_PATH = 160  # characters of a path in a JSON schema, whose end says most
+_MAX_NAMES = 32  # in the header
+_MAX_NAME = 64  # characters of a name
+_MAX_PATH = 160  # characters of a path in a JSON schema, whose end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
@@ -28,19 +28,19 @@ def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> Non
     refuses = ctx.settings.unknown_fields == "refuse"
     names: dict[str, None] = {}
     for name, harmless in unknown_fields(body):
-        short = name[:_MOST_NAME]
+        short = name[:_MAX_NAME]
         if refuses and not harmless:
             field = name.partition(".")[0]
             raise InvalidField(field, f"no such field: {short}", code="unknown_parameter")
         names[short] = None
-        if len(names) == _MOST_NAMES and not refuses:
+        if len(names) == _MAX_NAMES and not refuses:
             break
     ignore(ctx, (*names, *skipped))
 
 
 def ignore(ctx: Context, names: Iterable[str]) -> None:
     """Note ignored parts of the body for `answer_headers`."""
-    _note(ctx, (name[:_MOST_NAME] for name in names))
+    _note(ctx, (name[:_MAX_NAME] for name in names))
 
 
 def ignore_keywords(ctx: Context, left_out: Iterable[LeftOut], field: str | None) -> None:
@@ -61,7 +61,7 @@ def answer_headers(ctx: Context) -> dict[str, str]:
 def _note(ctx: Context, names: Iterable[str]) -> None:
     noted = dict.fromkeys(ctx.ignored)
     for name in names:
-        if len(noted) == _MOST_NAMES:
+        if len(noted) == _MAX_NAMES:
             break
         noted[_UNPRINTABLE.sub("?", name) or "?"] = None  # h11 sends no empty last one
     ctx.ignored = list(noted)
@@ -69,5 +69,5 @@ def _note(ctx: Context, names: Iterable[str]) -> None:
 
 def _keyword(item: LeftOut, field: str) -> str:
     name = field if item.tool is None else f"tools.{item.tool}"
-    path = item.path if len(item.path) <= _MOST_PATH else "/..." + item.path[-_MOST_PATH:]
+    path = item.path if len(item.path) <= _MAX_PATH else "/..." + item.path[-_MAX_PATH:]
     return f"{name}#{path}"

@@ -21,7 +21,7 @@ _LONG_TEXT = 4096
 _CHARACTER_SECONDS = 3.3e-7
 # Bytes of bodies that wait and hold no place in the queue, and those of one client. The least that
 # a body counts bounds how many there are.
-_MOST_ASIDE, _MOST_ASIDE_EACH, _LEAST_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
+_MAX_ASIDE, _MAX_ASIDE_EACH, _MIN_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
 
 
 async def run_off_loop(
@@ -59,10 +59,10 @@ async def run_aside(
     Raises:
         ApiError: the work took too long, the client left, or too many such requests wait already.
     """
-    waiting, own = ctx.app.aside, max(ctx.body_bytes, _LEAST_ASIDE)
+    waiting, own = ctx.app.aside, max(ctx.body_bytes, _MIN_ASIDE)
     waiting[ctx.whose] += own
     try:
-        if waiting[ctx.whose] > _MOST_ASIDE_EACH or waiting.total() > _MOST_ASIDE:
+        if waiting[ctx.whose] > _MAX_ASIDE_EACH or waiting.total() > _MAX_ASIDE:
             raise unavailable("too many texts are being encoded or decoded; try again", "texts")
         return await run_off_loop(ctx, work, size, renders=renders)
     finally:

@@ -16,8 +16,8 @@ from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
 
-_MOST_BIASES = 300
-_MOST_DIGITS = 12  # of a number that is read: tokens have fewer
+_MAX_BIASES = 300
+_MAX_DIGITS = 12  # of a number that is read: tokens have fewer
 # Samplers of other servers, and their values that ask for nothing.
 _NO_SAMPLERS: dict[str, tuple[Any, ...]] = {"typical_p": (None, 1), "top_n_sigma": (None, -1, 0)}
 NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
@@ -27,8 +27,8 @@ def _by_token(biases: object) -> object:
     """Return biases by number or text, of OpenAI's object or llama-server's list of pairs."""
     if not isinstance(biases, dict | list):
         return biases
-    if len(biases) > _MOST_BIASES:  # pydantic counts after it has checked all of them
-        raise ValueError(f"at most {_MOST_BIASES} tokens")
+    if len(biases) > _MAX_BIASES:  # pydantic counts after it has checked all of them
+        raise ValueError(f"at most {_MAX_BIASES} tokens")
     pairs: list[Any]
     if isinstance(biases, dict):
         pairs = [(_number(name), bias) for name, bias in biases.items()]
@@ -40,7 +40,7 @@ def _by_token(biases: object) -> object:
 
 
 def _number(name: str) -> int | str:
-    return int(name[:_MOST_DIGITS]) if name.isdecimal() else name
+    return int(name[:_MAX_DIGITS]) if name.isdecimal() else name
 
 
 def _bias(bias: float) -> float:
@@ -52,8 +52,8 @@ def _bias(bias: float) -> float:
 _BIAS = {"anyOf": [{"type": "number", "minimum": -100, "maximum": 100}, {"const": False}]}
 _TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "maxLength": 256}]}
 _PAIR = {"type": "array", "prefixItems": [_TOKEN, _BIAS], "minItems": 2, "maxItems": 2}
-_BIASES = {"type": "object", "additionalProperties": _BIAS, "maxProperties": _MOST_BIASES}
-_PAIRS = {"type": "array", "items": _PAIR, "maxItems": _MOST_BIASES}
+_BIASES = {"type": "object", "additionalProperties": _BIAS, "maxProperties": _MAX_BIASES}
+_PAIRS = {"type": "array", "items": _PAIR, "maxItems": _MAX_BIASES}
 Biases = Annotated[
     dict[
         TokenId | Annotated[Text, Field(max_length=256)],
@@ -64,7 +64,7 @@ Biases = Annotated[
 ]
 StopString = Annotated[Text, Field(min_length=1, max_length=256)]
 # OpenAI takes 4; editors that complete code and clients of Ollama send more.
-MOST_STOPS = 64
+MAX_STOPS = 64
 
 
 def not_zero(tokens: int) -> int:
@@ -85,7 +85,7 @@ MostTokens = Annotated[
 
 # Empty strings are left out: every text ends in one, so nobody means them.
 _Stop = Annotated[Text, Field(max_length=256)]
-StopList = Annotated[list[_Stop], Field(max_length=MOST_STOPS)]
+StopList = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
 Stops = _Stop | StopList
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from specops.text.json_values import dumps
 
-MOST_BYTES = 1 << 21
+MAX_BYTES = 1 << 21
 """Of all items together: some thousands."""
 
 
@@ -26,7 +26,7 @@ class RecentItems:
         most_bytes: of the items' JSON.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._items: OrderedDict[tuple[str, str], bytes] = OrderedDict()

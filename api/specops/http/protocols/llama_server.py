@@ -25,7 +25,7 @@ from specops.http.answering.prompts import mixed_tokens
 from specops.http.answering.served_model import check_model, fingerprint
 from specops.http.errors import ApiError, error_responses
 from specops.http.protocol import Prompt, Protocol
-from specops.http.protocols.openai.common import MOST_CHOICES, RESPONSES, reports, timings
+from specops.http.protocols.openai.common import MAX_CHOICES, RESPONSES, reports, timings
 from specops.http.sse import event
 from specops.http.state import Ctx
 from specops.request import FinishReason, Piece, SamplingParams
@@ -45,8 +45,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "image_data": ([],),
     "n_parallel": (1,),
 }
-MOST_PROBS = 20  # as in chats
-_LEAST_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
+MAX_PROBS = 20  # as in chats
+_MIN_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -74,7 +74,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         "compute the prompt",
     )
     n_cmpl: int | None = Field(
-        1, ge=1, le=MOST_CHOICES, description="answers to each prompt; several are a list"
+        1, ge=1, le=MAX_CHOICES, description="answers to each prompt; several are a list"
     )
     n_indent: int | None = Field(
         0,
@@ -90,7 +90,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         None,
         description="what chooses tokens: the fields of other samplers have no effect",
     )
-    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS)] | None = Field(
+    n_probs: Annotated[int, Field(ge=0, le=MAX_PROBS)] | None = Field(
         0,
         validation_alias=names_of("n_probs"),
         description="report each token's probability before sampling, and so many likeliest ones",
@@ -163,7 +163,7 @@ class InfillRequest(LlamaRequest):
     t_max_prompt_ms: _Milliseconds | None = Field(
         None,
         description="time limit of the prompt: the text around the gap is cut to what is read in "
-        f"this time, but not below {_LEAST_AROUND} tokens; 0 or less: no limit",
+        f"this time, but not below {_MIN_AROUND} tokens; 0 or less: no limit",
     )
 
 
@@ -186,7 +186,7 @@ class CompletionRequest(LlamaRequest):
         Text
         | PromptText
         | MixedPrompt
-        | Annotated[list[_OnePrompt], Field(min_length=1, max_length=MOST_CHOICES)]
+        | Annotated[list[_OnePrompt], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(
         description="a text, tokens, or a list of tokens and texts. A list of texts, or with a "
         "list in it, has several prompts, and the answer is a list"
@@ -262,7 +262,7 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
     def most(position: int) -> float:
         if seconds is None:
             return inf
-        return max(_LEAST_AROUND, info.reading.tokens(seconds, position))
+        return max(_MIN_AROUND, info.reading.tokens(seconds, position))
 
     def prepare() -> Prepared:
         typed = body.prompt or ""

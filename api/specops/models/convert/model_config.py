@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from specops.models.convert.errors import ExportError
 
-_MOST_LAYERS = 1_000  # published decoders have up to 126
+_MAX_LAYERS = 1_000  # published decoders have up to 126
 _BEYOND = 1 << 40  # above every size of a model; Python's integers have no limit, NumPy's have one
-_MOST_DIGITS = 9  # of a layer's number
+_MAX_DIGITS = 9  # of a layer's number
 _LARGEST = 1e30  # float32 can hold it, with room for products
 
 _T = TypeVar("_T")
@@ -133,8 +133,8 @@ class ModelConfig(Entries):
     def layers(self, key: str) -> int:
         """The number of layers; the limit keeps a hostile config from a list without end."""
         value = self.integer(key)
-        if value > _MOST_LAYERS:
-            raise self.error(key, f"is {value}; more than {_MOST_LAYERS} cannot be exported")
+        if value > _MAX_LAYERS:
+            raise self.error(key, f"is {value}; more than {_MAX_LAYERS} cannot be exported")
         return value
 
     def numbers(self, key: str, count: int) -> list[float]:
@@ -190,7 +190,7 @@ class ModelConfig(Entries):
             return None
         found: dict[int, ModelConfig] = {}
         for name in objects._values:
-            if not name.isdecimal() or len(name) > _MOST_DIGITS:
+            if not name.isdecimal() or len(name) > _MAX_DIGITS:
                 raise self.error(key, f"must have numbers as keys, has {short(name)}")
             if (part := objects.section(name)) is not None:
                 found[int(name)] = part

@@ -20,11 +20,11 @@ from specops.runtime.kernels import library
 Float = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
-_MOST_8 = np.float32(127)  # of the 8-bit codes, counted from their zero point
-_SMALLEST_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
+_MAX_8 = np.float32(127)  # of the 8-bit codes, counted from their zero point
+_MIN_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
 # float16 holds scales in this range with an error of at most 1/32: kernels then read half as many
 # bytes of them. A matrix with a smaller or a larger scale keeps all its scales in float32.
-_LEAST_HALF, _MOST_HALF = np.float32(2**-20), np.float32(65504)
+_MIN_HALF, _MAX_HALF = np.float32(2**-20), np.float32(65504)
 
 
 class QuantizedWeight(NamedTuple):
@@ -52,7 +52,7 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
         codes = _codes(blocks, bits, scales, zero_points)
         return QuantizedWeight(codes, scales, packed_points(zero_points))
     extremes = np.abs(blocks).max(-1)
-    scales = nearest_halves(np.where(extremes < _SMALLEST_EXTREME, 0, extremes / _MOST_8))
+    scales = nearest_halves(np.where(extremes < _MIN_EXTREME, 0, extremes / _MAX_8))
     return QuantizedWeight(_codes(blocks, bits, scales, None), scales, None)
 
 
@@ -65,7 +65,7 @@ def check_finite(weights: NDArray[Any]) -> None:
 def nearest_halves(scales: Float) -> Float:
     """The nearest float16 numbers; scales outside of float16's range stay as they are."""
     magnitudes = np.abs(scales)
-    fit = (magnitudes >= _LEAST_HALF) & (magnitudes <= _MOST_HALF)
+    fit = (magnitudes >= _MIN_HALF) & (magnitudes <= _MAX_HALF)
     found: Float = np.where(fit, scales, 0).astype(np.float16).astype(np.float32)
     return np.where(fit, found, scales)
 

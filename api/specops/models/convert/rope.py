@@ -12,9 +12,9 @@ from specops.models.convert.model_config import ModelConfig
 
 Float = NDArray[np.float32]
 
-HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 512  # the limits of `specops.Attention`
+HEAD_DIM_MULTIPLE, MAX_HEAD_DIM = 8, 512  # the limits of `specops.Attention`
 _BLOCK = 64  # positions of a KV block
-_MOST_POSITIONS = 1 << 20  # their angles are exact enough in float32
+_MAX_POSITIONS = 1 << 20  # their angles are exact enough in float32
 # With "mrope" an image has positions on three axes; a token of a text has the same on all of them.
 _PLAIN = ("default", "mrope")
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
@@ -64,10 +64,10 @@ def rotary(
     for head sizes that the operator cannot rotate, for too many positions, and for angles that are
     not finite.
     """
-    if positions > _MOST_POSITIONS:
+    if positions > _MAX_POSITIONS:
         raise config.error(
             "max_position_embeddings",
-            f"is {positions}; more than {_MOST_POSITIONS} cannot be exported: lower it",
+            f"is {positions}; more than {_MAX_POSITIONS} cannot be exported: lower it",
         )
     scaling = scaling or config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 10_000.0)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.contract import FUSED, MOST_GUESSABLE, NEXT_STATES, STATES
+from specops.models.contract import FUSED, MAX_GUESSABLE, NEXT_STATES, STATES
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.families.family import Shapes
@@ -97,7 +97,7 @@ class EagleLayer(GatedDecoder):
         self._stored_rows, everything = rows, rows == vocab_size and not {_D2T, _T2D} & set(stored)
         values |= {
             "max_position_embeddings": target.context,
-            "vocab_size": min(rows, MOST_GUESSABLE) if everything else rows,
+            "vocab_size": min(rows, MAX_GUESSABLE) if everything else rows,
         }
         super().__init__(ModelConfig(values, self.file))
         self.target, hidden = target, self.shape.hidden_size

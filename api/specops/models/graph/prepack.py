@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.contract import MOST_GUESSABLE
+from specops.models.contract import MAX_GUESSABLE
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import is_fusion, rewrite
@@ -75,7 +75,7 @@ def prepack(
     data = destination.with_name(f"{destination.name}.data")
     parts = [_Part(graph, destination, states, final=mtp is not None)]
     if mtp is not None:
-        parts.append(_Part(mtp, destination.with_name(mtp.name), most_logits=MOST_GUESSABLE))
+        parts.append(_Part(mtp, destination.with_name(mtp.name), most_logits=MAX_GUESSABLE))
     written: Written = {}
     with data.open("wb") as target:
         for part in parts:

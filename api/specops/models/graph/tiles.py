@@ -44,8 +44,8 @@ from specops.runtime.kernels.packing import (
 
 _COLUMNS = 256 * TILE  # packed at a time
 _ANY_ACTIVATIONS = 0  # accuracy_level is unset
-_LARGEST_BLOCK = 256  # the kernels' blocks are multiples of BLOCK
-_MOST_SEGMENTS = 8  # of our operator (`matmul.h`)
+_MAX_BLOCK = 256  # the kernels' blocks are multiples of BLOCK
+_MAX_SEGMENTS = 8  # of our operator (`matmul.h`)
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {
     "codes": TensorProto.UINT8,
@@ -217,7 +217,7 @@ def _join_parts(
             or len({_input_and_block(part) for part in parts}) > 1
             or len(biases) not in (0, len(parts))
             or not all(name in tensors for name in biases)
-            or sum(map(_matrices, parts)) > _MOST_SEGMENTS
+            or sum(map(_matrices, parts)) > _MAX_SEGMENTS
         ):
             continue
         first, *others = parts
@@ -260,7 +260,7 @@ def _computable(node: onnx.NodeProto, tensors: Tensors) -> bool:
         and not attributes.get("weight_prepacked", 0)
         and attributes.get("bits", 4) in (4, 8)
         and attributes["block_size"] % BLOCK == 0
-        and attributes["block_size"] <= _LARGEST_BLOCK
+        and attributes["block_size"] <= _MAX_BLOCK
         and "order" not in operands
         and all(
             operands[key] in tensors and tensors[operands[key]].data_type == kind

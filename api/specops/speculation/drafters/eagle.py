@@ -24,7 +24,7 @@ from specops.runtime.sampling import Floats
 from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.guessing import GuessingDrafter
 
-MOST_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
+MAX_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
 _TOKEN_BITS = 32
 
 
@@ -34,7 +34,7 @@ class _Slot:
 
     Attributes:
         tokens: the sequence's, as far as they are known; the list grows outside.
-        waiting: [MOST_WAITING, size], states of the positions behind the entries, which the head
+        waiting: [MAX_WAITING, size], states of the positions behind the entries, which the head
             has not read.
         first: position of the head's first entry: the target may have taken those before from its
             cache, without their states.
@@ -91,7 +91,7 @@ class EagleDrafter(GuessingDrafter):
 
     def read_seconds(self, slot: int) -> float:
         """Seconds that it takes to read the state of a prompt's token."""
-        return self.costs.cost(MOST_WAITING) / MOST_WAITING if slot in self._slots else 0.0
+        return self.costs.cost(MAX_WAITING) / MAX_WAITING if slot in self._slots else 0.0
 
     def take_reading(self) -> float:
         """Seconds of the passes that made no guess, by their costs."""
@@ -101,7 +101,7 @@ class EagleDrafter(GuessingDrafter):
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what earlier requests left of its entries."""
         held = self.runner.cache.allocate(slot, _keys(tokens), client)
-        waiting: Floats = np.empty((MOST_WAITING, self._states.size), np.float32)
+        waiting: Floats = np.empty((MAX_WAITING, self._states.size), np.float32)
         self._slots[slot] = _Slot(tokens, waiting, entries=held)
         self._states.followed.add(slot)
 
@@ -173,11 +173,11 @@ class EagleDrafter(GuessingDrafter):
             own.first, own.entries, own.num_waiting = start, 0, 0
         rows = rows[own.end - start :]
         while len(rows) and slot in self._slots:
-            room = MOST_WAITING - own.num_waiting
+            room = MAX_WAITING - own.num_waiting
             more, rows = rows[:room], rows[room:]
             own.waiting[own.num_waiting : own.num_waiting + len(more)] = more
             own.num_waiting += len(more)
-            if own.num_waiting == MOST_WAITING:
+            if own.num_waiting == MAX_WAITING:
                 self._read([slot], leave=1)  # the last one will guess
 
     def _let_go(self, slot: int) -> None:

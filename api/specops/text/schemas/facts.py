@@ -27,8 +27,8 @@ _KINDS = {
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
 # Schemas that are looked at; a large schema has some thousands, and each takes a microsecond.
-_MOST_STEPS = 100_000
-_MOST_PAIRS = 2_000  # of branches that are compared
+_MAX_STEPS = 100_000
+_MAX_PAIRS = 2_000  # of branches that are compared
 
 _DEEPEST = 4  # of properties in properties that are compared
 
@@ -80,7 +80,7 @@ class FactFinder:
             SchemaError: it was too much.
         """
         self._steps += 1
-        if self._steps > _MOST_STEPS:
+        if self._steps > _MAX_STEPS:
             raise SchemaError(path, "it refers to itself in too many ways to be read")
 
     def check(self, node: Schema) -> None:
@@ -182,7 +182,7 @@ class FactFinder:
     def disjoint(self, first: Any, second: Any, depth: int = 0) -> bool:
         """Whether no value follows both schemas, as far as it is easily seen."""
         self._pairs += 1
-        if self._pairs > _MOST_PAIRS or depth > _DEEPEST:
+        if self._pairs > _MAX_PAIRS or depth > _DEEPEST:
             return False
         ours, theirs = self.of(first), self.of(second)
         types = _types(ours) & _types(theirs)

@@ -30,15 +30,15 @@ from specops.text.schemas.shapes import is_text, whole
 from specops.text.schemas.trial import enforced
 
 # Ways in which the parts of one schema may be combined; the library writes each of them out.
-_MOST_WAYS = 64
-_MOST_WRITTEN = 50_000  # schemas and names of closed objects; the library takes no more
-_MOST_EXCLUSIONS = 8  # branches of `oneOf` that exclude each other by complements
-_MOST_AGAINST = 4  # ways not to follow one of them
-_MOST_RESOLVED = 30  # references within a schema whose opposite is written
-_MOST_CONTAINED = 8
-_MOST_PERMUTED = 5  # values whose arrays without repetition are written out: 326
-_MOST_CHARACTERS = 1_000  # of these values
-_MOST_EXACT = 1 << 53
+_MAX_WAYS = 64
+_MAX_WRITTEN = 50_000  # schemas and names of closed objects; the library takes no more
+_MAX_EXCLUSIONS = 8  # branches of `oneOf` that exclude each other by complements
+_MAX_AGAINST = 4  # ways not to follow one of them
+_MAX_RESOLVED = 30  # references within a schema whose opposite is written
+_MAX_CONTAINED = 8
+_MAX_PERMUTED = 5  # values whose arrays without repetition are written out: 326
+_MAX_CHARACTERS = 1_000  # of these values
+_MAX_EXACT = 1 << 53
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _OBJECT_COUNTS = ("minProperties", "maxProperties")
@@ -90,7 +90,7 @@ class _Writer:
         self._document = Document(root)
         self._facts = FactFinder(self._document)
         self._strict = strict
-        self._most_ways = 1 if plain else _MOST_WAYS
+        self._most_ways = 1 if plain else _MAX_WAYS
         self._written = 0
         self.left_out: dict[str, None] = {}
         self.origins: dict[str, str] = {}
@@ -267,7 +267,7 @@ class _Writer:
 
     def _grow(self, count: int, at: str) -> None:
         self._written += count
-        if self._written > _MOST_WRITTEN:
+        if self._written > _MAX_WRITTEN:
             raise SchemaError(at, "it is too large once its parts are written out")
 
     def _part(self, node: Any, at: str, names: Names | None = None, *, forms: bool = False) -> Any:
@@ -320,7 +320,7 @@ class _Writer:
 
     def _bound(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         value = node[keyword]
-        doubtful = keyword == "multipleOf" or abs(value) > _MOST_EXACT
+        doubtful = keyword == "multipleOf" or abs(value) > _MAX_EXACT
         if doubtful and not enforced({"type": "number", keyword: value}):
             self._leave_out(at)
         else:
@@ -442,9 +442,9 @@ class _Writer:
             return None
         facts = self._facts.of(items)
         values = [True, False] if facts.types == {"boolean"} else facts.values
-        if values is None or len(values) > _MOST_PERMUTED:
+        if values is None or len(values) > _MAX_PERMUTED:
             return None
-        if len(json.dumps(values)) > _MOST_CHARACTERS:
+        if len(json.dumps(values)) > _MAX_CHARACTERS:
             return None
         return list({json.dumps(value): value for value in values}.values())
 
@@ -454,7 +454,7 @@ class _Writer:
         if least == 0 and "maxContains" not in node:
             return
         listed = "prefixItems" in node or isinstance(node.get("items"), list)
-        if listed or least is None or least > _MOST_CONTAINED or "maxContains" in node:
+        if listed or least is None or least > _MAX_CONTAINED or "maxContains" in node:
             self._leave_out(at)
             return
         item = self._value(node[keyword], at)
@@ -544,12 +544,12 @@ class _Writer:
         ]
         if not pairs:
             return list(enumerate(options))
-        few = len(options) <= _MOST_EXCLUSIONS and self._most_ways > 1
+        few = len(options) <= _MAX_EXCLUSIONS and self._most_ways > 1
         excluding = [[options[index]] for index in range(len(options))]
         for one, other in pairs:
             for kept, left in ((one, other), (other, one)):
                 against = self._opposite(options[left]) if few else None
-                if against is None or _ways(against) > _MOST_AGAINST:
+                if against is None or _ways(against) > _MAX_AGAINST:
                     self._leave_out(at)
                     return list(enumerate(options))
                 excluding[kept].append(against)
@@ -593,7 +593,7 @@ class _Writer:
             self._facts.check(node)
             if "$ref" not in node:
                 return node
-            if next(resolved) > _MOST_RESOLVED:
+            if next(resolved) > _MAX_RESOLVED:
                 raise OverflowError
             return self._facts.target(node)
 

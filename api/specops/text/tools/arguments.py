@@ -17,7 +17,7 @@ from specops.text.json_values import loads
 from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.references import Document
 
-_MOST_REFERENCES = 8  # from an argument's schema to its definition
+_MAX_REFERENCES = 8  # from an argument's schema to its definition
 _TYPES: dict[type, set[str]] = {
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -54,7 +54,7 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
 def resolved(schema: Any, document: Document) -> dict[str, Any]:
     """Return a schema of a document, references followed; an empty one if they lead nowhere."""
     with contextlib.suppress(SchemaError):
-        for _ in range(_MOST_REFERENCES):
+        for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict):
                 break
             if "$ref" not in schema:
@@ -69,7 +69,7 @@ def listed_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     return listed if isinstance(listed, dict) else {}
 
 
-def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
+def types_of(schema: Any, depth: int = _MAX_REFERENCES) -> set[str]:
     """Return the types that a schema names; empty if it allows any."""
     if not isinstance(schema, dict):
         return set()

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-LONGEST_NAME = 128
-TOOL_NAME = rf"[a-zA-Z0-9_.:/-]{{1,{LONGEST_NAME}}}"
+MAX_NAME = 128
+TOOL_NAME = rf"[a-zA-Z0-9_.:/-]{{1,{MAX_NAME}}}"
 VARIES = "\0"  # in a format's texts: an id or a number, other for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
 _PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")

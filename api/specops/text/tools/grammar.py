@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specops.request import Grammar, GrammarKind, ToolArguments
-from specops.text.grammar_source import MOST_CHARACTERS
+from specops.text.grammar_source import MAX_CHARACTERS
 from specops.text.schemas.references import Document, escaped
 from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
@@ -236,7 +236,7 @@ class CallGrammar:
         """Return the rules of a value that is JSON by its schema, or one of some other words."""
         whole: dict[str, Any] = schemas.tool.parameters or {}
         words = {"$defs", "definitions"}
-        if schemas.characters > MOST_CHARACTERS:  # the grammar is too large: what would add to it?
+        if schemas.characters > MAX_CHARACTERS:  # the grammar is too large: what would add to it?
             whole, schema = {}, {"type": schema["type"]} if "type" in schema else {}
         shared = {word: whole[word] for word in whole.keys() & words}
         value = _arguments(f"{name}_json", schemas.tool, {**shared, **schema}, path)

@@ -31,7 +31,7 @@ from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFor
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
 _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
-_MOST_BETWEEN = 256  # characters between a name and its arguments
+_MAX_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
 _KEY_CHARACTER = re.compile(r"[^\n,(){}\[\]<>]")  # of an argument's name among literals
 _T = TypeVar("_T")
@@ -262,7 +262,7 @@ class AnswerReader:
                 yield
             if form.style == "named":
                 between = ""
-                while self._char and self._char != "{" and len(between) < _MOST_BETWEEN:
+                while self._char and self._char != "{" and len(between) < _MAX_BETWEEN:
                     between += self._char
                     raw.append(self._char)
                     yield
@@ -367,7 +367,7 @@ class AnswerReader:
             key += char
             raw.append(char)
             yield
-            if len(key) > _MOST_BETWEEN:
+            if len(key) > _MAX_BETWEEN:
                 return None
         key = key if key in names else key.strip(_SPACES + "\"'")
         if not key or not (yield from self._follow([stop], raw)):

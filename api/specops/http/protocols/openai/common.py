@@ -26,8 +26,8 @@ from specops.request import Piece
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
-MOST_CHOICES = 128  # OpenAI's own bound of `n`
-MOST_LIKELY = 20  # tokens beside each token: OpenAI's bound of `top_logprobs`
+MAX_CHOICES = 128  # OpenAI's own bound of `n`
+MAX_LIKELY = 20  # tokens beside each token: OpenAI's bound of `top_logprobs`
 _ITEMS = {"type": ["object", "null"]}
 PromptLogprobs = Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": _ITEMS})]
 
@@ -49,15 +49,15 @@ class OpenAiRequest(ReportingOptions):
     without_effect = frozenset({"user"})
 
     model: Text | None = Field(None, description="as in GET /v1/models")
-    n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="answers to each prompt")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
     logprob_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MOST_LIKELY)] | None
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIKELY)] | None
     ) = Field(None, description="with `logprobs`: report these tokens in place of the likeliest")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
-        le=MOST_LIKELY,
+        le=MAX_LIKELY,
         description="report the probability and the rank of each token of the prompt, and those of "
         "this many likely ones; not in streams",
     )

@@ -19,8 +19,8 @@ from specops.http.answering.prompts import Tokens, fill_in, mixed_tokens
 from specops.http.answering.served_model import check_model
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
-    MOST_CHOICES,
-    MOST_LIKELY,
+    MAX_CHOICES,
+    MAX_LIKELY,
     RESPONSES,
     OpenAiRequest,
     OpenAiWriter,
@@ -40,7 +40,7 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 Prompts = (
     Text
     | MixedPrompt
-    | Annotated[list[Text | MixedPrompt], Field(min_length=1, max_length=MOST_CHOICES)]
+    | Annotated[list[Text | MixedPrompt], Field(min_length=1, max_length=MAX_CHOICES)]
 )
 
 
@@ -58,14 +58,14 @@ class CompletionRequest(OpenAiRequest):
     logprobs: int | None = Field(
         None,
         ge=0,
-        le=MOST_LIKELY,
+        le=MAX_LIKELY,
         description="report each token's probability, and those of this many others",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
     best_of: int | None = Field(
         None,
         ge=1,
-        le=MOST_CHOICES,
+        le=MAX_CHOICES,
         description="sample this many answers, return the `n` of the highest mean log-probability",
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(not_zero)] | None = Field(

@@ -21,7 +21,7 @@ from specops.http.protocols.openai.common import ERRORS
 from specops.http.state import Ctx
 from specops.text.json_values import dumps
 
-MOST_INPUTS = 2048  # OpenAI's own bound
+MAX_INPUTS = 2048  # OpenAI's own bound
 
 
 class EmbeddingText(Body):
@@ -55,7 +55,7 @@ class EmbeddingRequest(Body):
         Text
         | EmbeddingText
         | MixedPrompt
-        | Annotated[list[_Input], Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)]
+        | Annotated[list[_Input], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     ) = Field(validation_alias=names_of("input"))
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or the base64 of 32-bit floats, little endian"

@@ -24,7 +24,7 @@ from specops.http.answering.conversation import (
 )
 from specops.http.errors import InvalidField
 from specops.text.json_values import dumps
-from specops.text.tools.formats import LONGEST_NAME, Tool
+from specops.text.tools.formats import MAX_NAME, Tool
 
 FIELD = "input"
 # Calls whose results the client brings: the field with the arguments, and the name of a tool that
@@ -163,7 +163,7 @@ class FunctionNames:
         for namespace, tool in found:
             name = tool.name
             if name and namespace and count[name] > 1:
-                name = f"{namespace}__{name}"[-LONGEST_NAME:]
+                name = f"{namespace}__{name}"[-MAX_NAME:]
             self.tools.append(tool.model_copy(update={"name": name}))
             if name and tool.name:
                 self.sent[name] = namespace, tool.name

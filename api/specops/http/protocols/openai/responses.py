@@ -51,20 +51,20 @@ from specops.http.protocols.openai.items import FIELD, FunctionNames, History, I
 from specops.http.sse import named_event
 from specops.http.state import Ctx
 from specops.request import Grammar
-from specops.text.json_values import MOST_PARTS, loads
+from specops.text.json_values import MAX_PARTS, loads
 from specops.text.tools.blocks import Block
 
 # A message is an object with two names at least, and a body has room for no more of those. Of empty
 # objects it has room for three times as many, and to check and free them takes 22 ms.
-_MOST_ITEMS = MOST_PARTS // 3
+_MAX_ITEMS = MAX_PARTS // 3
 _ECHOED = "part of the answer, and without effect"
 _LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
 def _few(items: object) -> object:
     # Not as `maxItems` in /openapi.json: a body cannot have more anyway.
-    if isinstance(items, list) and len(items) > _MOST_ITEMS:
-        raise ValueError(f"at most {_MOST_ITEMS} items")
+    if isinstance(items, list) and len(items) > _MAX_ITEMS:
+        raise ValueError(f"at most {_MAX_ITEMS} items")
     return items
 
 

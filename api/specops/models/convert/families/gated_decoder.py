@@ -24,7 +24,7 @@ from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import (
     HEAD_DIM_MULTIPLE,
-    LARGEST_HEAD_DIM,
+    MAX_HEAD_DIM,
     Rotary,
     plain_rotary,
     rotary,
@@ -504,9 +504,8 @@ def _shape(config: ModelConfig) -> ModelShape:
 
 def check_head_dim(config: ModelConfig, key: str, size: int) -> None:
     """Raises ExportError for a size of heads that attention does not have."""
-    if size % HEAD_DIM_MULTIPLE or size > LARGEST_HEAD_DIM:
+    if size % HEAD_DIM_MULTIPLE or size > MAX_HEAD_DIM:
         raise config.error(
             key,
-            f"is {size}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to "
-            f"{LARGEST_HEAD_DIM}",
+            f"is {size}; attention needs a multiple of {HEAD_DIM_MULTIPLE}, up to {MAX_HEAD_DIM}",
         )

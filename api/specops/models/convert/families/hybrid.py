@@ -14,8 +14,8 @@ from specops.models.convert.model_config import ModelConfig
 LINEAR = "linear_attention"
 # The kernels' vectors, and their limits.
 CHANNELS_MULTIPLE, VALUES_MULTIPLE = 16, 32
-_MOST_TAPS, _LARGEST_HEAD = 8, 256
-_MOST_HEADS, _LARGEST_STATE = 1024, 1 << 15
+_MAX_TAPS, _MAX_HEAD = 8, 256
+_MAX_HEADS, _MAX_STATE = 1024, 1 << 15
 
 
 class Hybrid(GatedDecoder):
@@ -28,8 +28,8 @@ class Hybrid(GatedDecoder):
         super().__init__(config)
         key, usual = self.taps
         self._taps = self.config.integer(key, usual)
-        if self._taps > _MOST_TAPS:
-            raise self.config.error(key, f"must be 1 to {_MOST_TAPS}")
+        if self._taps > _MAX_TAPS:
+            raise self.config.error(key, f"must be 1 to {_MAX_TAPS}")
         listed = layer_kinds(self.config, self.shape.num_layers, self.other)
         self._kinds = listed or self.usual_kinds()
         if FULL not in self._kinds:
@@ -82,8 +82,8 @@ class Hybrid(GatedDecoder):
 
     def check_size(self, key: str, size: int, multiple: int) -> None:
         """Raises ExportError for a size that the kernels do not have."""
-        if size % multiple or size > _LARGEST_HEAD:
-            problem = f"must be a multiple of {multiple}, up to {_LARGEST_HEAD}"
+        if size % multiple or size > _MAX_HEAD:
+            problem = f"must be a multiple of {multiple}, up to {_MAX_HEAD}"
             raise self.config.error(key, problem)
 
     def check_state(self, heads: tuple[str, int], size: tuple[str, int]) -> None:
@@ -92,10 +92,10 @@ class Hybrid(GatedDecoder):
         Each is a key, for the message, and the number.
         """
         (heads_key, count), (key, numbers) = heads, size
-        if count > _MOST_HEADS:
-            raise self.config.error(heads_key, f"must be at most {_MOST_HEADS}")
-        if numbers > _LARGEST_STATE:
-            problem = f"makes a head's state {numbers} numbers; at most {_LARGEST_STATE}"
+        if count > _MAX_HEADS:
+            raise self.config.error(heads_key, f"must be at most {_MAX_HEADS}")
+        if numbers > _MAX_STATE:
+            problem = f"makes a head's state {numbers} numbers; at most {_MAX_STATE}"
             raise self.config.error(key, f"{problem} are supported")
 
     def _is_full(self, index: int) -> bool:

@@ -31,7 +31,7 @@ from specops.models.gguf_files import files_of
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.text.files import TOKENIZER
 
-_MOST_FACTORS = 1 << 12
+_MAX_FACTORS = 1 << 12
 _TRANSPOSED = "transformer.h."  # the names of GPT-2's layers
 _FILE_TYPES = {  # general.file_type
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
@@ -168,7 +168,7 @@ class GgufCheckpoint(Checkpoint):
         for name, called in ROPE_FACTORS.items():
             if (tensor := self._stored.get(name)) is None:
                 continue
-            if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
+            if tensor.type.name != "F32" or math.prod(tensor.shape) > _MAX_FACTORS:
                 raise ExportError(f"{tensor.file}: tensor {name} must be a few F32")
             if self._headers_alone:
                 found[called] = [1.0] * math.prod(tensor.shape)

@@ -31,18 +31,18 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _HEAD = struct.Struct("<4sIQQ")
 _DEFAULT_ALIGNMENT = 32
-_MOST_ALIGNMENT = 1 << 20
-_MOST_ENTRIES = 1 << 16  # of metadata, and of tensors
-_LONGEST_KEY = (1 << 16) - 1
-_LONGEST_NAME = 255
-_LONGEST_TEXT = 1 << 24  # a chat template has a few thousand characters
-_MOST_TEXTS = 1 << 22  # of an array; vocabularies have some hundred thousand
-_LONGEST_HEADER = 1 << 26  # 260,000 tokens take 15 MB; one byte may take 8 in a list
-_MOST_DIMENSIONS = 4
-_MOST_WEIGHTS = 1 << 40
-_MOST_DEPTH = 2  # arrays of arrays
-_LEAST_ENTRY = 8 + 4 + 1  # bytes of an empty key, a type and a value of one byte
-_LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, an offset
+_MAX_ALIGNMENT = 1 << 20
+_MAX_ENTRIES = 1 << 16  # of metadata, and of tensors
+_MAX_KEY = (1 << 16) - 1
+_MAX_NAME = 255
+_MAX_TEXT = 1 << 24  # a chat template has a few thousand characters
+_MAX_TEXTS = 1 << 22  # of an array; vocabularies have some hundred thousand
+_MAX_HEADER = 1 << 26  # 260,000 tokens take 15 MB; one byte may take 8 in a list
+_MAX_DIMENSIONS = 4
+_MAX_WEIGHTS = 1 << 40
+_MAX_DEPTH = 2  # arrays of arrays
+_MIN_ENTRY = 8 + 4 + 1  # bytes of an empty key, a type and a value of one byte
+_MIN_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, an offset
 _TEXT, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _NUMBERS = {
@@ -188,13 +188,13 @@ class _Reader:
             why = "it was written big-endian" if swapped else "versions 2 and 3 can be read"
             self._refuse(f"has version {version}; {why}")
         for what, count, least in (
-            ("entries of metadata", entries, _LEAST_ENTRY),
-            ("tensors", tensors, _LEAST_TENSOR),
+            ("entries of metadata", entries, _MIN_ENTRY),
+            ("tensors", tensors, _MIN_TENSOR),
         ):
-            if count > _MOST_ENTRIES or count * least > self._size:
+            if count > _MAX_ENTRIES or count * least > self._size:
                 self._refuse(f"claims {count} {what}")
         for _ in range(entries):
-            key = self._text("a key", _LONGEST_KEY)
+            key = self._text("a key", _MAX_KEY)
             if not key or key in metadata:
                 self._refuse(f"has the key {key!r} twice" if key else "has a key without a name")
             metadata[key] = self._value(self._number("<I"), key)
@@ -207,7 +207,7 @@ class _Reader:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if (
             not isinstance(alignment, int)
-            or not 1 <= alignment <= _MOST_ALIGNMENT
+            or not 1 <= alignment <= _MAX_ALIGNMENT
             or alignment & (alignment - 1)
         ):
             self._refuse(f"has an alignment of {alignment!r}, which is not a power of 2")
@@ -224,7 +224,7 @@ class _Reader:
             nbytes = weights // kind.weights * kind.bytes
             if name in found:
                 self._refuse(f"has the tensor {name!r} twice")
-            if weights > _MOST_WEIGHTS or shape[-1] % kind.weights:
+            if weights > _MAX_WEIGHTS or shape[-1] % kind.weights:
                 self._refuse(
                     f"has the tensor {name!r} of shape {list(shape)}, whose rows are not whole "
                     f"blocks of {kind.name}, {kind.weights} weights each"
@@ -247,12 +247,12 @@ class _Reader:
 
     def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
         """Name, type, shape and data offset of the next tensor."""
-        name = self._text("a tensor's name", _LONGEST_NAME)
+        name = self._text("a tensor's name", _MAX_NAME)
         count = self._number("<I")
-        if not name or not 1 <= count <= _MOST_DIMENSIONS:
+        if not name or not 1 <= count <= _MAX_DIMENSIONS:
             self._refuse(f"has the tensor {name!r} of {count} dimensions")
         shape = tuple(self._number("<Q") for _ in range(count))[::-1]
-        if not all(1 <= size <= _MOST_WEIGHTS for size in shape):
+        if not all(1 <= size <= _MAX_WEIGHTS for size in shape):
             self._refuse(f"has the tensor {name!r} of shape {list(shape)}")
         number, offset = self._number("<I"), self._number("<Q")
         kind = TYPES.get(number)
@@ -268,7 +268,7 @@ class _Reader:
             inner, count = self._number("<I"), self._number("<Q")
             if inner in _NUMBERS:
                 return self._numbers(inner, count, key)
-            if inner not in (_TEXT, _ARRAY) or depth >= _MOST_DEPTH or count > _MOST_TEXTS:
+            if inner not in (_TEXT, _ARRAY) or depth >= _MAX_DEPTH or count > _MAX_TEXTS:
                 self._refuse(f"has a key {key!r} with an array of {count} of type {inner}")
             if inner == _TEXT:
                 return self._texts(count, key)
@@ -280,12 +280,12 @@ class _Reader:
     def _texts(self, count: int, key: str) -> list[str]:
         """Texts behind each other; there may be hundreds of thousands."""
         data, found = self._data, list[str]()
-        whole = min(len(data), self._size, _LONGEST_HEADER)
+        whole = min(len(data), self._size, _MAX_HEADER)
         for _ in range(count):
             start = self._at + _LENGTH.size
             try:
                 end = start + _LENGTH.unpack_from(data, self._at)[0]
-                if end > whole or end - start > _LONGEST_TEXT:
+                if end > whole or end - start > _MAX_TEXT:
                     raise ValueError
                 found.append(data[start:end].decode())
                 self._at = end
@@ -315,7 +315,7 @@ class _Reader:
 
     def _value_text(self, key: str) -> str:
         """A text among the metadata; what is not UTF-8 in it becomes U+FFFD."""
-        value = self._raw_text(key, _LONGEST_TEXT)
+        value = self._raw_text(key, _MAX_TEXT)
         try:
             return value.decode()
         except UnicodeDecodeError:
@@ -333,8 +333,8 @@ class _Reader:
     def _bytes(self, count: int, what: str) -> bytes:
         if count > self._size - self._at:
             self._refuse(f"is damaged or cut short: {what!r} reaches beyond its end")
-        if count > _LONGEST_HEADER - self._at:
-            self._refuse(f"has {what!r} end beyond the first {_LONGEST_HEADER} bytes")
+        if count > _MAX_HEADER - self._at:
+            self._refuse(f"has {what!r} end beyond the first {_MAX_HEADER} bytes")
         if count > len(self._data) - self._at:
             raise _IncompleteHeaderError
         self._at += count

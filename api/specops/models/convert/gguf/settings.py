@@ -10,9 +10,9 @@ from specops.models.convert.families.gated_decoder import FULL, SLIDING, GatedDe
 from specops.models.convert.gguf.architectures import MTP_LAYERS, WINDOW, check_neutral
 from specops.models.convert.gguf.header import GgufTensors, Metadata
 
-_MOST_LAYERS = 1 << 12
-_MOST_POSITIONS = 1 << 20
-_MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
+_MAX_LAYERS = 1 << 12
+_MAX_POSITIONS = 1 << 20
+_MAX_ANGLES = 1 << 27  # of a table: positions times a head's values
 # Tensors with divisors of the rotation's frequencies, and the names of them in a config.json.
 ROPE_FACTORS = {
     "rope_freqs.weight": "factors",
@@ -50,10 +50,10 @@ def config_of(
         raise metadata.error(
             MTP_LAYERS, "is of a file with an MTP block alone: take the file of the whole model"
         )
-    if metadata.integer("{arch}.block_count") > min(_MOST_LAYERS, len(tensors)):
+    if metadata.integer("{arch}.block_count") > min(_MAX_LAYERS, len(tensors)):
         raise metadata.error("{arch}.block_count", f"is too large for {len(tensors)} tensors")
-    if metadata.integer("{arch}.context_length") > _MOST_POSITIONS:
-        raise metadata.error("{arch}.context_length", f"is above {_MOST_POSITIONS}")
+    if metadata.integer("{arch}.context_length") > _MAX_POSITIONS:
+        raise metadata.error("{arch}.context_length", f"is above {_MAX_POSITIONS}")
     config = {
         "architectures": [family.architecture],
         "vocab_size": table.shape[0],
@@ -89,7 +89,7 @@ def _gated(
         raise metadata.error("{arch}.attention.head_count", "must not be 0")
     head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads)
     context = metadata.integer("{arch}.context_length")
-    if context * head_dim > _MOST_ANGLES:
+    if context * head_dim > _MAX_ANGLES:
         raise metadata.error("{arch}.attention.key_length", f"is {head_dim}, too large")
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(
