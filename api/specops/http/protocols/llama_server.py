@@ -80,7 +80,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         0,
         ge=0,
         le=1024,
-        description="a later line that begins with fewer spaces and tabs ends the answer before it",
+        description="a later line with less indent ends the answer before it",
     )
     t_max_predict_ms: _Milliseconds | None = Field(
         None,

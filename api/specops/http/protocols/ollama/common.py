@@ -67,8 +67,7 @@ class OllamaModel(OllamaBody):
     name: Text | None = Field(None, description="older name of `model`")
     keep_alive: Any = Field(
         None,
-        description="without effect: the model stays loaded; 0, where nothing else is asked, is "
-        "answered as Ollama does when it unloads one",
+        description="without effect: the model stays loaded",
     )
 
     @model_validator(mode="before")

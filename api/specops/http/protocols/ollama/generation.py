@@ -195,11 +195,9 @@ class OllamaPrompt(OllamaRequest):
     prompt: Text | None = Field("", description="empty: asks only whether the model is loaded")
     system: Text | None = Field(None, description="the system message")
     raw: bool | None = Field(False, description="continue the prompt without the chat template")
-    suffix: Text | None = Field(
-        None, description="what follows the answer, for models that were trained to fill in"
-    )
+    suffix: Text | None = Field(None, description="what follows the answer")
     context: Items[TokenId] | None = Field(
-        None, description="an earlier answer's `context`: the conversation continues from there"
+        None, description="an earlier answer's `context`, to continue from"
     )
     images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
     template: Annotated[Any, Unsupported(None, "")] = Field(

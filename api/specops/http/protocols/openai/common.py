@@ -53,13 +53,13 @@ class OpenAiRequest(ReportingOptions):
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
     logprob_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIKELY)] | None
-    ) = Field(None, description="with `logprobs`: report these tokens in place of the likeliest")
+    ) = Field(None, description="with `logprobs`: these tokens in place of the likeliest")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LIKELY,
-        description="report the probability and the rank of each token of the prompt, and those of "
-        "this many likely ones; not in streams",
+        description="report probability and rank of the prompt's tokens, and of this many likely "
+        "ones; not in streams",
     )
     return_token_ids: bool | None = Field(
         False, description="`prompt_token_ids`, and of each choice `token_ids`"
@@ -68,7 +68,7 @@ class OpenAiRequest(ReportingOptions):
         False, description="log-probabilities name tokens as `token_id:NUMBER`"
     )
     include_stop_str_in_output: bool | None = Field(
-        False, description="the stop string that ends an answer is a part of it"
+        False, description="the answer ends with its stop string"
     )
 
     @model_validator(mode="after")

@@ -66,17 +66,15 @@ class CompletionRequest(OpenAiRequest):
         None,
         ge=1,
         le=MAX_CHOICES,
-        description="sample this many answers, return the `n` of the highest mean log-probability",
+        description="of this many answers return the `n` of the highest mean log-probability",
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(not_zero)] | None = Field(
-        None, description="most tokens of a prompt; -1: what leaves the answer room in the context"
+        None, description="most tokens of a prompt; -1: what leaves the answer room"
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="where what is too much is left out; default: `left`, of the beginning"
+        None, description="where a prompt is cut: `left` (the default) or `right`"
     )
-    suffix: Text | None = Field(
-        None, description="what follows the answer, for models that were trained to fill in"
-    )
+    suffix: Text | None = Field(None, description="what follows the answer")
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:

@@ -140,17 +140,18 @@ class ResponsesRequest(EngineOptions):
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = Field(None, description="`effort` `none`: no reasoning")
     text: TextOptions | None = Field(None, description="`format`: the form of the answer")
-    store: bool | None = Field(
-        True, description="false: references to the answer's items will not be understood"
-    )
+    store: bool | None = Field(True, description="false: keep no items")
     include: Items[Text] | None = Field(
         None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; else no effect"
     )
     top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="so many likely alternatives, where they are included"
+        None,
+        ge=0,
+        le=20,
+        description="this many likely alternatives, where `include` asks for them",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="`auto`: the oldest items of an input that is too long are left out"
+        None, description="`auto`: an input that is too long loses its oldest items"
     )
     max_tool_calls: int | None = Field(None, description=_ECHOED)
     metadata: FreeObject | None = Field(None, description=_ECHOED)
