@@ -168,9 +168,9 @@ def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, Attr
 
 
 class Tracing:
-    """Begins the traces of requests, and sends their spans on a thread of its own.
+    """Starts the traces of requests, and sends their spans from a background thread.
 
-    What the collector does not take in time is dropped: no request waits for it.
+    Spans that the collector does not take in time are dropped: no request waits for it.
     """
 
     def __init__(self, provider: TracerProvider) -> None:

@@ -1,6 +1,6 @@
 """How long a model takes to load, and what memory it then holds: `specops bench load`.
 
-Every measurement runs in a process of its own, because only the first load in a process counts. The
+Every measurement runs in a new process, because only the first load in a process counts. The
 clock starts when the engine's code is imported and the settings are read; the start of the
 interpreter is shown separately. From then on all work of the service counts: finding the files,
 reading the weights ahead and comparing their digests, opening the session, the first pass.
@@ -61,7 +61,7 @@ class _Steps:
 
 
 def load_once(settings: Settings, import_seconds: float) -> Run:
-    """Load the target of the settings in this process. A draft is measured as a model of its own.
+    """Load the target of the settings in this process. A draft is measured separately.
 
     Args:
         settings: the settings.

@@ -150,7 +150,7 @@ class Drafting:
                 most = min(most, rows)
             item.forced = state.guarded(self._forced, state, max(0, most)) or ()
             text = [*text, *item.forced]
-        # The target adds a token of its own to the accepted ones: the last is never drafted.
+        # The target adds one token to the accepted ones: the last is never drafted.
         forced = len(item.forced)
         rows -= forced if request.logprobs is not None else 0
         most = min(request.k_draft, state.remaining - 1 - forced, rows)

@@ -22,7 +22,7 @@ OPEN_PATHS = frozenset(
 
 
 class ApiKeys:
-    """The keys of the API. Without any, the API is open; without a key of its own, `/metrics` is.
+    """The keys of the API. Without any, the API is open; without a metrics key, `/metrics` is.
 
     Args:
         keys: as in `SPECOPS_API_KEYS`.
@@ -63,7 +63,7 @@ class ApiKeys:
 
 
 def _owner(keys: Sequence[tuple[str, bytes]], headers: Headers) -> str | None:
-    """Return the name of the key that a request brings; it may bring a wrong one beside it."""
+    """Return the name of the key that a request sends; it may send a wrong one, too."""
     owner = None
     for key in _sent(headers):
         sent = _digest(key)

@@ -4,9 +4,9 @@ The event loop has to parse and to check a body, which takes time by the names, 
 it rather than by its bytes: 87,000 names, in 1 MB, take 0.1 s. So they are counted first, which
 takes at most 3 ms. What else takes time by the parts of a large body is done on a thread.
 
-Gzip, deflate and zstd are read, within the limit of any other body: a few kilobytes can stand for
-gigabytes, and even without that a kilobyte can take as long as a megabyte. So no more is made of a
-body than may be sent as it is, and a thread of its own makes it.
+Gzip, deflate and zstd are accepted: a few kilobytes can expand to gigabytes, and even without that
+a kilobyte can take as long as a megabyte. So a body may expand only to the limit of uncompressed
+bodies, and a separate thread decompresses it.
 """
 
 from __future__ import annotations

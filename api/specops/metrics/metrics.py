@@ -30,14 +30,14 @@ from specops.request import (
 )
 from specops.system.failures import Failures
 
-# A `_created` series beside every counter would double the page; no dashboard here reads them.
+# A `_created` series for each counter would double the page; no dashboard here reads them.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics(Series):
-    """All series of one service, in a registry of its own, with a method for each event.
+    """All series of one service, in a private registry, with a method for each event.
 
-    A label's value that `series` does not list is a KeyError: so their number is bounded.
+    A label value that `series` does not list is a KeyError, so their number is bounded.
 
     Args:
         registry: registry of the series; a new one by default.

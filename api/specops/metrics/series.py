@@ -80,7 +80,7 @@ class _Declared(Generic[_T]):
         self._kind, self._text, self._labels, self._options = kind, text, labels, options
 
     def __get__(self, series: Series, owner: type[Series]) -> _T:
-        raise AttributeError("the registry is missing")  # an instance has attributes of its own
+        raise AttributeError("the registry is missing")  # an instance has its own attributes
 
     def made(self, name: str, registry: CollectorRegistry, max_k_draft: int) -> Any:
         """Make the metric in a registry."""

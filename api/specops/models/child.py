@@ -1,7 +1,7 @@
-"""Runs our modules in a process of its own, whose memory goes back when it ends.
+"""Runs our modules in a child process, whose memory is freed when it ends.
 
 So the serving process never imports the libraries that convert models and read graphs. Most of a
-short module's time goes into these imports: within `one_child` they are made once for all modules.
+short module's time goes into these imports: within `one_child` all modules share them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run_module(
     lock: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Have `module.main(arguments)` run in a process of its own, or in that of `one_child`.
+    """Run `module.main(arguments)` in a new process, or in that of `one_child`.
 
     Args:
         module: a module of this package.

@@ -225,7 +225,7 @@ class _Download:
         here = [self.folder / (file.name if self._is_here(file) else file.part) for file in files]
         for file in files:
             self._begin(file, _BEGINNINGS[0])
-        told = check(*here)  # a process of its own: not once for each shard
+        told = check(*here)  # starts a process: once, not for each shard
         for number, file in enumerate(files):
             for shorter, size in pairwise(_BEGINNINGS):
                 if told > number or shorter >= file.size:

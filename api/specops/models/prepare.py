@@ -1,7 +1,7 @@
 """Goes from a model's name to folders with graphs: presets, downloads, conversions.
 
-A conversion runs in a process of its own. Its memory goes back when it ends, and the serving
-process never imports the converter.
+A conversion runs in a child process. Its memory is freed when it ends, and the serving process
+never imports the converter.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def choose(settings: Settings) -> ModelChoice:
             f"SPECOPS_MODEL={CHAT} needs {chat_model()}, which is missing: fetch it with "
             f"scripts/chat_model.py, or take {CHAT}-hf, which is on the hub"
         )
-    # The preset's draft fits the preset's target. Another target needs a draft of its own.
+    # The preset's draft fits the preset's target. Another target needs another draft.
     draft = settings.draft or ("" if settings.target else preset.draft)
     target = _source(settings.target, preset.target, settings.models_dir)
     small = None
@@ -150,7 +150,7 @@ def prepare_head(
     cache_dir: Path,
     report: Callable[[str], None],
 ) -> EagleFolder:
-    """Find the form of an EAGLE-3 head that runs beside a target, or make it.
+    """Find the form of an EAGLE-3 head that runs with a target, or make it.
 
     Args:
         source: the head's checkpoint.
@@ -281,7 +281,7 @@ def _conversion(
         convert: makes the conversion, see `conversions.Convert`, of the checkpoint's files.
         report: see `converted`.
         tokenizer: whether there must be one.
-        beside: files of another model that the conversion depends on, too.
+        beside: another model's files on which the conversion also depends.
 
     Raises:
         ModelError: a part of the checkpoint is missing or cannot be read, or the folder cannot be

@@ -1,6 +1,6 @@
 """Makes a model's table of n-grams: conversations, the table, measurements, the card.
 
-All intermediate files stay in a folder beside the new one. So a call can continue after an
+All intermediate files stay in a folder next to the new one. So a call can continue after an
 interruption, and a later call with more time continues the work of earlier ones.
 """
 
@@ -76,7 +76,7 @@ def make_ngrams(
         try:
             made = _make(settings, path, progress, tell, minutes=minutes, more=more)
         except OSError as error:  # who writes to an open file does not name it
-            code = error.errno or errno.ENOSPC  # of which numpy has words of its own
+            code = error.errno or errno.ENOSPC  # numpy words it differently
             raise OSError(code, os.strerror(code), error.filename or str(work)) from error
     progress.known["finished"] = True  # now that it has taken the place of an earlier one
     progress.save()
@@ -86,7 +86,7 @@ def make_ngrams(
 def _make(
     settings: Settings, path: Path, progress: Progress, tell: Tell, *, minutes: float, more: bool
 ) -> list[Evaluation]:
-    """Make a table in the folder `path`; intermediate files lie beside that of `progress`."""
+    """Make a table in the folder `path`; intermediate files go next to that of `progress`."""
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
@@ -131,7 +131,7 @@ def _make(
 
 
 class Progress:
-    """What is known of a table that is being made, in a file of its own.
+    """The state of a table that is being made, kept in a file.
 
     Args:
         file: the file; its folder is made if missing.

@@ -7,8 +7,8 @@ al. 2009, https://doi.org/10.1145/1498765.1498785):
               + arithmetic * a * W + memory * s * (S - 1)
 
 T is the number of tokens in the pass. W is its attention work: the number of pairs of a token and
-a token that it looks at. S is the number of its spans: each reads and writes a state of its own, in
-models that have states, and then s is not 0. `calibration` measures a, s, and one curve at the
+a token that it looks at. S is the number of its spans. In models with recurrent states each span
+reads and writes its own state, and s is not 0. `calibration` measures a, s and one curve at the
 start: m is its beginning, for as long as arithmetic hides behind memory, and g the rest. `_split`
 tells them apart.
 

@@ -1,4 +1,4 @@
-"""Between HTTP and the engine: admission control, and the engine on a thread of its own.
+"""Between HTTP and the engine: admission control, and the engine's thread.
 
 Everything except the thread's own loop runs on the event loop. `specops.engine` computes the steps.
 """

@@ -1,4 +1,4 @@
-"""Serves requests on the event loop, with the engine on a thread of its own.
+"""Serves requests on the event loop, with the engine on a separate thread.
 
 The event loop admits requests and puts commands into a queue; the thread carries them out and steps
 the engine as long as it has requests. It hands each step back to the event loop, which gives every

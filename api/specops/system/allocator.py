@@ -1,6 +1,6 @@
 """Makes freed memory go back to the system: one pool for all threads, large blocks mapped apart.
 
-glibc gives each thread a pool of its own. Memory that one thread allocates and another frees, as
+glibc gives each thread its own pool. Memory that one thread allocates and another frees, as
 with requests and their tokens, stays in the first thread's pool. So the service's memory depended
 on which thread did what: 124 to 127 MB during an hour of mixed load (`python -m tests.soak`), 106.5
 to 108.8 MB with one pool. Bursts of eight requests are as fast with one pool.

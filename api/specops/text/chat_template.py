@@ -3,7 +3,7 @@
 Templates are Jinja, written for `transformers`. They get here what `apply_chat_template` of that
 library gives them. The library itself is not imported: that would cost the service 100 MB.
 A template comes from strangers, with the model's weights. So it runs in Jinja's sandbox, in a
-process of its own (`template_process`), and within limits that the system holds.
+separate process (`template_process`), and within limits that the system enforces.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChatTemplate:
 
         Args:
             folder: the model's.
-            beside: another folder, whose template counts where the model has none.
+            beside: another folder, whose template is used if the model has none.
 
         Raises:
             ChatTemplateError: the template cannot be used.

@@ -129,7 +129,7 @@ def _keeps(part: Mapping[str, Any]) -> bool:
 
 
 def _merges_letters(model: Any) -> bool:
-    """Return whether a model merges a word's letters, without signs of its own beside them."""
+    """Return whether a model merges a word's letters and adds no marks to them."""
     affixes = ("continuing_subword_prefix", "end_of_word_suffix")
     return type(model).__name__ == "BPE" and not any(getattr(model, it, None) for it in affixes)
 

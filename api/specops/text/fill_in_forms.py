@@ -1,6 +1,6 @@
 """The special tokens with which models were trained to fill in a gap, by family.
 
-Each family has tokens of its own: for the text before the gap, for the text behind it, and for the
+Each family has its own tokens: for the text before the gap, for the text behind it, and for the
 beginning of the answer.
 """
 

@@ -27,8 +27,8 @@ def is_gbnf(text: str) -> bool:
 def to_lark(text: str) -> str:
     """Return a grammar in GBNF as Lark; the rule `root` becomes `start`.
 
-    Lark's texts are matched as far as they go: `[a-z]* "x"` as a rule of its own takes an `x`, too.
-    So answers follow the grammar, but some of its texts do not come.
+    Lark's matches are greedy: in `[a-z]* "x"` as a separate rule, `[a-z]*` also takes an `x`. So
+    answers follow the grammar, but some texts that it allows never come.
 
     Raises:
         ValueError: it is no GBNF; the message says where.

@@ -1,9 +1,9 @@
 """Grammars of answers: which tokens may come next, as masks over the vocabulary.
 
 The library llguidance follows a grammar byte by byte. `grammar_process` writes and tries a grammar
-in a process with limits; what holds them is compiled here, for the model's vocabulary. Compiled
-grammars are cached, for each client its own; every request gets a matcher of its own, a copy that
-takes microseconds.
+in a process with limits; a grammar that keeps them is compiled here, for the model's vocabulary.
+Compiled grammars are cached per client. Each request gets its own matcher, a copy that takes
+microseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model's tokens as the grammar library takes them: made once, for all grammars of the model.
 
-The library could read `tokenizer.json` itself. But then it keeps a tokenizer of its own beside ours
-and each token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 while it reads them.
+The library could read `tokenizer.json` itself. But then it keeps a second tokenizer, and each
+token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 while it reads them.
 So it gets the bytes of the tokens, and asks our tokenizer for those of a text: 89 MB, at most 119.
 """
 
@@ -15,8 +15,8 @@ from specops.system.allocator import give_back
 from specops.text.grammar_source import SPECIAL, vocabulary_of
 from specops.text.tokenizer import Tokenizer
 
-# For these sets of tokens the library keeps masks, and the trees of the tokens beside each. The one
-# of spaces alone is left out: it takes a sixth of the memory, and our JSON has no free spaces.
+# For each of these sets of tokens the library keeps a mask, and a tree of the tokens outside it.
+# The set of spaces is left out: it takes a sixth of the memory, and our JSON has no free spaces.
 _SLICES = LLTokenizer.general_slices()[1:]
 _TOKEN_BYTES = 340  # 339 were measured for Gemma 3, 300 for SmolLM2
 # The process that tries grammars has a token for each byte, and the others' places.
@@ -29,7 +29,7 @@ def vocabulary_bytes(tokens: int) -> int:
 
 
 def grammar_bytes(tokens: int) -> int:
-    """Bytes of all that grammars over so many tokens need, beside the grammars."""
+    """Bytes that grammars over so many tokens need, without the grammars themselves."""
     return vocabulary_bytes(tokens) + _TRIAL_BYTES + tokens * _TRIAL_TOKEN_BYTES
 
 

@@ -244,7 +244,7 @@ def enqueue(
     Raises:
         NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
-    # Two clients may send the same X-Request-ID: the engine needs ids of its own.
+    # Two clients may send the same X-Request-ID: the engine needs unique ids.
     named = [replace(item, request_id=f"{ctx.request_id}/{next(_sequence)}") for item in requests]
     ctx.release()
     handle = ctx.app.service.submit(*named)

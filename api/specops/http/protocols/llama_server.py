@@ -115,7 +115,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        """Number of likeliest tokens to report for each position; None: no probabilities."""
         return self.n_probs or None
 
     @property
@@ -352,7 +352,7 @@ class _Writer(Writer):
 
     def step(self, step: Step) -> bytes:
         answer, pieces = self.generation.answers[step.index], step.output.pieces
-        # With probabilities each token has an event of its own, as clients expect them.
+        # With probabilities each token has a separate event, as clients expect.
         parts = [pieces[i : i + 1] for i in range(len(pieces))] if self._body.n_probs else [pieces]
         before, sent = len(answer.pieces) - len(pieces), b""
         for part in parts if pieces else [()] * bool(step.output.prompt_computed):

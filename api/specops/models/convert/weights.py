@@ -45,8 +45,8 @@ BlockNames = tuple[str, str, str]
 class WeightStore:
     """Writes weights to the external-data file and collects the initializers that refer to it.
 
-    The file holds one tensor after the other, each on pages of its own. Several graphs may have
-    weights in it, and those that they have in common are there once.
+    The file holds one tensor after the other, each starting on a new page. Several graphs may have
+    weights in it; shared weights are stored once.
     """
 
     def __init__(

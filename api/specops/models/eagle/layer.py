@@ -141,10 +141,10 @@ class EagleLayer(GatedDecoder):
         return f"layers.{index}"
 
     def tensors(self) -> Shapes:
-        """Those that it must have, and those of its own that it may have."""
+        """Return the shapes of the required tensors, and of optional ones that are stored."""
         hidden, shapes = self.shape.hidden_size, self.layer_tensors(0)
         shapes["hidden_norm.weight"] = (hidden,)
-        for part in self.qkv:  # they read tokens beside states
+        for part in self.qkv:  # they read tokens and states
             shapes[f"{part}.weight"] = shapes[f"{part}.weight"][0], 2 * hidden
         shapes = {f"layers.0.{name}": shape for name, shape in shapes.items()}
         shapes["norm.weight"] = (hidden,)

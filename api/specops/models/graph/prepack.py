@@ -11,7 +11,7 @@ save this form and map it likewise. This module repairs one thing (onnxruntime 1
 weight must start at a multiple of 64 bytes, but ONNX Runtime saves it at any offset, and then reads
 back garbage. Here each weight starts on a page.
 
-Packing takes memory, so this runs in a process of its own:
+Packing takes memory, so this runs in a child process:
 `python -m specops.models.graph.prepack GRAPH PREPACKED_GRAPH [--states LAYER …] [--mtp GRAPH]`. On
 an error it writes one line to standard error.
 """
@@ -61,12 +61,12 @@ def prepack(
     """Write the form of a graph that the engine runs.
 
     Args:
-        graph: the graph; its weights lie beside it.
-        destination: the new graph; its weights are written beside it, and a file `used` with the
-            number of bytes of them that a pass reads.
+        graph: the graph; its weights are in the same folder.
+        destination: the new graph; its weights are written to the same folder, and a file `used`
+            with the number of bytes of them that a pass reads.
         states: layers whose inputs a draft head reads.
-        mtp: the graph of the model's MTP block, in the same folder. It is written beside the new
-            graph with its own name, has the weights in common with it, and reads its last states.
+        mtp: the graph of the model's MTP block, in the same folder. It keeps its name, next to the
+            new graph, shares that graph's weights and reads its last states.
 
     Raises:
         ModelError: the engine does not understand the graph, or its files are damaged.

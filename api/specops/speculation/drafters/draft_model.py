@@ -1,4 +1,4 @@
-"""Draft tokens by a smaller model of the same vocabulary, with a KV cache of its own.
+"""Draft tokens by a smaller model of the same vocabulary, with its own KV cache.
 
 Rejected draft tokens stay in its cache until the next call. That call compares the computed tokens
 with what the sequence has become and goes on from the first difference, so nothing is computed

@@ -1,9 +1,9 @@
 """Draft tokens by an EAGLE-3 head: one layer that reads hidden states of the target's layers.
 
 The head's entry at position i joins the target's states at i with the token at i + 1, and guesses
-the token at i + 2. Its keys and values lie in a KV cache of its own, which counts and shares blocks
-as the target's does: an entry depends on the tokens up to i + 1 alone. As the target computes
-tokens, their states are handed over and wait here; one pass reads all that wait and makes the first
+the token at i + 2. Its keys and values have a separate KV cache, which counts and shares blocks as
+the target's does: an entry depends on the tokens up to i + 1 alone. As the target computes tokens,
+their states are handed over and wait here; one pass reads all waiting states and makes the first
 guess, of all slots. From there on the head's own state takes the place of the target's, and each
 further guess is one more pass. The tokens that really follow overwrite those entries.
 """

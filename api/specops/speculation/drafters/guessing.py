@@ -28,7 +28,7 @@ _DOUBT = _WEIGHT / 256  # of the promise of the guess before, where a guess was 
 
 
 class GuessingDrafter(Drafter):
-    """Guesses token by token with a model of its own.
+    """Guesses token by token with its own model.
 
     Args:
         runner: the model, with as many slots as the target has.

@@ -1,9 +1,9 @@
 """Regular expressions of strings: formats, complements, and look-ahead as several expressions.
 
 llguidance enforces ten formats and regular expressions without look-around. A string may have to
-match several expressions at once, so a look-ahead at the beginning of an expression becomes an
-expression of its own: `^(?=.*[0-9])[a-z0-9]+$` is `^.*[0-9]` and `^[a-z0-9]+$`. Negative ones are
-written for the few kinds that schema writers produce.
+match several expressions at once, so a look-ahead at the beginning of an expression becomes a
+separate expression: `^(?=.*[0-9])[a-z0-9]+$` is `^.*[0-9]` and `^[a-z0-9]+$`. Negative look-aheads
+are rewritten only in the few forms that schema writers produce.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FORMAT_PATTERNS = {
     "base64url": r"^[A-Za-z0-9_\-]*={0,2}$",
     **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
 }
-# They forbid no text; the last ones are zod's names of patterns beside them.
+# They forbid no text; the last three are zod's, which come with a pattern.
 FREE_FORMATS = frozenset({"binary", "string", "text", "starts_with", "ends_with", "includes"})
 # Formats of zod, which it writes with a pattern that says them.
 SAID_BY_PATTERN = frozenset(

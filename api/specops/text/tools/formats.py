@@ -1,8 +1,8 @@
 """The form in which a model writes tool calls: tools, formats, and writing a call in one.
 
-Each family of models was trained to write calls in a form of its own. `probe` learns it from what
-the model's chat template renders for a known call. All forms that are known have one of three
-styles, and marks around them:
+Each family of models was trained to write calls in its own form. `probe` learns it from what the
+model's chat template renders for a known call. All known forms have one of three styles, and marks
+around them:
 
     json     <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
     named    [TOOL_CALLS]NAME[ARGS]{...}

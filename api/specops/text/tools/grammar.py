@@ -244,9 +244,9 @@ class CallGrammar:
         return [f"{name}_value: ({' | '.join((f'{name}_json', *others))})", value]
 
     def _marked_rules(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
-        """Return the rules of a value in a format with marks of its own around texts.
+        """Return the rules of a value in a format that puts its own marks around texts.
 
-        What holds of lists and objects are the schemas of their items and members.
+        Of the schemas of lists and objects, only those of items and members are enforced.
         """
         if isinstance(schema, dict) and "$ref" in schema:
             schema = resolved(schema, schemas.document)
@@ -303,7 +303,7 @@ class CallGrammar:
         return (options, rules) if options else (["any_value"], [*self._any_rules(schemas)])
 
     def _any_rules(self, schemas: _Schemas) -> list[Rule]:
-        """Return the rules of any value, in a format with marks of its own around texts."""
+        """Return the rules of any value, in a format that puts its own marks around texts."""
         words = 'ANY_NUMBER | "true" | "false" | "null"'
         return [
             f"any_value: any_text_value | {words} | any_list | any_object",

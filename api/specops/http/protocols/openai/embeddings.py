@@ -96,7 +96,7 @@ class EmbeddingList(BaseModel):
 
 
 class LlamaEmbedding(BaseModel):
-    """The vector of one text, as llama-server's own endpoint tells it: in a list of its own."""
+    """The vector of one text as llama-server's own endpoint returns it: in a list of one."""
 
     index: int
     embedding: list[list[float]]

@@ -84,7 +84,7 @@ class Family(ABC):
         return {}
 
     def build_mtp(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Builds the model's MTP block into a graph of its own.
+        """Builds the model's MTP block as a separate graph.
 
         A block for multi-token prediction guesses the token after the next one. Like every draft
         head it takes tokens and `states`, and gives logits and `next_states`.

@@ -41,7 +41,7 @@ class Gemma4(
     """Gemma 4 E2B, E4B and 31B.
 
     Layers without a window have larger heads. The last layers read the keys and values of the last
-    earlier layer of their kind. Each layer adds a part of the token's row in a table of its own.
+    earlier layer of their kind. Each layer adds its part of the token's row in a separate table.
     """
 
     name = "gemma4"
@@ -210,7 +210,7 @@ class Gemma4(
         return self.feed_forward_size * (2 if self._wide and index >= self._own else 1)
 
     def layer_tensors(self, index: int) -> Shapes:
-        """Not all layers have keys or values; each has an input of its own, and a factor."""
+        """Not all layers have keys or values; each has its own input, and a factor."""
         layer, hidden = super().layer_tensors(index), self.shape.hidden_size
         for part in {*"qkv"}.difference(self._parts(index)):
             layer.pop(f"self_attn.{part}_proj.weight")

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF as the files that other checkpoints have beside their weights.
+"""Writes a GGUF's tokenizer as the files that other checkpoints have with their weights.
 
 There are three kinds: `gpt2`, merges of bytes that are spelled as letters, `llama`, SentencePiece's
 pieces with scores, and `gemma4`, such pieces with merges. Each token has a type. It says whether
@@ -167,7 +167,7 @@ def _kind(metadata: Metadata) -> str:
 
 
 def _vocabulary(metadata: Metadata) -> _Vocabulary:
-    """Tokens and types; a token without a text of its own gets one."""
+    """Tokens and types; a token without a unique text gets one."""
     tokens = metadata.listed(_TOKENS, str)
     known = set[str]()
     for index, text in enumerate(tokens):
