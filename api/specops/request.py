@@ -58,7 +58,7 @@ class StepKind(StrEnum):
     PREFILL = "prefill"  # prompts only
     DECODE = "decode"  # no prompt, no draft tokens
     VERIFY = "verify"  # no prompt, with draft tokens
-    MIXED = "mixed"  # prompts beside requests that decode
+    MIXED = "mixed"  # prompts, and requests that decode
 
 
 class GrammarKind(StrEnum):
@@ -356,7 +356,7 @@ class Output:
 
     @property
     def reported_tokens(self) -> int:
-        """Number of tokens that it tells of: new ones, the prompt's, likely ones beside each."""
+        """Number of tokens in it: new ones, the prompt's, and the likely alternatives of each."""
         last = self.prompt[-1] if self.prompt else None  # all tell as many, but the first
         reported = len(self.prompt) * (1 + len(last.top) if last else 1)
         beside = [len(piece.logprob.top) for piece in self.pieces if piece.logprob]

@@ -1,7 +1,7 @@
-"""Names of other servers that are accepted beside our own.
+"""Names from other servers that are accepted in addition to our own.
 
-This is the only table of them: what clients of those servers write goes on working, or says what to
-write instead.
+This is the only table of them: what clients of those servers write still works, or the error says
+what to write instead.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from specops.runtime.sampling import Floats, NotFinite, logprob
 class PromptLogprobs(Sequence[Logprob | None]):
     """Probabilities of a prompt's tokens, of which the first has none.
 
-    They lie in arrays, in a tenth of the memory: there may be 20 likely tokens beside each of a
-    long prompt's.
+    Arrays take a tenth of the memory: each token of a long prompt may have 20 likely alternatives.
     """
 
     def __init__(self, top: int) -> None:

@@ -16,7 +16,7 @@ from specops.engine.order import Order
 from specops.engine.request_state import RequestState
 
 _RENEWED = 8  # ranks that are computed anew after each slot that is given
-_SPARE = 64  # outdated entries that heaps may hold beside as many as wait
+_SPARE = 64  # outdated entries that heaps may hold, plus as many as wait
 
 
 class RequestQueue:

@@ -392,7 +392,7 @@ class RequestState:
         first = self._first_token if self._first_token is not None else now
         last = self.last_token if self.last_token is not None else now
         speedup = self.speculation.speedup
-        if self._steps:  # steps beside others count less in time; draft tokens are not free
+        if self._steps:  # shared steps count for less time; draft tokens are not free
             speedup = min(speedup, (self.generated - 1) / self._steps)
         return GenerationStats(
             prompt_tokens=self.request.num_prompt_tokens,

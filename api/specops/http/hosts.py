@@ -66,8 +66,8 @@ class Hosts:
     """The names under which a service without keys answers.
 
     Args:
-        allowed: names beside those that are always taken, separated by commas; `*.example.org`
-            stands for all names below `example.org`, `*` for all names.
+        allowed: names in addition to those that are always accepted, separated by commas;
+            `*.example.org` stands for all names below `example.org`, `*` for all names.
         environ: has the name of a GitHub Codespace, if this is one.
     """
 
@@ -147,8 +147,8 @@ def cors(allowed: str) -> dict[str, Any]:
     """Return the arguments of starlette's `CORSMiddleware`.
 
     Args:
-        allowed: origins beside the local ones, separated by commas; `*` stands for any characters
-            but a slash, alone for all origins.
+        allowed: origins in addition to the local ones, separated by commas; `*` stands for any
+            characters but a slash, alone for all origins.
     """
     origins = [*_LOCAL_ORIGINS, *filter(None, allowed.split(","))]
     patterns = (re.escape(origin).replace(r"\*", "[^/@]*") for origin in origins)

@@ -1,7 +1,7 @@
-"""What the server has to know of a protocol beside its endpoints: its prompts, and its errors.
+"""What the server has to know of a protocol besides its endpoints: its prompts and its errors.
 
-OpenAI's conventions are the default. Its form of an error is that of all endpoints but Anthropic's
-and Ollama's:
+OpenAI's conventions are the default. All endpoints but Anthropic's and Ollama's report errors in
+its form:
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 

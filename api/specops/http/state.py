@@ -26,7 +26,7 @@ _KEY = "specops.context"  # of the request's scope
 
 
 class Executors:
-    """The threads beside the event loop and the engine, one for each kind of work.
+    """The threads besides the event loop's and the engine's, one for each kind of work.
 
     Attributes:
         compiling: compiles grammars, which does not hold the interpreter, but takes a core.
@@ -35,7 +35,7 @@ class Executors:
         encoding: encodes texts, one at a time: the engine keeps its cores.
         encoding_long: the same for texts that take longer, up to seconds.
         inflating: decompresses bodies; the libraries do not hold the interpreter.
-        writing: writes long answers. Thousands of tokens, with 20 likely ones beside each, take a
+        writing: writes long answers. Thousands of tokens, each with 20 likely alternatives, take a
             second.
     """
 

@@ -2,8 +2,8 @@
 
 A server that is stopped, or whose threads wait for each other, accepts connections and answers
 none. Its clients wait until they give up, and a gateway can neither ask another replica nor end the
-streams with an error. Once the server is dead, both happen. The watchdog is a small process beside
-each `specops serve`, and ends with it.
+streams with an error. Once the server is dead, both happen. Each `specops serve` has a watchdog, a
+small process that ends with it.
 
 Slow does not mean hung. A server that swaps still computes, or at least loads pages. The watchdog
 kills it only when all of its requests have passed their deadline (SPECOPS_REQUEST_TIMEOUT).

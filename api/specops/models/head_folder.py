@@ -9,7 +9,7 @@ from typing import Any
 
 from specops.models.folder import ModelError
 
-NGRAMS = "ngrams.npy"  # a table of n-grams, alone or beside a head or draft model
+NGRAMS = "ngrams.npy"  # a table of n-grams, alone or with a head or draft model
 HEAD_MANIFEST = "head.json"
 HEAD_GRAPH = "head.onnx"
 FUSION_GRAPH = "fusion.onnx"

@@ -1,8 +1,8 @@
 """Brings a checkpoint of another layout into the layout that the converter reads.
 
-A configuration beside the weights becomes config.json. A tokenizer of vocabulary and merges, or
-SentencePiece's, becomes tokenizer.json. The weights stay in their place. This runs in a process of
-its own, whose memory goes back when it ends: `python -m specops.models.layout SOURCE DEST`.
+A configuration next to the weights becomes config.json. A tokenizer of vocabulary and merges, or
+SentencePiece's, becomes tokenizer.json. The weights stay in their place. This runs in a child
+process, whose memory is freed when it ends: `python -m specops.models.layout SOURCE DEST`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAFETENSORS = "model*.safetensors*"
 _WEIGHTS = (_SAFETENSORS, "pytorch_model*")  # as transformers names them
 _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
-_COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need beside the weights
+_COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need
 
 
 class LayoutError(Exception):
@@ -49,7 +49,7 @@ class Parts:
         config: the file with the configuration.
         state_dicts: the files with weights that torch saved; empty if there are safetensors.
         shards: the files of a GGUF, which has everything in it; empty for other checkpoints.
-        beside: files of another model that the conversion depends on, too.
+        beside: another model's files on which the conversion also depends.
     """
 
     folder: Path
@@ -145,7 +145,7 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
 def holds_model(folder: Path) -> bool:
     """Whether anything of a model is in a folder: a description of one, or weights.
 
-    Other files say nothing: a tokenizer, or some JSON, may lie beside a table of n-grams.
+    Other files say nothing: a table of n-grams may come with a tokenizer, or with some JSON.
     """
     names = {path.name for path in folder.iterdir()}
     described = names & {hub.CONFIG, MANIFEST, GENAI_CONFIG}
@@ -153,7 +153,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def _only_an_index(folder: Path) -> bool:
-    """Whether of safetensors there is an index alone, left behind beside torch's weights."""
+    """Whether safetensors left only an index behind, next to torch's weights."""
     names = {path.name for path in folder.iterdir()}
     return _HUB_WEIGHTS in names and not any(name.endswith(".safetensors") for name in names)
 
@@ -183,7 +183,7 @@ def arrange(source: Path, destination: Path) -> None:
 
 
 def _state_dicts(folder: Path) -> list[Path]:
-    if (folder / _HUB_WEIGHTS).is_file():  # an index beside it is of other files
+    if (folder / _HUB_WEIGHTS).is_file():  # an index next to it belongs to other files
         return [folder / _HUB_WEIGHTS]
     index = folder / f"{_HUB_WEIGHTS}.index.json"
     if index.is_file():
@@ -212,7 +212,7 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
             from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 
             load: Callable[..., Any] = AutoTokenizer.from_pretrained
-            # Never run code that lies beside a checkpoint, and never ask whether to run it.
+            # Never run code that comes with a checkpoint, and never ask whether to run it.
             load(str(folder), trust_remote_code=False).backend_tokenizer.save(str(file))
         else:
             make_tokenizer(folder).save(str(file))

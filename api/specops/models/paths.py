@@ -36,7 +36,7 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def indexed(index: Path) -> list[Path]:
-    """Return the shards of weights that an index lists; they lie beside the index.
+    """Return the shards of weights that an index lists, all in the index's folder.
 
     Raises:
         ValueError: the file is no index, or names a file elsewhere.
@@ -50,7 +50,7 @@ def indexed(index: Path) -> list[Path]:
         names = sorted({str(name) for name in listed.values()})
         for name in names:
             if PurePosixPath(name).name != name:
-                raise ValueError(f"{name!r} is not a file beside it")
+                raise ValueError(f"{name!r} is not a file in the same folder")
         return [path_inside(index.parent, name) for name in names]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: {error}") from error
@@ -59,7 +59,7 @@ def indexed(index: Path) -> list[Path]:
 def _blobs(folder: Path) -> list[Path]:
     """Return the folder of blobs that a snapshot in huggingface_hub's cache links to.
 
-    The layout is `models--org--name/snapshots/COMMIT/…` beside `models--org--name/blobs`.
+    The layout is `models--org--name/snapshots/COMMIT/…` and `models--org--name/blobs`.
     """
     return [
         above.parent / "blobs"

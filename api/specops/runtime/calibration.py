@@ -3,7 +3,7 @@
 Other work on the machine only adds time, and it may last longer than a start measures: it makes all
 passes several times as slow, or only those that outlast the system's time slices. So the first
 start's times are not the last word. Each later start times a few passes again, and begins where the
-one before ended. A time that cannot be right beside the others is measured again at once.
+one before ended. A time that contradicts the others is measured again at once.
 """
 
 from __future__ import annotations

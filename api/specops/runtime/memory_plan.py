@@ -34,7 +34,7 @@ _MIB = 1 << 20
 _COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
 _MIN_CONTEXT = 128  # tokens: a smaller cache is of no use
 PROMPT_ROWS = 8
-"""Rows of logits in a pass beside those of requests that decode."""
+"""Rows of logits in a pass for prompts, in addition to those for requests that decode."""
 # Of these requests' logits, but at least two rows for each slot. In a large vocabulary, long drafts
 # of all slots at once are not worth a larger part of the memory.
 _MAX_LOGIT_BYTES = 32 * _MIB
@@ -57,7 +57,7 @@ class Supply:
     """The memory that there is, in bytes.
 
     Attributes:
-        reading: the limit, and the swap beside it, on which the plan does not count.
+        reading: the limit, and the swap, which the plan does not use.
         free: what can still be allocated below the limit.
         held: anonymous memory in use: the process, and weights that are not mapped.
     """
@@ -91,7 +91,7 @@ class ModelSizes:
         mapped_weights: bytes of weights in the page cache; 0: the weights are copied, and held.
         hidden_size: width of the layers; 0: unknown.
         vocab_size: entries of the vocabulary.
-        slot_bytes: bytes that layers keep of each slot beside keys and values.
+        slot_bytes: bytes that layers keep of each slot, without keys and values.
     """
 
     kv_token_bytes: int
@@ -121,7 +121,7 @@ class Demand:
         target_weights: the target's part of them, which every token needs.
         pass_bytes: what the largest pass takes while it runs.
         context: the target's maximum number of tokens per request.
-        state_bytes: what layers keep of all slots beside keys and values, without snapshots.
+        state_bytes: what layers keep of all slots, without keys, values and snapshots.
         most_snapshot_bytes: as many snapshots of the slots' states as are of use.
         grammar_bytes: what grammars need before there is one; 0: there are none.
         rows: of logits of the target that requests which decode have in a pass, at most.
@@ -285,7 +285,7 @@ def plan_for_models(
         settings: what the user asks for.
         models: the target first.
         context: the target's maximum number of tokens per request.
-        later_bytes: bytes beside the KV cache that fill up only as requests come.
+        later_bytes: bytes outside the KV cache that fill up only as requests come.
         grammar_bytes: see `Demand`.
 
     Raises:
@@ -367,13 +367,13 @@ def _room(supply: Supply, demand: Demand) -> int:
 
 
 def _tokens_that_fit(supply: Supply, demand: Demand, others: int) -> int:
-    """Tokens of whole blocks that fit beside so many bytes of weights and snapshots."""
+    """Tokens of whole blocks that fit if weights and snapshots take `others` bytes."""
     room = _room(supply, demand) - others
     return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
 def _snapshot_bytes(supply: Supply, demand: Demand, enough: int, limit: int) -> int:
-    """Bytes for snapshots beside all weights and a KV cache of `enough` to `limit` tokens."""
+    """Bytes left for snapshots with all weights and a KV cache of `enough` to `limit` tokens."""
     room = _room(supply, demand) - demand.mapped_weights - _BESIDE_WEIGHTS_BYTES
     share = max(room // _SNAPSHOT_SHARE, room - limit * demand.kv_token_bytes)
     least = _in_blocks(enough) * demand.kv_token_bytes

@@ -85,7 +85,7 @@ class ModelRunner:
         vocab_size: width of the logits.
         hidden_size: numbers in a hidden state; 0: the graph does not output hidden states.
         states: the inputs of layers that the graph outputs for a draft head; None without.
-        given_states: [max_tokens, size], what a draft head reads beside tokens; None: it is none.
+        given_states: [max_tokens, size], input of a draft head besides tokens; None: it is none.
         next_states: [max_tokens, size], of a draft head's latest pass, in the order of its logits.
 
     Raises:
@@ -262,7 +262,7 @@ class ModelRunner:
 
 
 def given_size(session: Session) -> int:
-    """Numbers in the states that a graph, a draft head's, reads beside tokens; 0: it reads none."""
+    """Width of the states that a draft head's graph reads; 0: the graph reads only tokens."""
     return sum(item.shape[-1] for item in session.get_inputs() if item.name == _STATES)
 
 

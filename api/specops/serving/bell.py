@@ -2,7 +2,7 @@
 
 `call_soon_threadsafe` lets other threads run while it writes to a socket. So the event loop takes
 the interpreter at once, and the engine waits for all that the loop does before its next pass. Here
-the loop gets the interpreter when the pass begins, and works beside it.
+the loop gets the interpreter when the pass begins, and works during the pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work beside the engine that clients take turns at: compiling grammars, encoding long texts.
+"""Work outside the engine that clients take turns at: compiling grammars, encoding long texts.
 
 One thread does it. Of the clients that wait, the one that has had the least of its time goes next;
 a client that comes back after a while begins where the others are, so idling earns no credit (the

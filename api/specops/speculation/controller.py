@@ -36,8 +36,8 @@ _FIRST_ASKS = 8
 # once, and the gain follows later.
 _PATIENCE = 16
 _ASKS = 64  # what it may lose in one request, in times that it is asked
-# After at most so many steps with draft tokens comes one without: what these take beside their
-# passes shows only beside others. Sooner at first.
+# After at most so many steps with draft tokens comes one without. Only the comparison shows what
+# draft tokens cost outside the pass. Sooner at first.
 _FIRST_PLAIN, _PLAIN_STEPS = 8, 128
 
 
@@ -64,7 +64,7 @@ class Proposal:
         start: number of tokens that its next token looks back at.
         draft: the draft tokens, maybe none.
         attempts: the drafters that were asked, in their order.
-        asking_seconds: of each, beside what the drafter took.
+        asking_seconds: of each, without the drafter's own time.
         missed: name of the first drafter that was asked, where none proposed anything.
         declined: name of the drafter whose draft tokens, or of the chain that, did not seem to pay.
     """
@@ -112,7 +112,7 @@ class Controller:
         positions: length of the longest draft.
 
     Attributes:
-        overhead: what steps take beside their passes.
+        overhead: what steps take outside their passes.
     """
 
     def __init__(self, target: CostModel, positions: int) -> None:
@@ -144,7 +144,7 @@ class Controller:
     ) -> bool:
         """Whether it is worth its time to ask a drafter for a request.
 
-        A lookup takes ten microseconds and more: nothing beside a pass of 20 ms, but much where
+        A lookup takes ten microseconds and more: nothing next to a pass of 20 ms, but much where
         eight requests share a pass of 0.4 ms. Each drafter is asked once for a new request.
 
         Args:
@@ -266,7 +266,7 @@ class Controller:
         account.expected += _WEIGHT * (draft.expected - account.expected)
 
     def read(self, drafter: str, seconds: float) -> None:
-        """Learn how long a drafter has read texts, beside what it took to ask it."""
+        """Learn how long a drafter has read texts, not counting the time to ask it."""
         self._account(drafter).credit.book(-seconds, self._patience, self._now)
 
     def drawn(self, tokens: int, seconds: float) -> None:

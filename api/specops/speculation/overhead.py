@@ -1,4 +1,4 @@
-"""Learns what a step takes beside its passes: planning, choosing tokens, text, output.
+"""Learns what a step takes outside its passes: planning, choosing tokens, text, output.
 
 A pass of a small model takes a tenth of a millisecond, and each token that comes of it a third of
 that again: it is decoded, searched for stop strings and handed to its client. A draft token has a

@@ -19,7 +19,7 @@ _PIECE = 4 << 20  # bytes read at a time; a multiple of a large page
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder into a file beside them.
+    """Write the checksums of all files of a folder into a file next to them.
 
     Raises:
         OSError: a file cannot be read, or the folder cannot be written.

@@ -115,7 +115,7 @@ def clear_leftovers(root: Path) -> None:
 
 @contextmanager
 def _lock_of(folder: Path, waiting: Callable[[], None] | None) -> Iterator[int]:
-    """Lock a file beside `folder`, which need not exist; see `locked`.
+    """Lock a file next to `folder`, which need not exist; see `locked`.
 
     Across the machines that share an NFS volume, only a file that is open for writing can be
     locked. It lies outside of the folder, which may be replaced, listed and compared.

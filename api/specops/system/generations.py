@@ -1,9 +1,9 @@
 """Which files of a cache may go: services of several versions may share it, each with its own.
 
 What a cache keeps is named by what it was made from and by a format version. After an update the
-new version makes its own beside the old one's, and a rolling update runs both for a while. So the
-two that were used last always stay, and older ones go once nobody has used them for a week. The
-time of a file or folder says when it was last used.
+new version adds its own entry and leaves the old one's, and a rolling update runs both for a while.
+So the two that were used last always stay, and older ones go once nobody has used them for a week.
+The time of a file or folder says when it was last used.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class MemoryReading:
 
     If a cgroup limits this process, the figures are those of the whole cgroup, because the limit
     counts them; otherwise they are those of this process, with the machine's memory as the limit.
-    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is
-    what the kernel allows beside `limit`, which may be more; None if it holds no limit of swap. It
-    may hold none although an engine was asked for one.
+    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is the
+    swap that the kernel allows in addition to `limit`, which may be more; None if it enforces no
+    limit of swap. It may enforce none although an engine was asked for one.
     """
 
     anon: int

@@ -118,7 +118,7 @@ def confine(parent: int, memory_bytes: int, stack_bytes: int | None = None) -> s
 
     Args:
         parent: the process that this one must not outlive.
-        memory_bytes: of addresses, beside those that the idle process has.
+        memory_bytes: address space that it may add to that of the idle process.
         stack_bytes: of this thread; None: the system's limit.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The files beside a model's weights that say how text becomes tokens and back, by their names."""
+"""Names of the files, next to a model's weights, that say how text becomes tokens and back."""
 
 from __future__ import annotations
 

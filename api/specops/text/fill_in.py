@@ -61,7 +61,7 @@ class FillIn:
     ) -> GapPrompt:
         """Return the prompt that asks for the text between two others.
 
-        Both texts together get half of the context, or a quarter beside chunks, which then get
+        Both texts together get half of the context. With chunks they get a quarter, and the chunks
         half: the first ones are left out. Editors add chunks at the end and drop some of them, so
         where they fit a jump to another place leaves most of the prompt as it was. As in
         llama-server, three quarters of the texts' part are for the one before the gap, which loses

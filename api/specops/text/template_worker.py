@@ -41,7 +41,7 @@ from jinja2.utils import Namespace
 
 from specops.text.confined_worker import EXCEEDED, REFUSED, TEXT, confine, serve
 
-_MEMORY_BYTES = 128 << 20  # of addresses, beside those that the idle process has
+_MEMORY_BYTES = 128 << 20  # address space, in addition to the idle process's
 _ERROR_CHARACTERS = 2000
 _FEW = 16  # compiled templates that are kept; a model has two at most
 _LATE_IMPORTS = (html, jinja2.constants, jinja2.debug, pprint, textwrap, unicodedata)

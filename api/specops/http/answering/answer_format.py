@@ -75,9 +75,9 @@ class AnswerFormat:
     def grammar(self, text_grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of a whole answer.
 
-        Thoughts and calls stand beside a text that follows a grammar. Without such a grammar an
-        answer is free, unless a call is required, must follow its schema or be the only one, or
-        unless some tools may not be called.
+        With a grammar for its text, an answer may still have thoughts and calls. Without one it is
+        free, unless a call is required, must follow its schema or be the only one, or unless some
+        tools may not be called.
 
         Args:
             text_grammar: the grammar that the answer's text follows.

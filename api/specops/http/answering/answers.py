@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def reported_tokens(self) -> int:
-        """Number of tokens that the answer tells of: its own, the likely ones beside each."""
+        """Number of tokens in the answer, with the likely alternatives of each."""
         asked = self.request
         beside = max(asked.logprobs or 0, len(asked.logprob_tokens)), asked.prompt_logprobs or 0
         return len(self.pieces) * (1 + beside[0]) + len(self.prompt) * (1 + beside[1])

@@ -196,17 +196,17 @@ class EngineOptions(Constraints):
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        """Number of likeliest tokens to report for each position; None: no probabilities."""
         return None
 
     @property
     def logprob_tokens(self) -> Sequence[int]:
-        """Tokens to report beside each token, in place of the likeliest."""
+        """Tokens to report for each position, instead of the likeliest."""
         return ()
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        """Number of likeliest tokens to report for each token of the prompt; None: nothing."""
         return None
 
     @property
@@ -267,7 +267,7 @@ class SeededOptions(EngineOptions):
         None,
         ge=-(1 << 63),
         le=(1 << 63) - 1,
-        description="same seed, same output, with any drafter and beside any other requests; "
+        description="same seed, same output, with any drafter and under any load; "
         "choice i has seed + i",
     )
     stop: Stops | None = Field(None, description="strings that end the output; not part of it")

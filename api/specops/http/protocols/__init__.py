@@ -1,6 +1,6 @@
 """The protocols: a module has one protocol's bodies, its endpoints and what writes its answers.
 
-A new protocol is a module beside these, and a line here. The line's place is that in `/docs`.
+A new protocol is one more module here, and a line below. `/docs` keeps the order of the lines.
 """
 
 from __future__ import annotations

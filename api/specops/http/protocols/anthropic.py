@@ -538,5 +538,5 @@ def _block(block: Block, text: str) -> dict[str, Any]:
 
 
 def _signature(thoughts: str) -> str:
-    """Return what clients keep beside thoughts and send back with them."""
+    """Return the signature that clients keep with thoughts and send back with them."""
     return hashlib.sha256(thoughts.encode("utf-8", "replace")).hexdigest()

@@ -46,7 +46,7 @@ class GenerateRequest(SeededOptions):
         None,
         ge=0,
         le=(1 << 63) - 1,
-        description="same seed, same output, with any drafter and beside any other requests",
+        description="same seed, same output, with any drafter and under any load",
     )
     details: bool = Field(False, description="add `details` to the answer")
 

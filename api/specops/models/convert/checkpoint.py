@@ -168,7 +168,7 @@ class Checkpoint:
     def _follow_tensors(self) -> None:
         """Corrects settings that the stored tensors contradict, as transformers does.
 
-        A head that is stored beside the embedding, with other values, is the head, even if the
+        A head that is stored separately from the embedding, with other values, is used even if the
         config ties both. Where queries have a bias and no output has one, outputs have none.
         """
         config = self.config.get("text_config") or self.config
@@ -384,7 +384,7 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     try:
         single = path_inside(path, _SINGLE)
-        # As in transformers: an index beside a whole file is of other files.
+        # As in transformers: next to a whole file, an index belongs to other files.
         files = indexed(index) if index.exists() and not single.is_file() else [single]
     except ValueError as error:
         raise ExportError(str(error)) from error

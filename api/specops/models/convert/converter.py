@@ -53,7 +53,7 @@ class ExportedModel:
 
     @property
     def graph_file(self) -> Path:
-        """The ONNX graph; the file of its weights is beside it."""
+        """The ONNX graph; the file of its weights is in the same folder."""
         return self.path / _GRAPH_FILE
 
     def manifest(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def export_checkpoint(
         progress: called with the finished and the total bytes of the checkpoint.
         source_digest: for the manifest, `Parts.digest` of the checkpoint; empty: it is not known.
         in_place: leave a GGUF's blocks where they are, and link to a tokenizer.json: the export
-            then works beside the checkpoint only.
+            then works only while the checkpoint stays where it is.
 
     Raises:
         ExportError: the checkpoint cannot be exported faithfully, or `destination` is in use. After

@@ -99,7 +99,7 @@ def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, 
 
 
 def packed_points(zero_points: Float) -> Codes:
-    """4-bit zero points [N, blocks] as bytes, two in each; a zero beside an odd last one."""
+    """4-bit zero points [N, blocks] as bytes, two in each; an odd last one is padded with 0."""
     points = zero_points.astype(np.uint8)
     return packed_codes(np.pad(points, ((0, 0), (0, points.shape[1] % 2))), 4)
 

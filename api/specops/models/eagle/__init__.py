@@ -1,1 +1,1 @@
-"""Reads the checkpoints of EAGLE-3 heads and converts them into graphs beside their target's."""
+"""Reads the checkpoints of EAGLE-3 heads and converts them into graphs that run with a target's."""

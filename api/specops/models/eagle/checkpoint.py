@@ -25,7 +25,7 @@ _KINDS = {kind: name for name, kind in _INTEGERS.items()}
 class HeadCheckpoint(Checkpoint):
     """A head's checkpoint.
 
-    Weights [N, K] of type I8 have scales [N, K / group] beside them, `NAME_scale`: the format
+    Weights [N, K] of type I8 come with scales [N, K / group], `NAME_scale`: the format
     `int-quantized` of the library compressed-tensors.
     """
 

@@ -1,4 +1,4 @@
-"""Converts an EAGLE-3 checkpoint into the graphs that run it beside its target.
+"""Converts an EAGLE-3 checkpoint into the graphs that run it with its target.
 
 `python -m specops.models.eagle.convert HEAD TARGET_GRAPH DEST --quant int8-64 --context N` runs in
 a separate process. What the checkpoint leaves out, its embedding or its output rows, is taken from
@@ -49,8 +49,8 @@ def convert(
         weights: state dicts of torch, where the checkpoint has no safetensors.
 
     Raises:
-        ExportError, ModelError, ModelLoadError: the head cannot be run beside this target; the
-            message says why.
+        ExportError, ModelError, ModelLoadError: the head cannot run with this target; the message
+            says why.
     """
     embedding = Embedding(graph)
     layers = len(mixers(onnx.load(graph, load_external_data=False).graph.node))

@@ -123,7 +123,7 @@ class Embedding:
             if node.op_type in _LOOK_UPS and _IDS in node.input:
                 break
         else:
-            raise ModelError(f"{path} has no table of embeddings: no draft head can run beside it")
+            raise ModelError(f"{path} has no table of embeddings: no draft head can run with it")
         self._rows = _row_reader(node, [item for item in weights if item.name in node.input], path)
         logits = next(item for item in graph.output if item.name == LOGITS)
         vocab_size: int = logits.type.tensor_type.shape.dim[-1].dim_value

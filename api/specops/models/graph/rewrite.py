@@ -19,7 +19,7 @@ An output that the caller does not ask for costs nothing. For a draft head there
 model's own MTP block there are instead `final_rows` int64 [R] and `states` [1, R, size], the last
 hidden states of these tokens; `logit_rows` then are places in `final_rows`.
 
-A draft head's own graph takes `states` float32 [1, T, size] beside the tokens, and gives
+A draft head's own graph takes the tokens and `states` float32 [1, T, size], and gives
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
 """
 
@@ -304,7 +304,7 @@ def _cache_shape(graph: onnx.GraphProto, node: onnx.NodeProto) -> Attention:
     if past.type.tensor_type.elem_type != TensorProto.FLOAT:
         raise RefusedGraphError(
             f"the input {past.name} is not float32: the graph was made for a GPU, and there is "
-            "often one for CPUs beside it"
+            "often one for CPUs next to it"
         )
     if len(dims) != 4 or dims[1] != attributes_of(node)["kv_num_heads"] or dims[3] < 1:
         raise RefusedGraphError(

@@ -1,4 +1,4 @@
-"""Reads weights of a graph that lie in a file beside it, and checks where they lie."""
+"""Reads a graph's weights from the file next to it, and checks where they lie."""
 
 from __future__ import annotations
 

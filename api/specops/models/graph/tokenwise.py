@@ -1,8 +1,8 @@
 """Checks that a graph computes each token by itself, except in attention.
 
-Only then may tokens of several requests stand beside each other in a pass, and may the graph leave
-out the tokens that need no logits after the last attention. Every operator that a graph may use has
-a rule here; the rule follows the axis of tokens. A node of any other operator is refused by name.
+Only then may several requests share a pass, and may the graph leave out the tokens that need no
+logits after the last attention. Every operator that a graph may use has a rule here; the rule
+follows the axis of tokens. A node of any other operator is refused by name.
 """
 
 from __future__ import annotations

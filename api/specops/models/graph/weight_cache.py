@@ -58,7 +58,7 @@ def prepacked_graph(
         cache_dir: the folder for prepacked graphs.
         report: called with what takes time.
         states: layers whose inputs a draft head reads: another graph than the one without.
-        mtp: the graph of the model's MTP block, whose form then lies beside the model's.
+        mtp: the graph of the model's MTP block, which is prepacked into the same folder.
 
     Returns:
         The prepacked graph; its weights are in the page cache.
@@ -69,7 +69,7 @@ def prepacked_graph(
     """
     root, key = cache_dir / "prepacked", graph_key(graph, states, mtp)
     try:
-        # Replicas that start together read beside each other, so this takes no lock.
+        # Replicas that start together read at the same time, so this takes no lock.
         if folder := _found(root, key):
             use(folder)  # first, so that no other process takes it for unused
             if _intact(folder, report):
@@ -104,15 +104,15 @@ def _found(root: Path, key: str) -> Path | None:
 def graph_key(graph: Path, states: Sequence[int] = (), mtp: Path | None = None) -> str:
     """Return a key that differs if the graph, the processor, ONNX Runtime or the format does.
 
-    An export's manifest has a digest of its source, and beside it lie checksums of its files. So
-    copies of an export have the same key, whenever they were made. For a graph without a manifest
-    its path counts, for one without checksums the sizes and times of its files.
+    An export has a manifest with a digest of its source, and checksums of its files. So copies of
+    an export have the same key, whenever they were made. For a graph without a manifest its path
+    counts, for one without checksums the sizes and times of its files.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update("".join(f"{layer}\0" for layer in states).encode())
     if mtp is not None:
         digest.update(mtp.read_bytes())
-    digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
+    digest.update(graph.read_bytes())  # a few hundred kilobytes, without the weights
     manifest = graph.with_name(MANIFEST)
     digest.update(
         manifest.read_bytes() if manifest.is_file() else str(graph.resolve()).encode() + b"\0"

@@ -1,4 +1,4 @@
-"""The list of all drafters. A new one is a file beside this one, added to `make_drafters`."""
+"""The list of all drafters. A new one is a file in this folder, added to `make_drafters`."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ _schema = _shape(
 )
 _schemas = _each(_schema, list, "it is not a list of schemas")
 _names = _shape(_is_names, "it is not a list of names")
-# In drafts 3 and 4 these were true or false, beside another keyword.
+# In drafts 3 and 4 these were true or false, and changed another keyword or a property.
 _required = _shape(lambda value: _is_truth(value) or _is_names(value), "it is not a list of names")
 _bound = _shape(lambda value: _is_truth(value) or _is_number(value), "it is not a number")
 _count = _shape(lambda value: whole(value) is not None, "it is not a count")

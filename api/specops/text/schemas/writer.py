@@ -7,8 +7,8 @@ library does not know are said in those that it knows, where that is possible: `
 
 Objects are closed where a value stands. There, everything that is joined to one schema counts
 together: the parts of `allOf` and targets of `$ref` are written in place, open, and the whole gets
-`additionalProperties: false` beside a list of all their names. The only references that are left
-stand alone as the schema of a value: the library cannot follow others in a circle.
+`additionalProperties: false` and a list of all their names. A reference stays only if it is a
+value's whole schema: the library cannot follow others in a circle.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Writer:
 
     def _required(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         names = node[keyword]
-        if isinstance(names, bool):  # as draft 3 had it, beside a property
+        if isinstance(names, bool):  # as in draft 3, in a property's schema
             if names:
                 self._leave_out(at)
             return

@@ -192,7 +192,7 @@ def _holds(text: str | None, *words: str) -> bool:
 
 
 def _in_order(text: str | None) -> bool:
-    """Whether a text beside a call stands before it, and the call before its result."""
+    """Whether a message's text comes before its call, and the call before its result."""
     if not _holds(text, _SAID, _FIRST[0], _RESULT):
         return False
     _, _, after = str(text).rpartition(str(_ASKED["content"]))

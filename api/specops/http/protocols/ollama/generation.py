@@ -56,7 +56,7 @@ _NO_IMAGES = Field(None, description="not supported: this server reads texts onl
 
 
 class OllamaRequest(OllamaModel, LlamaOptions):
-    """The fields that chats and prompts share. Fields of `options` may also stand beside it."""
+    """The fields that chats and prompts share. Those of `options` may also be at the top level."""
 
     without_effect = MACHINE_OPTIONS
     usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
@@ -95,7 +95,7 @@ class OllamaRequest(OllamaModel, LlamaOptions):
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report beside each token."""
+        """Number of likeliest tokens to report for each position."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

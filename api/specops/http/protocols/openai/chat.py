@@ -244,7 +244,7 @@ class ChatRequest(OpenAiRequest):
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report beside each token."""
+        """Number of likeliest tokens to report for each position."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self) -> Conversation:

@@ -27,7 +27,7 @@ from specops.request import Piece
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
 MAX_CHOICES = 128  # OpenAI's own bound of `n`
-MAX_LIKELY = 20  # tokens beside each token: OpenAI's bound of `top_logprobs`
+MAX_LIKELY = 20  # tokens for each position: OpenAI's bound of `top_logprobs`
 _ITEMS = {"type": ["object", "null"]}
 PromptLogprobs = Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": _ITEMS})]
 
@@ -88,12 +88,12 @@ class OpenAiRequest(ReportingOptions):
 
     @property
     def logprob_tokens(self) -> Sequence[int]:
-        """Tokens to report beside each token, in place of the likeliest."""
+        """Tokens to report for each position, instead of the likeliest."""
         return self.logprob_token_ids or ()
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        """Number of likeliest tokens to report for each token of the prompt; None: nothing."""
         return self.prompt_logprobs
 
     @property

@@ -115,7 +115,7 @@ class CompletionRequest(OpenAiRequest):
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report beside each token of the prompt; None: nothing."""
+        """Number of likeliest tokens to report for each token of the prompt; None: nothing."""
         wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
         return max((count for count in wanted if count is not None), default=None)
 

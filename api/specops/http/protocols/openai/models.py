@@ -42,7 +42,7 @@ class Model(BaseModel):
     drafters: list[str]
     chat: bool = Field(description="the model answers messages; otherwise it continues texts")
     batch_invariant: bool = Field(
-        description="output is bit for bit the same alone and beside others, speculative or not"
+        description="output is bit for bit the same alone or in a batch, speculative or not"
     )
     foreign_products: list[str] = Field(
         description="nodes of the graph that prevent batch invariance; empty where there is none"

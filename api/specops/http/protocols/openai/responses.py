@@ -182,7 +182,7 @@ class ResponsesRequest(EngineOptions):
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        """Number of likeliest tokens to report for each position; None: no probabilities."""
         return (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
 
     @cached_property

@@ -29,7 +29,7 @@ from specops.text.tokenizer import Tokenizer
 
 _LENGTH = 128  # tokens of a sample
 _SAMPLES = 64
-_STATES_BYTES = 1 << 30  # for states of the samples that are written beside each other
+_STATES_BYTES = 1 << 30  # for states of the samples that are written together
 _SEED = 17  # the same checkpoint gives the same weights
 _WHOLE = SamplingParams(temperature=1.0)  # the model's own distribution
 
@@ -84,7 +84,7 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
 def _write(
     texts: Sequence[list[int]], length: int, runner: ModelRunner, rng: np.random.Generator
 ) -> Iterator[int]:
-    """Lets texts go on up to a length, all beside each other.
+    """Continues all texts together, up to a length.
 
     Yields:
         After each pass, the number of finished tokens of each.

@@ -93,7 +93,7 @@ class GatedDecoder(Family):
     output, down = "self_attn.o_proj", "mlp.down_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one product has no gate
     fused_gate = False  # whether the one tensor of `up` has both, the gate first
-    gguf_names: ClassVar[Mapping[str, str]] = {}  # beside those of `gguf_tensors`; empty: none
+    gguf_names: ClassVar[Mapping[str, str]] = {}  # in addition to `gguf_tensors`; empty: none
     _factors: str | None = None  # of queries, in the graph
 
     def __init__(self, config: ModelConfig) -> None:

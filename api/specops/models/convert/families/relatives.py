@@ -237,7 +237,7 @@ class Phi3(GatedDecoder, architectures="Phi3ForCausalLM", gguf="phi3"):
 
 
 class Cohere2(GatedDecoder, architectures="Cohere2ForCausalLM", gguf="cohere2"):
-    """Command R7B and Command A: attention and feed-forward beside each other, norms without bias.
+    """Command R7B and Command A: attention and feed-forward in parallel, norms without bias.
 
     Layers with a window rotate pairs of neighbours; the others do not rotate.
     """
@@ -282,7 +282,7 @@ class Starcoder2(GatedDecoder, architectures="Starcoder2ForCausalLM", gguf="star
 
 
 class Phi(GatedDecoder, architectures="PhiForCausalLM", gguf="phi2"):
-    """Phi-1, 1.5 and 2: attention and feed-forward beside each other, biases, also of the head."""
+    """Phi-1, 1.5 and 2: attention and feed-forward in parallel, biases, also of the head."""
 
     name = "phi"
     defaults: ClassVar = {"max_position_embeddings": 2048, "partial_rotary_factor": 0.5}

@@ -13,7 +13,7 @@ from specops.models.convert.gguf.header import GgufTensor, GgufTensors
 _LAYER = re.compile(r"blk\.(?P<index>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 _FUSED = re.compile(r"(?P<layer>blk\.\d+\.)attn_qkv(?P<kind>\.weight|\.bias)")
 _BESIDE_TEXT = ("v.", "a.", "mm.")  # what reads images or sound, in files of Ollama
-_MTP = {  # tensors of an MTP block beside those of its layer, which is behind the model's own ones
+_MTP = {  # tensors of an MTP block outside its layer, which comes after the model's own layers
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",
     "nextn.hnorm": "pre_fc_norm_hidden",

@@ -168,7 +168,7 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
     check_neutral(metadata, strength, (0, 1))
     factor = _linear_factor(metadata) if kind == "linear" else 1.0
     if factors and "factors" not in factors:
-        raise metadata.error(key, "needs rope_factors_long.weight beside the short factors")
+        raise metadata.error(key, "needs rope_factors_long.weight with the short factors")
     if factors:
         return {"rope_type": "factors", "factors": [one * factor for one in factors["factors"]]}
     return None if factor == 1 else {"rope_type": "linear", "factor": factor}
