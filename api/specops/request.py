@@ -279,7 +279,7 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0  # those of them that an earlier request had computed
+    cached_prompt_tokens: int = 0  # of these, computed by an earlier request
     generated_tokens: int = 0
     sequence_steps: int = 0  # passes in which this request decoded
     drafts: int = 0  # steps with at least one draft token

@@ -106,7 +106,7 @@ class SamplingDefaults(NamedTuple):
         """Read a model's generation_config.json, which may be missing.
 
         Returns:
-            the values, and those of the file that cannot be used, by name.
+            the values, and the file's unusable values by name.
         """
         file = folder / GENERATION_CONFIG
         try:

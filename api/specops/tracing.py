@@ -218,8 +218,8 @@ class Tracing:
 def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
     """Set tracing up as the `OTEL_` variables ask for it.
 
-    What stands in its way is logged and leaves it off: such variables are often those of a whole
-    machine, and a service without traces is better than none.
+    A problem is logged and leaves tracing off: such variables are often set for a whole machine,
+    and a service without traces is better than none.
     """
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

@@ -117,7 +117,7 @@ def _generate(engine: Engine, settings: Settings) -> None:
 
 
 def measure(environment: Mapping[str, str], runs: int, report: Callable[[str], None]) -> list[Run]:
-    """Load the model in processes of their own, one after the other.
+    """Load the model several times, each in a new process.
 
     The first process does not count: it makes missing files (downloads, conversions, the layout of
     the weights for this processor). After it, the files are in the page cache.

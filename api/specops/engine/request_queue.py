@@ -1,8 +1,8 @@
 """The request queue: requests that wait for a slot, by the order that prompts in slots follow, too.
 
 Each client has a heap, so a request comes and goes in logarithmic time. What is known of a prompt's
-beginning changes while it waits, and its rank with it: the first one's is computed anew before it
-gets a slot, and those of a few others in turn whenever a slot was given.
+beginning changes while it waits, and its rank with it. So the first one's rank is computed anew
+before it gets a slot, and a few others' in turn whenever a slot is given.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class RequestState:
     Attributes:
         request: the client's request.
         drafters: whom it may ask for draft tokens, in their order.
-        chain: those of them that have begun its slot.
+        chain: the drafters among them that have begun its slot.
         tokens: prompt and generated tokens.
         num_computed: number of tokens that the target's cache holds.
         more_tokens: number of tokens of the prompts to embed after this one.

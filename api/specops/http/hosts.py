@@ -106,7 +106,7 @@ class Hosts:
         """Let a request pass.
 
         Raises:
-            ApiError: it came under a name that is none, or not the service's.
+            ApiError: its Host is not a valid name, or not a name of the service.
         """
         host = headers.get("host", "")
         if _NOT_IN_HOST.search(host):

@@ -41,7 +41,7 @@ class Metrics(Series):
 
     Args:
         registry: registry of the series; a new one by default.
-        max_k_draft: number of draft positions that have counters of their own.
+        max_k_draft: number of draft positions with separate counters.
         volume: a folder on the volume that holds the models.
         clock: returns seconds, for the window over the last minute.
 

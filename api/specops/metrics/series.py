@@ -161,7 +161,7 @@ class Series:
 
     Args:
         registry: registry of the series.
-        max_k_draft: number of draft positions that have counters of their own.
+        max_k_draft: number of draft positions with separate counters.
     """
 
     # Passes.

@@ -24,7 +24,7 @@ def is_gguf(path: Path) -> bool:
 def shards_of(name: str) -> list[str]:
     """Return the names of all shards in order; `name` is one of them, or of a file that is whole.
 
-    Safetensors and the files of torch are numbered like those of a GGUF.
+    Safetensors and torch's files are numbered like a GGUF's.
     """
     shard = _SHARD.fullmatch(name)
     if shard is None:

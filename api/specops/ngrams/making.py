@@ -169,7 +169,7 @@ class Progress:
         """Note whose conversations these are. Another quantization of a model is the same one.
 
         Raises:
-            ModelError: they are those of another model.
+            ModelError: they are another model's.
         """
         if not self.conversations.exists():  # nothing of the earlier model's is there
             self.known.pop("target", None)

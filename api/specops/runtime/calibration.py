@@ -51,7 +51,7 @@ class _Times:
     Attributes:
         sizes: numbers of tokens in the measured passes, ascending from 1.
         past: number of tokens before them.
-        far: number of tokens before those of the pass that measures attention.
+        far: number of tokens before the pass that measures attention.
         spans: of one token each, of the pass that measures states; 1: the model has none.
         seconds: of the pass for attention, then of those over `sizes` from the widest to the
             narrowest, then of the first one again without tokens before its own, then of the pass

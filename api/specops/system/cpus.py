@@ -73,7 +73,7 @@ def available_threads(
     Args:
         root: mount of the cgroups.
         proc: mount of procfs.
-        cpus: CPUs that the process may run on; None: those of its affinity.
+        cpus: CPUs that the process may run on; None: as its affinity says.
         system: folder with a description of each CPU.
     """
     allowed = allowed_cpus() if cpus is None else cpus

@@ -1,6 +1,6 @@
 """Installs a seccomp filter for this process and all that it starts. Only the standard library.
 
-The numbers are those of <linux/filter.h>, <linux/seccomp.h>, <linux/audit.h> and <linux/prctl.h>.
+The numbers are from <linux/filter.h>, <linux/seccomp.h>, <linux/audit.h> and <linux/prctl.h>.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Published folders do not always repeat them in tokenizer.json: `tokenizer_config.json` has them in
 `added_tokens_decoder`, older folders in `added_tokens.json`. A token that is missing would be cut
-into pieces in a prompt and shown in an answer. The rules are those of transformers, except that a
-token never gets another id than the files say.
+into pieces in a prompt and shown in an answer. The rules are transformers', except that a token
+never gets another id than the files say.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _listed(folder: Path) -> Iterator[str]:
     for content in _settings(folder):
         for name in _LISTS:
             entries = content.get(name)
-            if isinstance(entries, dict):  # by names of their own
+            if isinstance(entries, dict):  # by name
                 entries = list(entries.values())
             for entry in entries if isinstance(entries, list) else ():
                 if text := _text(entry):

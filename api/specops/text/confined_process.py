@@ -1,4 +1,4 @@
-"""Has strangers' programs run in a process of their own, and ends it when one takes too long.
+"""Runs strangers' programs in a separate process, and ends it when one takes too long.
 
 Chat templates and grammars are such programs. `confined_worker` says what the process has no access
 to. This module starts it, gives it one program at a time, and measures. A program that exceeds a

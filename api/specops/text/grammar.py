@@ -77,8 +77,8 @@ _Key = tuple[str, Grammar]  # with the name of the client's key
 class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
-    It keeps the grammars that were used last, and those of all matchers that still live. Clients
-    with keys share none: whether a grammar is known would tell one what another one asks for.
+    It keeps the most recently used grammars, and the grammars of all live matchers. Clients with
+    keys share none: whether a grammar is cached would tell one client what another asks for.
 
     Args:
         tokenizer: the model's tokenizer.

@@ -1,4 +1,4 @@
-"""Has grammars written and tried by `grammar_worker`, in a process of their own."""
+"""Has grammars written and tried in a separate process, by `grammar_worker`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The library could read `tokenizer.json` itself. But then it keeps a second tokenizer, and each
 token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 while it reads them.
-So it gets the bytes of the tokens, and asks our tokenizer for those of a text: 89 MB, at most 119.
+So it gets the bytes of the tokens, and calls our tokenizer to split a text: 89 MB, at most 119.
 """
 
 from __future__ import annotations

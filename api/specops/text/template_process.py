@@ -1,4 +1,4 @@
-"""Has chat templates rendered by `template_worker`, in a process of their own."""
+"""Has chat templates rendered in a separate process, by `template_worker`."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A template comes from strangers, with the model's weights. Jinja's sandbox keeps it away from
 Python's objects, but lets it loop for days or make values of any size, and a sandbox within an
-interpreter has had holes before. So templates run in a process of their own, which
-`confined_worker` confines. `template_process` starts it, stops it when a rendering takes too long,
-and believes nothing that comes back.
+interpreter has had holes before. So templates run in a separate process, which `confined_worker`
+confines. `template_process` starts it, stops it when a rendering takes too long, and trusts
+nothing that comes back.
 
 A request is:
 

@@ -78,7 +78,7 @@ async def generate(
     Args:
         prepare: called on a thread where that may take long.
         count: number of prompts.
-        more: number of characters that `prepare` reads besides those of the body.
+        more: number of characters that `prepare` reads in addition to the body.
         renders: a chat template writes the prompts.
 
     Raises:

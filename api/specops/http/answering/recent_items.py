@@ -33,7 +33,7 @@ class RecentItems:
         self._lock = threading.Lock()  # long answers are written, and read, on threads
 
     def keep(self, client: str, items: Iterable[Mapping[str, Any]]) -> None:
-        """Keep a client's items, which have ids of their own."""
+        """Keep a client's items under their ids."""
         with self._lock:
             for item in items:
                 text = dumps(item)

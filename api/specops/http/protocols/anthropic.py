@@ -157,7 +157,7 @@ class Turn(Body):
     content: Text | Blocks
 
     def messages(self, left_out: list[str]) -> list[Message]:
-        """Return the messages for a chat template: results are messages of their own.
+        """Return the messages for a chat template: each result becomes a separate message.
 
         Args:
             left_out: gets the names of blocks that are left out of them.

@@ -142,7 +142,7 @@ class GenerateResponse(BaseModel):
 _RESPONSES = EVENTS | error_responses(*GENERATING, 422)
 PATH = "/generate"
 router = APIRouter(tags=["generate"])
-PROTOCOL = Protocol(  # the framework's own conventions; also those of all other paths
+PROTOCOL = Protocol(  # the framework's own conventions, which all other paths follow
     router=router,
     prefixes=("",),
     prompts={PATH: Prompt("prompt", "text_completion")},

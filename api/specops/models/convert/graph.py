@@ -199,8 +199,8 @@ class DecoderGraph:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N].
 
         `name` ends with `.qkv` for queries, keys and values together, with `.v` for values. The
-        last `value_size` rows of the former are those of values, by default as the model's shape.
-        Weights that are few and matter much may ask for so many bits.
+        last `value_size` rows of `.qkv` are the values', by default as many as the model's shape
+        says. Weights that are few and matter much may ask for at least `least_bits`.
         """
         own, values = self.quantization.bits, self.quantization.value_bits
         if value_size is None:

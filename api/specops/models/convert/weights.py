@@ -133,7 +133,7 @@ class WeightStore:
     def file_rows(self, name: str, matrix: Matrix) -> tuple[list[str], Orders]:
         """The blocks of a GGUF's `matrix`: for each part [N, bytes of a row], written once.
 
-        Other weights become Q8_0. Where rows stay in their file, those of a part may have an order.
+        Other weights become Q8_0. Where rows stay in their file, a part's rows may have an order.
         """
         if matrix.name not in self._rows:
             found, orders = self._rows[matrix.name] = [], []

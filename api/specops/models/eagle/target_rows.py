@@ -1,7 +1,7 @@
 """Reads rows of a target's embedding and output matrix from its graph, with any quantization.
 
-The rows of a GGUF and of an embedding are looked up, and those of a GGUF can also be taken over as
-they are. Else the product that computes the logits is run alone on the rows of the identity matrix:
+The rows of a GGUF and of an embedding are looked up, and a GGUF's rows can also be copied as they
+are. Otherwise the product that computes the logits runs alone on the rows of the identity matrix:
 its results are the columns of the output matrix.
 """
 

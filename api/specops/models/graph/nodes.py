@@ -12,8 +12,8 @@ from specops.models.folder import ModelError
 from specops.runtime import kernels
 
 ATTENTION = "GroupQueryAttention"  # of exports
-# The operators of the engine's own in which a token sees those before it, with the number of their
-# inputs that have tokens.
+# Our operators in which a token sees earlier tokens, with the number of their inputs that have
+# tokens.
 MIXING = {
     kernels.ATTENTION: 3,
     kernels.SHORT_CONV: 1,

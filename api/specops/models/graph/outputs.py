@@ -173,8 +173,8 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
 def output_final_states(graph: onnx.GraphProto) -> None:
     """Add an output `states`: what the output rows read, of the rows `final_rows`.
 
-    An MTP block reads this: the last state, after the final norm. The logits are those of rows
-    among these: `logit_rows` are places in `final_rows`.
+    An MTP block reads this: the last state, after the final norm. Logits are computed for some of
+    these rows: `logit_rows` are places in `final_rows`.
 
     Raises:
         RefusedGraphError: the logits are not a product with weights.

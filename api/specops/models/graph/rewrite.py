@@ -186,7 +186,7 @@ def _constants_to_initializers(graph: onnx.GraphProto) -> None:
 def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
     """Replace attention; returns what each layer keeps, by the name of its output.
 
-    A layer whose keys and values are those of an earlier one, to the bit, reads that one's.
+    A layer with exactly the keys and values of an earlier layer reads the earlier layer's.
     """
     found = [node for node in graph.node if node.op_type == ATTENTION]
     if not found:

@@ -1,6 +1,6 @@
 """Replaces a graph's products and look-ups by our operators, and writes their weights as tiles.
 
-Weights are those of MatMulNBits, or a GGUF's blocks (`specops.models.convert.graph`). A tile holds
+Weights come from MatMulNBits, or are a GGUF's blocks (`specops.models.convert.graph`). A tile holds
 the weights of 16 columns in the order in which the kernels read them (`tiles.h`).
 """
 
@@ -95,7 +95,7 @@ def write_tiles(
         location: the name of the file `target`, for the graph.
         target: gets the tiles in the order of the nodes; each product's start on a page.
         written: tiles that other graphs have in `target`; this graph's are added.
-        most_logits: largest number of logits, whole tiles of them: those of the first tokens.
+        most_logits: largest number of logits, in whole tiles, for the first tokens.
 
     Returns:
         The tiles, and the tables whose rows are looked up as they are, which still lie in `folder`.
@@ -157,8 +157,8 @@ def _fewer_logits(
     """Let the graph compute the logits of the first tokens only, with the first of their tiles.
 
     Returns:
-        The tiles, which are the beginning of those of all tokens; none where it stays as it is:
-        there are no more tokens, the tiles have several types, or the product has a bias.
+        The tiles, the first of all tokens' tiles; none if the graph stays as it is: there are no
+        more tokens, the tiles have several types, or the product has a bias.
     """
     node = next((item for item in graph.node if LOGITS in item.output), None)
     if node is None or (node.domain, node.op_type) != (kernels.DOMAIN, kernels.MATMUL):

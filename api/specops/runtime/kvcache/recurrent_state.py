@@ -9,7 +9,7 @@ the inputs of rejected tokens. A short convolution has no state, it reads the ri
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
 snapshot: a copy of the state and of the inputs behind it. It serves texts that diverge anywhere
 between the two, as long as the cache has the blocks up to there. Snapshots are about as large as a
-state, so they have a limit of their own: those taken on the way through a long prompt are dropped
+state, so they have a separate limit: those taken on the way through a long prompt are dropped
 first, then the least recently used one.
 """
 

@@ -84,7 +84,7 @@ class GuessingDrafter(Drafter):
     ) -> list[DraftContext]:
         """Guess one more token of each, behind `guess` others; see `_first`.
 
-        `rows` are those of the guesses before, among those that were returned then.
+        `rows` are the places of `contexts` in what the call before this one returned.
         """
 
     def _forward(self, batch: Batch) -> Floats:

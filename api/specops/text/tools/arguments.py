@@ -116,7 +116,7 @@ def _of_python(text: str) -> tuple[Any, str]:
     return None, ""
 
 
-# -- values that stand as in Python, or with marks of their own around texts -----------------------
+# -- values written as in Python, or with a format's own marks around texts ------------------------
 
 
 def literal_as_json(text: str, quote: str, types: set[str]) -> str:

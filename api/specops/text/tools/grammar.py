@@ -50,7 +50,7 @@ class CallGrammar:
 
     Args:
         calls: the model's format of calls.
-        special: the tags that are tokens of their own, with their ids; see `Tokenizer.mark`.
+        special: the tags that are single tokens, with their ids; see `Tokenizer.mark`.
         thinking: the tags around the model's thoughts; None if it does not think.
         begun: whether the prompt ends with the first of these tags.
     """

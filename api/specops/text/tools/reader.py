@@ -476,7 +476,7 @@ class AnswerReader:
                 item = ""
             else:
                 item += char if item else char.strip()
-            # Models with marks of their own write this one, too, as in other languages.
+            # Models with their own marks write this one, too, as in other languages.
             opened = ('"',) if item == '"' else self._form.quotes
             within = next((mark for mark in opened if item.endswith(mark)), "")
             depth = max(0, depth + (char in "{[(") - (char in "}])"))

@@ -59,7 +59,7 @@ class CompletionRequest(OpenAiRequest):
         None,
         ge=0,
         le=MAX_LIKELY,
-        description="report each token's probability, and those of this many others",
+        description="report the probability of each token and of this many others",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
     best_of: int | None = Field(

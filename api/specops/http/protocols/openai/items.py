@@ -145,7 +145,7 @@ class FunctionNames:
     """The names by which the model calls functions: two namespaces may have one of the same name.
 
     Attributes:
-        tools: all tools, those of namespaces included, by these names.
+        tools: all tools by these names, including the tools of namespaces.
         sent: by such a name, the namespace and the name that the client knows.
     """
 

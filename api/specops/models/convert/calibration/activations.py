@@ -59,7 +59,7 @@ class Activations:
         Args:
             name: an output of one of the nodes.
             nodes: all nodes so far.
-            initializers: at least those of these nodes.
+            initializers: all that these nodes read; there may be more.
             folder: the folder of the weight file.
             block: weights per scale.
         """

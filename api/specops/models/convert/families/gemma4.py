@@ -101,7 +101,7 @@ class Gemma4(
             raise config.error(_BY_LAYER, f"must have the layers of the type {FULL}, and no others")
         if not kinds[-1]:
             raise config.error("layer_types", f"must end with {FULL}")
-        self._own = layers - config.count("num_kv_shared_layers")  # layers with keys of their own
+        self._own = layers - config.count("num_kv_shared_layers")  # layers with their own keys
         if not {*kinds[self._own :]} <= {*kinds[: max(self._own, 0)]}:
             raise config.error(
                 "num_kv_shared_layers",
@@ -206,7 +206,7 @@ class Gemma4(
         return shapes
 
     def feed_forward_width(self, index: int) -> int:
-        """Layers without keys of their own may be twice as wide."""
+        """Layers that share another's keys may be twice as wide."""
         return self.feed_forward_size * (2 if self._wide and index >= self._own else 1)
 
     def layer_tensors(self, index: int) -> Shapes:

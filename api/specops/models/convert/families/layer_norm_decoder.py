@@ -1,6 +1,6 @@
 """GPT-2 and OPT: learned positions, layer norms, biases, as many key heads as query heads.
 
-Tensor names are those of transformers' GPT2LMHeadModel and OPTForCausalLM.
+Tensor names follow transformers' GPT2LMHeadModel and OPTForCausalLM.
 """
 
 from __future__ import annotations

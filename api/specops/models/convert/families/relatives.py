@@ -1,6 +1,6 @@
 """Llama and its relatives: each is a few settings of `GatedDecoder`.
 
-Tensor names are those of transformers' classes.
+Tensor names follow transformers' classes.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class GgufCheckpoint(Checkpoint):
 
         Args:
             path: the file, or any of its shards.
-            headers: those of the beginnings of files, whose tensors are not here yet.
+            headers: already read, from files of which only the beginnings are here yet.
 
         Raises:
             ExportError: the file is damaged or cannot be exported.
