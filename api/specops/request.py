@@ -80,7 +80,7 @@ class ToolArguments:
     schema: str
     strict: bool  # see `Grammar`; otherwise the arguments are free where the schema is no good
     path: str = ""  # JSON pointer of this part of the tool's schema
-    form: str = ""  # of a text that is no JSON: a terminal, in which `@text` stands for it
+    form: str = ""  # of a text that is not JSON: a terminal, in which `@text` stands for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,9 @@ class SamplingDefaults(NamedTuple):
 
     @classmethod
     def load(cls, setting: str, folder: Path) -> Self:
-        """Read what a setting says and, where it says nothing, the model in the folder.
+        """Read the setting and, for values that it does not give, the model's file in the folder.
 
-        A warning names what the model's file says and no request could.
+        A warning names values in the model's file that no request could have.
         """
         if setting == NO_ADVICE:
             return cls()

@@ -94,7 +94,7 @@ class Drafting:
         if not asks:
             return scheduled, 0.0
         seconds = self._clock() - begun
-        for one in asking:  # what it took to ask at all, and to choose
+        for one in asking:  # the time for asking itself, and for choosing
             one.proposal.asking_seconds = (seconds - self._proposing) / asks
         return scheduled, seconds
 

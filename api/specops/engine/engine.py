@@ -116,7 +116,7 @@ class Engine:
         return self.scheduler.grammars
 
     def prepare(self) -> None:
-        """Make now what requests will need, and what holds the interpreter while it is made."""
+        """Make the grammars' vocabulary before the first request: it holds up the interpreter."""
         with suppress(UnsupportedTokenizer):
             self.grammars.vocabulary.get()
 

@@ -67,7 +67,7 @@ class ModelInfo:
     end_tokens: frozenset[int] = frozenset()  # of texts
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
-    state_bytes: int = 0  # of what the target's layers without attention keep of all slots
+    state_bytes: int = 0  # of all slots' states in the target's layers without attention
     snapshot_bytes: int = 0  # of snapshots of it, at most
     weight_bytes: int = 0  # of target and draft, mapped
     head: Path | None = None  # a draft head's folder

@@ -61,7 +61,7 @@ class Limits:
 
 
 class _Transport:
-    """A transport that sends what is written within one turn of the event loop at once.
+    """A transport that sends everything written within one turn of the event loop together.
 
     uvicorn writes an answer's head and its body apart: in one piece they take one system call, and
     a server that is killed has sent both or neither.

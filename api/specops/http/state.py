@@ -46,9 +46,9 @@ class Executors:
         self.writing = ThreadPoolExecutor(1, "write")
 
     def shut_down(self) -> None:
-        """End the threads when they are done with what they do.
+        """End the threads when they have finished their current work.
 
-        The application may be started again; a thread begins with its first work.
+        The application may be started again; a thread starts with its first work.
         """
         for turns in (self.compiling, self.rendering, self.encoding, self.encoding_long):
             turns.shut_down()

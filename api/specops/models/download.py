@@ -78,7 +78,7 @@ class HubFile:
 
     @property
     def part(self) -> str:
-        """The name of what is here of it; another version of the file has another one."""
+        """The name of the partial download; another version of the file has another one."""
         return f"{self.name}.{(self.sha256 or self.git_id or '')[:12]}.part"
 
 
@@ -354,7 +354,7 @@ def _size(path: Path) -> int:
 
 
 def _remove_others(folder: Path, files: list[HubFile]) -> None:
-    """Remove what is here of other versions of the files."""
+    """Remove other versions of the files, whole or partial."""
     for file in files:
         if (here := folder / file.name).exists() and not _is_intact(here, file):
             here.unlink()

@@ -44,7 +44,7 @@ Source = Path | HubModel
 """A checkpoint or an exported model: a folder, a file of torch or llama.cpp, or on the hub."""
 
 Downloading = Callable[[str, int, int], None]
-"""Called with what is downloaded, the number of bytes that are here and the number of all bytes."""
+"""Called with a line about the progress, the number of bytes here and the number of all bytes."""
 
 
 @dataclass(frozen=True, slots=True)

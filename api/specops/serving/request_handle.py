@@ -1,4 +1,4 @@
-"""What an HTTP handler holds of its requests: their outputs as they come, and a way to cancel."""
+"""An HTTP handler's view of its requests: their outputs as they come, and a way to cancel."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ class Controller:
     def _settle(
         self, drafter: str, items: Sequence[tuple[SpeculationState, float, float]], count: int
     ) -> None:
-        """Book what asking a drafter has saved for each request, and what it cost.
+        """Book what asking a drafter saved each request, and what it cost.
 
         Args:
             drafter: its name.

@@ -26,7 +26,7 @@ class Credit:
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
         self._due = 0.0  # when it is asked again; the balance is not below 0
-        self._losses = 0  # how often it was used up since it was half of what it may be
+        self._losses = 0  # how often it was used up since it was half full
 
     def share(self, most: float) -> Credit:
         """A balance for a new request: half of this one, and of `most` at most."""

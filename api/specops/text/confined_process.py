@@ -59,7 +59,7 @@ class ProgramProcessError(Exception):
 
 
 class _Ended(Exception):  # noqa: N818 - internal
-    """The process ended, or sent what it never sends."""
+    """The process ended, or sent something that it never sends."""
 
 
 class ConfinedProcess:

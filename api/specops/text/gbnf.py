@@ -31,7 +31,7 @@ def to_lark(text: str) -> str:
     answers follow the grammar, but some texts that it allows never come.
 
     Raises:
-        ValueError: it is no GBNF; the message says where.
+        ValueError: it is not GBNF; the message says where.
     """
     try:
         lark = gbnf_to_lark(_PART.sub(_spelled, text))

@@ -271,10 +271,10 @@ def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tupl
 
 
 def _described(tool: ToolArguments, schema: Mapping[str, Any]) -> str:
-    """Return in Lark what a schema in the library's words describes.
+    """Return, in Lark, the values that a schema in the library's words describes.
 
     Raises:
-        SchemaError: it is of a text that is no JSON, and cannot be said of it.
+        SchemaError: the text is not JSON, and the schema cannot describe it.
     """
     if not tool.form:
         return "%json " + json.dumps({**schema, "x-guidance": LAYOUT})

@@ -235,7 +235,7 @@ class Generation:
 
         Args:
             work: writes it.
-            tokens: number of tokens that it tells of.
+            tokens: number of tokens in it.
         """
         if tokens < _LONG:
             return work()

@@ -256,7 +256,7 @@ def written(value: Any) -> Any:
 
 
 def unread(kind: str) -> str:
-    """Return what a model reads in the place of a part of a result that is no text."""
+    """Return the text that a model reads instead of a part of a result that is not text."""
     return f"[{kind[:64]}: not shown, this model reads text only]"
 
 

@@ -113,7 +113,7 @@ class ContentBlock(Typed):
         raise not_text(self.type, _FIELD)
 
     def result_text(self, left_out: list[str]) -> str:
-        """Return the text of a tool's result; what is no text has a word in its place."""
+        """Return the text of a tool's result, with placeholders for blocks that are not text."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         texts = []

@@ -1,4 +1,4 @@
-"""Sets what a rewritten graph gives: logits and the last hidden state of the tokens that need them.
+"""Sets a rewritten graph's outputs: logits and last hidden states of the tokens that need them.
 
 After the last attention no token depends on other tokens. So the graph continues there only with
 the tokens whose logits are wanted.

@@ -415,7 +415,7 @@ def look_up(
 
 
 def _weights(node: onnx.NodeProto, tensors: Tensors) -> Weights:
-    """Return what is equal for a product and a look-up with the same weights."""
+    """Return a key that is equal for a product and a look-up with the same weights."""
     given, found = attributes_of(node), []
     for name in (input_of(node, place) for place in _WEIGHTS[node.op_type]):
         entries = tensors[name].external_data if name in tensors else ()

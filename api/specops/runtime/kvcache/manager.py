@@ -412,7 +412,7 @@ class KvCache:
         return self._pool.take()
 
     def _remove(self, node: Node) -> None:
-        """Give back what a node that goes has: its block and its snapshots."""
+        """Give back the block and the snapshots of a node that goes."""
         self._pool.free(node.block)
         if self.recurrent is not None:
             for snapshot in list(node.snapshots):

@@ -143,7 +143,7 @@ class GuessingDrafter(Drafter):
         return False
 
     def _draft(self, context: DraftContext) -> Draft:
-        """The request's draft; an adaptive one without what is not reached often enough."""
+        """The request's draft; an adaptive one ends before tokens that are rarely reached."""
         draft = self._guesses.draft(context.slot)
         if context.adaptive:
             return draft.likely(context.max_draft, context.min_reach)

@@ -690,7 +690,7 @@ def _circular(node: Schema, by_pattern: Mapping[str, Any]) -> bool:
 
 
 def _say_once(written: Schema) -> None:
-    """Leave to a pattern of names what it says, too, of a property that is listed."""
+    """Make a listed property's schema `true` if a pattern of names has the same schema."""
     listed = written.get("properties") or {}
     for pattern, rest in written["patternProperties"].items():
         same = [name for name, schema in listed.items() if schema == rest]

@@ -120,7 +120,7 @@ def _of_python(text: str) -> tuple[Any, str]:
 
 
 def literal_as_json(text: str, quote: str, types: set[str]) -> str:
-    """Return a value as JSON; what is no value is a text.
+    """Return a value as JSON; anything that is not a value becomes a string.
 
     Args:
         quote: see `ToolFormat.quote`.

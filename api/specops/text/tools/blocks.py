@@ -1,4 +1,4 @@
-"""The blocks of an answer while it is read: what of them is known, and what is held back."""
+"""The blocks of an answer while it is parsed: the known part of each, and text held back."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
-# Of a text's schema, what holds where the text stands without quotes.
+# Keywords of a text's schema that are enforced where the text has no quotes.
 _OF_TEXTS = ("pattern", "minLength", "maxLength")
-Rule = str | ToolArguments  # as Lark has it, or of what a schema describes
+Rule = str | ToolArguments  # in Lark, or by a schema
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
 
 
 def traits_of(source: str, render: Render) -> TemplateTraits:
-    """Return what a template shows.
+    """Return the traits of a template.
 
     Args:
         source: the template as Jinja.
@@ -375,7 +375,7 @@ def _as_literal(one: str, two: str = "") -> ToolFormat | None:
     again = re.search(rf"(?s)73(.*?){_SECOND[0]}", two)
     between = again[1] if again is not None else f"{rest.rstrip()}\n{opening}"
     mark = parts(opening)[0]
-    # Behind the last call may stand what the turn of a tool begins with.
+    # The beginning of a tool's turn may follow the last call.
     closing = between[: between.index(mark)] if mark in between else rest
     return ToolFormat(
         "literal",

@@ -57,7 +57,7 @@ class OllamaPull(OllamaModel):
 
 
 class OllamaStatus(BaseModel):
-    """How far a download is: what is served is here."""
+    """The progress of a download: served models are always complete."""
 
     status: str
 
@@ -175,7 +175,7 @@ def _parameters(engine: Engine) -> list[tuple[str, float]]:
 
 
 def _modelfile(engine: Engine) -> str:
-    """Return what the model is and is told, in the form of Ollama's files."""
+    """Return the model and its settings as an Ollama Modelfile."""
     info, template = engine.info, engine.chat_template
     lines = [
         "# What the server has, as a Modelfile; the template is Jinja",

@@ -268,9 +268,9 @@ def timings(answers: Sequence[Answer]) -> Timings:
 
 
 def reports(answer: Answer) -> dict[str, Any]:
-    """Return what an event of a stream says of how far the answer is, where the client wants it.
+    """Return the progress fields of a stream's event, if the client wants them.
 
-    Of the prompt it is told once.
+    Progress on the prompt is sent once.
     """
     stats, told = answer.stats, dict[str, Any]()
     if answer.request.step_stats and answer.pieces:

@@ -88,7 +88,7 @@ class Item(Typed):
         return call_id, name or self.required("name"), arguments
 
     def result(self, left_out: list[str]) -> str:
-        """Return the text of a tool's result; what is no text has a word in its place."""
+        """Return the text of a tool's result, with placeholders for parts that are not text."""
         if self.output is None or isinstance(self.output, str):
             return self.output or ""
         parts = self.output if isinstance(self.output, list) else [self.output]

@@ -182,6 +182,6 @@ class GraniteHybrid(
         return self._part_output(f"{name}.mamba", x, index, self.attention_norms)
 
     def _sizes(self) -> tuple[int, int]:
-        """Numbers of a token's values, and of what is convolved: values, B and C."""
+        """Sizes of a token's values, and of the convolution's input: values, B and C."""
         inner = self._space.heads * self._space.size
         return inner, inner + 2 * self._space.state_size

@@ -314,7 +314,7 @@ class _Reader:
         return self._bytes(length, what)
 
     def _value_text(self, key: str) -> str:
-        """A text among the metadata; what is not UTF-8 in it becomes U+FFFD."""
+        """A text among the metadata; bytes that are not UTF-8 become U+FFFD."""
         value = self._raw_text(key, _MAX_TEXT)
         try:
             return value.decode()
