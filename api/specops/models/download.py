@@ -153,23 +153,23 @@ def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
     )
     siblings = info.siblings or []
     folder = PurePosixPath(model.repo_folder)
-    beside = {
+    in_folder = {
         path.name: item
         for item in siblings
         if (path := PurePosixPath(item.rfilename)).parent == folder
     }
     named = {item.rfilename: item for item in siblings}
     if tools := named.get(str(folder / TOOLS_TEMPLATE)):
-        beside[TOOLS_TEMPLATE] = tools
+        in_folder[TOOLS_TEMPLATE] = tools
     try:
-        names = choose_files(set(beside), model.gguf)
+        names = choose_files(set(in_folder), model.gguf)
     except IncompleteError as error:
         raise ModelError(
             f"{model} is not whole on the hub: {error} is missing; take another revision or "
             "repository"
         ) from error
     except ValueError as error:
-        if ADAPTER in beside:
+        if ADAPTER in in_folder:
             raise ModelError(f"{model} {ADAPTER_ADVICE}") from error
         advice = _advice(model, [PurePosixPath(item.rfilename) for item in siblings])
         raise ModelError(f"{model} contains {error}: {advice}") from error
@@ -177,7 +177,7 @@ def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
         raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
     for name in names:
-        item = beside[name]
+        item = in_folder[name]
         size = item.lfs.size if item.lfs else item.size
         if info.sha is None or size is None:
             raise ModelError(
