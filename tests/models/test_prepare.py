@@ -46,7 +46,7 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
 
 @every_preset
 def test_a_presets_settings_are_settings(name: str, preset: Preset) -> None:
-    assert set(preset.settings) <= {"context", "drafter", "sampling", "system"}
+    assert set(preset.settings) <= {"context", "drafter", "kv_dtype", "sampling", "system"}
     variables = {f"SPECOPS_{key.upper()}": str(value) for key, value in preset.settings.items()}
     weights = {"SPECOPS_QUANT": preset.quant, "SPECOPS_DRAFT_QUANT": preset.draft_quant}
     settings = Settings.from_env({**variables, **weights, "SPECOPS_MODEL": name})

@@ -51,20 +51,22 @@ async def test_many_rings_may_be_one_call_and_fill_nothing() -> None:
 
 async def test_a_ring_keeps_the_interpreter() -> None:
     """Another thread that waits for it gets no turn, however often the bell rings."""
-    turns, ends = 0, False
+    turns, ends, gate = 0, False, threading.Lock()
 
     def wait_for_turns() -> None:
         nonlocal turns
+        with gate:  # until then it does not ask for the interpreter
+            pass
         while not ends:
             turns += 1
 
     bell = Bell(asyncio.get_running_loop(), lambda: None)
     interval = sys.getswitchinterval()
     other = threading.Thread(target=wait_for_turns)
-    other.start()
     try:
-        sys.setswitchinterval(5)  # from now on a thread runs until it gives up the interpreter
-        before = turns
+        with gate:
+            other.start()
+            sys.setswitchinterval(5)  # from now on a thread runs until it gives up the interpreter
         for _ in range(20_000):
             bell.ring()
         found = turns
@@ -73,4 +75,4 @@ async def test_a_ring_keeps_the_interpreter() -> None:
         ends = True
         other.join()
         bell.close()
-    assert found == before
+    assert found == 0
