@@ -4,8 +4,7 @@ Half of the time goes to the kernels, a fifth to clients that cut, reset and sta
 twentieth each to odd bodies (`requests`) and to long texts (`texts`), a tenth each to hostile
 grammars (`grammars`) and to readers of files with `rendering`.
 `--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
-a hundred times as many for the kernels, whose cases take a tenth of a millisecond, and an eighth
-for texts. The command prints how many cases ran. A finding ends its subject; it is printed with the
+fifty times as many for the kernels, whose cases take some milliseconds, and an eighth for texts. The command prints how many cases ran. A finding ends its subject; it is printed with the
 seed, with which `--seed` repeats the case, and the exit status is 1.
 """
 
@@ -38,7 +37,7 @@ class Subject(NamedTuple):
 
 _REST = 0.1 / (len(parsers.READERS) + 1)
 SUBJECTS = {
-    "kernels": Subject(kernels.fuzz, 0.5, 100),
+    "kernels": Subject(kernels.fuzz, 0.5, 50),
     "sockets": Subject(sockets.run, 0.2, 10),
     "requests": Subject(requests.run, 0.05),
     "texts": Subject(texts.run, 0.05, 1 / 8),
