@@ -4,8 +4,9 @@ Half of the time goes to the kernels, a fifth to clients that cut, reset and sta
 twentieth each to odd bodies (`requests`) and to long texts (`texts`), a tenth each to hostile
 grammars (`grammars`) and to readers of files with `rendering`.
 `--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
-fifty times as many for the kernels, whose cases take some milliseconds, and an eighth for texts. The command prints how many cases ran. A finding ends its subject; it is printed with the
-seed, with which `--seed` repeats the case, and the exit status is 1.
+fifty times as many for the kernels, whose cases take some milliseconds, and an eighth for texts.
+The command prints how many cases ran. A finding ends its subject; it is printed with the seed, with
+which `--seed` repeats the case, and the exit status is 1.
 """
 
 from __future__ import annotations
