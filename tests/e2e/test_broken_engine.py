@@ -22,7 +22,8 @@ from tests.waiting import wait
 
 pytestmark = pytest.mark.e2e
 
-# Beside other engines: it makes no bridge and no firewall rules, as no container ever runs.
+# It makes no bridge and no firewall rules, as no container ever runs. Without a bridge an engine
+# deletes `docker0`, which may be that of another one: hence a network of its own.
 ALONE = (
     *("--bridge=none", "--iptables=false", "--ip6tables=false"),
     *("--ip-forward=false", "--ip-masq=false"),
@@ -41,7 +42,8 @@ def engine() -> Iterator[str]:
         places = ("--host", address, "--pidfile", folder / "pid")
         places += ("--data-root", folder / "data", "--exec-root", folder / "exec")
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(["dockerd", *places, *ALONE, *BROKEN], stderr=log)
+            command = ["unshare", "--net", "dockerd", *places, *ALONE, *BROKEN]
+            process = subprocess.Popen(command, stderr=log)
         try:
             wait("the engine", lambda: run("docker", "--host", address, "info").returncode == 0)
             yield address
