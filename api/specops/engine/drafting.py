@@ -140,6 +140,12 @@ class Drafting:
             None where it gets no draft.
         """
         state, request, text = item.state, item.state.request, item.state.tokens
+        proposal, own = item.proposal, item.state.speculation
+        asked = proposal and any(self.controller.asks(own, one.name) for one in state.chain)
+        if not asked and request.sampling.grammar is None:
+            if proposal and request.k_draft and state.remaining > 1:
+                proposal.declined = request.drafter
+            return None
         rows = self._budget.most_rows // requests - 1
         if request.sampling.grammar is not None:
             # Forced tokens leave the half of a pass to prompts that wait.
@@ -154,10 +160,9 @@ class Drafting:
         forced = len(item.forced)
         rows -= forced if request.logprobs is not None else 0
         most = min(request.k_draft, state.remaining - 1 - forced, rows)
-        if most < 1 or (proposal := item.proposal) is None or state.finish:
+        if most < 1 or proposal is None or state.finish:
             return None
-        asks, own = self.controller.asks, state.speculation
-        if not any(asks(own, one.name) for one in state.chain):
+        if not asked:
             proposal.declined = request.drafter
             return None
         most = self._reserve(state, forced + most) - forced

@@ -29,10 +29,11 @@ class Credit:
         self._losses = 0  # how often it was used up since it was half full
 
     def share(self, most: float) -> Credit:
-        """A balance for a new request: half of this one, and of `most` at most."""
-        part = Credit(min(self.seconds, most) / 2)
-        part._losses = self._losses
-        return part
+        """A new request's balance: half of this one, and of `most` at most.
+
+        It is asked again soon, however often others were not worth it: its text may be one that is.
+        """
+        return Credit(min(self.seconds, most) / 2)
 
     def is_due(self, now: float) -> bool:
         """Whether the drafter is worth its time, or may be tried again."""
