@@ -300,7 +300,7 @@ def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
     for _ in range(9):
         look_up(controller, SpeculationState(), LONG)
     assert look_up(controller, fresh, 1) == 1
-    assert look_up(controller, fresh, 1) == 0  # its own text has brought nothing
+    assert 3 <= look_up(controller, fresh, 30) <= 8  # its own text has brought nothing either
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
