@@ -67,16 +67,8 @@ STACK = (
     ("GATEWAY_CLIENT_RATE", "200", "requests per second of one client's address (with replicas)"),
     ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
     ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
-    (
-        "TARGET_URL",
-        "",
-        "API that `make load` loads; empty: that of SPECOPS_PORT here",
-    ),
-    (
-        "LOAD_SHAPE",
-        "users",
-        "shape of load tests",
-    ),
+    ("TARGET_URL", "", "API that `make load` loads; empty: that of SPECOPS_PORT here"),
+    ("LOAD_SHAPE", "users", "shape of load tests"),
 )
 
 

@@ -235,9 +235,7 @@ class Drafting:
                 attempt = Attempt(drafter.name, proposal.draft, seconds / len(asked))
                 proposal.attempts = [*proposal.attempts, attempt]
             if found.tokens:
-                draft = found.cut(
-                    one.most
-                )  # the drafter may keep its own, the engine notes on this
+                draft = found.cut(one.most)  # a copy to note on: the drafter may keep its own
                 draft.drafter = drafter.name
                 proposal.draft = better(proposal.draft, draft) if proposal.draft.tokens else draft
             proposal.missed = proposal.missed or drafter.name
