@@ -16,7 +16,8 @@ def run(engine: Engine, *requests: GenerationRequest) -> Served:
     """Run requests beside each other; none of them may end in an error."""
     served = serve(engine.scheduler, *requests)
     for request in requests:
-        assert served.outputs[request.request_id][-1].error is None
+        error = served.outputs[request.request_id][-1].error
+        assert error is None, error
     return served
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -362,6 +363,25 @@ def test_a_grammar_whose_masks_take_long_is_not_taken(monkeypatch: pytest.Monkey
     matcher = slow(grammars().matcher(regex("[a-z]{9}")), 0.03, monkeypatch)
     with pytest.raises(GrammarError, match="takes 30 ms for a token: at most 20 ms are allowed"):
         matcher.probe()
+
+
+def test_a_pause_of_the_machine_is_no_fault_of_the_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processor time has what a hypervisor took from it: a reading of a second may be that."""
+    (letter,) = tokenizer().encode("a", special_tokens=False)
+    for pause in range(20):
+        matcher = grammars().matcher(regex("[a-z]+"))
+        readings = count()
+        monkeypatch.setattr(
+            "specops.text.grammar.time.thread_time",
+            lambda readings=readings, pause=pause: float(next(readings) > pause),
+        )
+        matcher.probe()
+        for _ in range(4):
+            matcher.masks((letter, letter))
+            matcher.advance(letter)
+            matcher.settle(0.005)
 
 
 def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() -> None:

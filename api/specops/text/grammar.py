@@ -43,6 +43,7 @@ _WORD = 32  # tokens in a word of a mask
 _PROBED = 8  # masks that are computed before a grammar is taken
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
 _MASK_SECONDS = 0.02  # one mask
+_READING_SECONDS = 0.03  # at most so much of one reading counts: a pause of the machine is in it
 _CALL_SECONDS = 0.05  # all that one pass asks of a grammar
 _SHARE = 0.25  # of the passes' time, on average
 _MIN_SECONDS = 0.002  # in each pass, however short it is
@@ -349,6 +350,7 @@ class Matcher:
             GrammarError: they take too long, or it allows no text.
         """
         draw = random.Random(0)  # nosec B311: not a secret
+        slow = 0
         self._mask()  # the first one reads much that is kept
         for step in range(_PROBED):
             bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
@@ -364,7 +366,8 @@ class Matcher:
                     raise
                 return  # other texts may be simple enough
             seconds = time.thread_time() - begun
-            if seconds > _MASK_SECONDS:
+            slow += seconds > _MASK_SECONDS
+            if slow > 1:  # one may be a pause of the machine
                 raise GrammarError(
                     f"to follow it takes {1000 * seconds:.0f} ms for a token: "
                     f"at most {1000 * _MASK_SECONDS:.0f} ms are allowed"
@@ -405,10 +408,17 @@ class Matcher:
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], None]]:
         """Count the processor time of a block; what it yields ends one that takes too long."""
-        begun = time.thread_time()
+        begun, spent = time.thread_time(), 0.0
+
+        def read() -> None:
+            nonlocal begun, spent
+            now = time.thread_time()
+            spent += min(now - begun, _READING_SECONDS)
+            begun = now
 
         def check_time() -> None:
-            if time.thread_time() - begun > _CALL_SECONDS:
+            read()
+            if spent > _CALL_SECONDS:
                 raise GrammarError(
                     f"following it takes more than {1000 * _CALL_SECONDS:.0f} ms at once"
                 )
@@ -416,7 +426,8 @@ class Matcher:
         try:
             yield check_time
         finally:
-            self._credit -= time.thread_time() - begun
+            read()
+            self._credit -= spent
 
 
 def _only(mask: Masks, token: int) -> None:
