@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from bench.agents import reuse
 from bench.editor import editor
-from bench.engine import scheduling
 from bench.memory import caps, shapes
 from bench.models import CACHE, LAYER_KINDS, BenchModel, chosen, configured, layer_kind, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import attention, before, guess, kernels, states
+from bench.runtime import attention, before, kernels
 from bench.scale import scale
 from bench.serving import at_once, order
 from bench.speculation import adaptive, chat, compare, concurrency, equality, mtp
@@ -124,23 +123,11 @@ BENCHMARKS = {
         _attention, attention.FULL, attention.QUICK,
         "attention alone by past, rows and cache, this checkout against another",
     ),
-    "guess": Benchmark(
-        guess.run, guess.FULL, guess.QUICK,
-        "what a draft head's guess costs, at full size (8 GB of disk at first)",
-    ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "this checkout against another"),
-    "scheduling": Benchmark(
-        lambda o, plan: scheduling.run(tinyllama(o.cache), plan),
-        scheduling.FULL, scheduling.QUICK, "what requests cost each other",
-    ),
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
     "shapes": Benchmark(
         shapes.run, shapes.FULL, shapes.QUICK,
         "published shapes at full size: conversion, service under 4 GB, one token (root)",
-    ),
-    "states": Benchmark(
-        states.run, states.FULL, states.QUICK,
-        "concurrent requests on recurrent layers, and prompts whose states fade",
     ),
     "peers": Benchmark(
         lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
@@ -200,13 +187,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="adaptive, attention, caps, equality, shapes, guess, mtp: those whose names contain "
+        help="adaptive, attention, caps, equality, shapes, mtp: those whose names contain "
         "this, or one of A,B,C",
     )
     flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="scheduling, caps, equality, shapes, states, guess, mtp, editor, peers, serving, "
-        "quality: where what they make and install is kept (default: %(default)s)",
+        help="caps, equality, shapes, mtp, editor, peers, serving, quality: "
+        "where what they make and install is kept (default: %(default)s)",
     )  # fmt: skip

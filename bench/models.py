@@ -26,7 +26,6 @@ from bench.tools.report import progress
 from specops.config import ConfigError, Settings
 from specops.engine.engine import NO_DRAFTER
 from specops.models import convert as export
-from specops.models.convert.checkpoint import Checkpoint
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
@@ -45,7 +44,7 @@ from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
-TINYLLAMA, LLAMA_160M, FADING = "tinyllama", "llama-160m", "qwen3.5-0.8b-fading"
+TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
 _INT4 = "int4-128-rtn"  # plain rounding: calibration finds nothing in random weights
 _CONTEXT = 512  # of the random model: enough for a benchmark, with a small KV cache
 
@@ -198,24 +197,6 @@ def _llama_160m_checkpoint(path: Path) -> None:
     _write_tokenizer(path)
 
 
-def _fading_checkpoint(path: Path) -> None:
-    """Qwen3.5 0.8B's shape, in which all states fade behind tokens 0.
-
-    They are zeros, and attention adds nothing to them.
-    """
-    REPOSITORIES["Qwen/Qwen3.5-0.8B"].write(path, None)
-    for name, stored in Checkpoint(path).tensors.items():
-        if name.endswith("self_attn.o_proj.weight"):
-            zeros = stored.nbytes
-        elif name.endswith("embed_tokens.weight"):
-            zeros = stored.nbytes // stored.shape[0]
-        else:
-            continue
-        with stored.file.open("r+b") as stream:
-            stream.seek(stored.offset)
-            stream.write(bytes(zeros))
-
-
 # Small models with heads, and of kinds of layers that Llama does not have, by what writes them.
 HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
     "eagle-3-head": partial(make_llama_checkpoint, layers=8, context=2048),
@@ -253,7 +234,6 @@ def _random_head(kind: str, target: Path) -> Path:
 _WRITERS = LAYER_KINDS | {
     TINYLLAMA: tinyllama_checkpoint,
     LLAMA_160M: _llama_160m_checkpoint,
-    FADING: _fading_checkpoint,
 }
 
 

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,36 +103,22 @@ def _converted(name: str, cache: Path) -> int:
     return int(file.read_text(encoding="ascii"))
 
 
-@contextlib.contextmanager
-def loaded(names: Mapping[str, str], cache: Path, **sizes: int) -> Iterator[dict[str, Worker]]:
-    """A process for each shape, with a model that has no draft.
-
-    Args:
-        names: of the shapes in `bench.models`, by the names of the sides.
-        cache: where shapes are kept.
-        sizes: settings such as `slots`.
-    """
-    with contextlib.ExitStack() as stack:
-        workers = {}
-        for side, name in names.items():
-            folder = shape(name, WEIGHTS[_QUANT], cache)
-            workers[side] = stack.enter_context(Worker(side, _COMMAND))
-            asked = {"target": str(folder), "draft": NO_DRAFTER, "cache_dir": str(cache / "caps")}
-            workers[side].ask("load", settings=asked | sizes)
-        yield workers
-
-
 def _timed(name: str, cache: Path, plan: Plan) -> list[tuple[int, list[float]]]:
     """Bytes of weights and milliseconds of a token: the shape's, then TinyLlama's."""
-    turns, sides = Turns(), {name: PUBLISHED[name], TINYLLAMA: TINYLLAMA}
-    with loaded(sides, cache, slots=1, context=_CONTEXT) as workers:
+    turns, step = Turns(), {"streams": 1, "draft_tokens": 0, "steps": plan.steps}
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for side, published in {name: PUBLISHED[name], TINYLLAMA: TINYLLAMA}.items():
+            workers[side] = stack.enter_context(Worker(side, _COMMAND))
+            settings = {
+                "target": str(shape(published, WEIGHTS[_QUANT], cache)), "draft": NO_DRAFTER,
+                "cache_dir": str(cache / "caps"), "slots": 1, "context": _CONTEXT,
+            }  # fmt: skip
+            workers[side].ask("load", settings=settings)
         weights = [worker.ask("weight_bytes") for worker in workers.values()]
-        step = Timed(
-            "1 token",
-            lambda worker: worker.ask("steps", streams=1, draft_tokens=0, steps=plan.steps),
-        )
-        turns.measure(workers, [step], plan.rounds)
-    return list(zip(weights, turns.ms[step.title].values(), strict=True))
+        case = Timed("1 token", lambda worker: worker.ask("steps", **step))
+        turns.measure(workers, [case], plan.rounds)
+    return list(zip(weights, turns.ms[case.title].values(), strict=True))
 
 
 def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:

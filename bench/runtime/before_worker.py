@@ -59,12 +59,9 @@ class Steps:
         """Bytes of weights that every token reads."""
         return self.engine.info.weight_bytes
 
-    def steps(self, streams: int, draft_tokens: int, steps: int, past: int = 0) -> list[float]:
-        """Seconds of each step in which the streams decode, or verify so many draft tokens.
-
-        Each has so many tokens of `past`; 0: 200.
-        """
-        self._fill(streams, 4 * (steps + _WARM_STEPS) + 64, draft_tokens, past)
+    def steps(self, streams: int, draft_tokens: int, steps: int) -> list[float]:
+        """Seconds of each step in which the streams decode, or verify so many draft tokens."""
+        self._fill(streams, 4 * (steps + _WARM_STEPS) + 64, draft_tokens)
         seconds = []
         for _ in range(_WARM_STEPS + steps):
             start = time.perf_counter()
@@ -73,9 +70,9 @@ class Steps:
         self._clear()
         return seconds[_WARM_STEPS:]
 
-    def prompt(self, tokens: int, zeros: int = 0) -> list[float]:
-        """Seconds from a prompt's arrival to its first token; it ends with so many tokens 0."""
-        self._add(tokens, 1, zeros=zeros)
+    def prompt(self, tokens: int) -> list[float]:
+        """Seconds from a prompt's arrival to its first token."""
+        self._add(tokens, 1)
         start = time.perf_counter()
         while self.scheduler.busy:
             self.scheduler.step()
@@ -107,11 +104,10 @@ class Steps:
         self._clear()
         return [passed / done]
 
-    def _add(self, tokens: int, output: int, draft_tokens: int = 0, zeros: int = 0) -> str:
+    def _add(self, tokens: int, output: int, draft_tokens: int = 0) -> str:
         number = next(self._numbers)
         rng = np.random.default_rng(number)
-        prompt = rng.integers(1, self.engine.info.vocab_size, tokens - zeros).tolist()
-        prompt += [0] * zeros
+        prompt = rng.integers(1, self.engine.info.vocab_size, tokens).tolist()
         request = GenerationRequest(
             request_id=str(number),
             prompt_tokens=tuple(prompt),
@@ -123,9 +119,9 @@ class Steps:
         self.scheduler.add(self.engine.admit(request))
         return str(number)
 
-    def _fill(self, streams: int, output: int, draft_tokens: int = 0, past: int = 0) -> set[str]:
+    def _fill(self, streams: int, output: int, draft_tokens: int = 0) -> set[str]:
         """Start streams and run until each has its first token; returns their ids."""
-        running = {self._add(past or _PAST, output, draft_tokens) for _ in range(streams)}
+        running = {self._add(_PAST, output, draft_tokens) for _ in range(streams)}
         begun: set[str] = set()
         while begun < running:
             outputs = self.scheduler.step().outputs

@@ -21,9 +21,9 @@ def test_a_worker_times_steps_prompts_and_both_together(
     }  # fmt: skip
     worker.load(settings)
     assert len(worker.steps(4, 0, 5)) == 5
-    assert len(worker.steps(1, 3, 2, past=16)) == 2
+    assert len(worker.steps(1, 3, 2)) == 2
     assert not worker.scheduler.busy
-    (seconds,) = worker.prompt(64, zeros=60)
+    (seconds,) = worker.prompt(64)
     assert seconds > 0
     (by_token,) = worker.mixed(2, 40, 0.2)
     assert by_token > 0
