@@ -27,7 +27,7 @@ from specops.request import (
     Piece,
     SourceStats,
 )
-from specops.runtime.cost_model import ReadingSpeed
+from specops.runtime.cost_model import PrefillSpeed
 from specops.sampling_defaults import SamplingDefaults
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
@@ -60,7 +60,7 @@ INFO = ModelInfo(
     ort_matmuls=(),
     chat=False,
     sampling=SamplingDefaults(),
-    reading=ReadingSpeed(1 / 256),
+    reading=PrefillSpeed(1 / 256),
     embedding_size=4,
     head=Path("/models/fake/head"),
     ngrams=Path("/models/fake/ngrams.bin"),

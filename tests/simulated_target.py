@@ -231,7 +231,7 @@ class SimulatedTarget:
             self._logits[: len(scored)] = self.text.logits(scored, last)
         return self._logits[: len(scored)]
 
-    def hand_states(self, slot: int, length: int) -> None:
+    def publish_hidden_states(self, slot: int, length: int) -> None:
         """Nothing: no draft head reads its states."""
 
     def hidden_states(self, row: int, count: int) -> Floats:

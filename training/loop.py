@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specops.system.folders import file_at_once
+from specops.system.folders import atomic_file
 from training.checkpoint import save_model
 from training.data import Sampler
 from training.optim import Optimizer
@@ -88,7 +88,7 @@ class Training(ABC):
             "seconds": self.budget.seconds_done,
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with file_at_once(self.file) as partial:
+        with atomic_file(self.file) as partial:
             torch.save(state, partial)
 
     def resume(self) -> None:

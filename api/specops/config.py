@@ -187,9 +187,10 @@ def _unknown(name: str, known: Collection[str]) -> ConfigError:
     return ConfigError(f"{name} is not a setting{meant} The settings are: {', '.join(known)}")
 
 
-def _knob(
+def setting(
     default: Any, parse: Callable[[str], Any], help_text: str, *, secret: bool = False
 ) -> Any:
+    """Declare a setting: its default, what reads its text, and what the documentation says."""
     return field(default=default, metadata={"parse": parse, "help": help_text}, repr=not secret)
 
 
@@ -197,141 +198,141 @@ def _knob(
 class Settings:
     """The settings of the service. Field `x` is read from the variable `SPECOPS_X`."""
 
-    model: str = _knob(
+    model: str = setting(
         "",
         _preset,
         "preset that names target, draft and weights; empty: "
         f"`{CHAT}` where `make up` has fetched it, else `{DEMO}`",
     )
-    target: str = _knob(
+    target: str = setting(
         "",
         os.path.expanduser,
         "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
-    draft: str = _knob(
+    draft: str = setting(
         "",
         os.path.expanduser,
         "draft model or EAGLE-3 head, named as a target is, or a folder with n-grams; empty: the "
         "preset's, or the target's own MTP block; `none`: no draft",
     )
-    quant: str = _knob(
+    quant: str = setting(
         "",
         _weights,
         "weight format of the target, such as `int4-128`; empty: the preset's, or a GGUF's own",
     )
-    draft_quant: str = _knob(
+    draft_quant: str = setting(
         "", _weights, "weight format of the draft, such as `int8-128`; empty: the preset's"
     )
-    models_dir: Path = _knob(_MODELS_DIR, _path, "folder of bundled models")
-    cache_dir: Path = _knob(
+    models_dir: Path = setting(_MODELS_DIR, _path, "folder of bundled models")
+    cache_dir: Path = setting(
         _CACHE_DIR, _path, "folder for downloaded and converted models (Docker: a volume if empty)"
     )
-    drafter: str = _knob(
+    drafter: str = setting(
         "",
         _choice("", *DRAFTERS, "none"),
         "drafter of requests that name none; empty: `cascade` with a draft model or head, else "
         "`suffix`",
     )
-    sampling: str = _knob(
+    sampling: str = setting(
         "",
         _sampling,
         "sampling parameters of requests that set none, such as `temperature=0.2,top_p=0.9`; "
         "empty: the preset's or the model's; `none`: the protocol's",
     )
-    system: str = _knob(
+    system: str = setting(
         "",
         str,
         "system message of conversations without one; empty: the preset's or the model's; "
         "`none`: the chat template's own, if it has one; `empty`: an empty message",
     )
-    max_k_draft: int = _knob(8, Number(0, 16), "maximum draft tokens per request and step")
-    slots: int = _knob(
+    max_k_draft: int = setting(8, Number(0, 16), "maximum draft tokens per request and step")
+    slots: int = setting(
         0,
         Number(0, 64),
         "maximum number of running requests; 0: 8. A small KV cache may allow fewer",
     )
-    context: int = _knob(
+    context: int = setting(
         0,
         _context,
         "tokens per request, 2 to 1,048,576; 0: all that the model or the memory allows",
     )
-    kv_tokens: int = _knob(
+    kv_tokens: int = setting(
         0,
         Number(0, 1 << 24),
         "tokens of the KV cache, for all requests together; 0: as many as memory allows",
     )
-    kv_dtype: str = _knob(
+    kv_dtype: str = setting(
         "fp16",
         _choice("fp32", "fp16", "int8"),
         "element type of the KV cache: fp32, fp16 or int8, which `smollm2` has",
     )
-    max_batched_tokens: int = _knob(
+    max_batched_tokens: int = setting(
         96,
         Number(16, 4096),
         "maximum tokens per forward pass, prompts and draft tokens included",
     )
-    max_inter_token_latency: float = _knob(
+    max_inter_token_latency: float = setting(
         0.25,
         _seconds(0.01, 3600),
         "intended maximum of the seconds between two tokens of a request while other prompts are "
         "computed",
     )
-    prefix_cache: str = _knob(
+    prefix_cache: str = setting(
         "client",
         _choice("client", "all", "off"),
         "who shares cached prefixes and earlier texts: the requests of one `client`, `all` "
         "requests, or none (`off`)",
     )
-    threads: int = _knob(
+    threads: int = setting(
         0, Number(0, 256), "compute threads; 0: one per core, within the CPU quota"
     )
-    queue_size: int = _knob(32, Number(0, 100_000), "requests that may wait for a slot")
-    max_new_tokens: int = _knob(1024, Number(1, 1 << 20), "maximum tokens per answer")
-    request_timeout: float = _knob(
+    queue_size: int = setting(32, Number(0, 100_000), "requests that may wait for a slot")
+    max_new_tokens: int = setting(1024, Number(1, 1 << 20), "maximum tokens per answer")
+    request_timeout: float = setting(
         300.0, _seconds(1, 86_400), "deadline of a request in seconds, waiting for a slot included"
     )
-    drain_timeout: float = _knob(
+    drain_timeout: float = setting(
         25.0, _seconds(0, 3600), "seconds that running requests get to finish after SIGTERM"
     )
-    host: str = _knob("127.0.0.1", str, "address the API listens on")
-    port: int = _knob(8000, Number(1, 65_535), "port the API listens on")
-    api_keys: str = _knob(
+    host: str = setting("127.0.0.1", str, "address the API listens on")
+    port: int = setting(8000, Number(1, 65_535), "port the API listens on")
+    api_keys: str = setting(
         "",
         _keys,
         "keys that clients must send (`Authorization: Bearer ...`), separated by commas, as KEY or "
         "`NAME:KEY`; empty: no key is needed",
         secret=True,
     )
-    metrics_key: str = _knob(
+    metrics_key: str = setting(
         "",
         _key,
         "key that /metrics needs (`Authorization: Bearer ...`); empty: /metrics is open",
         secret=True,
     )
-    allowed_hosts: str = _knob(
+    allowed_hosts: str = setting(
         "",
         _hosts,
         "host names under which the API answers without a key, such as "
         "`llm.example.org,*.example.net`; `*`: any. Addresses and private names are always allowed",
     )
-    allowed_origins: str = _knob(
+    allowed_origins: str = setting(
         "",
         _origins,
         "web pages that may call the API, such as `https://chat.example.org`; `*`: any. Pages of "
         "this machine, editors and desktop apps are always allowed",
     )
-    unknown_fields: str = _knob(
+    unknown_fields: str = setting(
         "ignore",
         _choice("ignore", "refuse"),
         "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse`",
     )
-    unknown_model: str = _knob(
+    unknown_model: str = setting(
         "serve",
         _choice("serve", "refuse"),
         "requests for a model of another name: `serve` and name the model in the answer's "
         "X-Served-Model, or `refuse`",
     )
-    log_level: str = _knob(
+    log_level: str = setting(
         "info",
         _log_level,
         "lowest level of log lines: debug, info, warning or error; `+prompts` after it adds "

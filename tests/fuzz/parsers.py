@@ -26,7 +26,7 @@ from specops.models.convert.families import family_of
 from specops.models.convert.model_config import ModelConfig
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph import prepack as prepacking
-from specops.models.layout import LayoutError, arrange
+from specops.models.layout import LayoutError, normalize
 from specops.models.sentencepiece import SentencePieceError, make_tokenizer
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
@@ -177,7 +177,7 @@ READERS = {
     "layout": Reader(
         _state_dict_folder,
         "pytorch_model.bin.index.json config.json pytorch_model-1.bin",
-        lambda folder: arrange(folder, folder.parent / "arranged"),
+        lambda folder: normalize(folder, folder.parent / "arranged"),
         (LayoutError, StateDictError),
     ),
     "tokenizer": Reader(_tokenizer, "tokenizer.json", _read_tokenizer, TokenizerError),

@@ -14,7 +14,7 @@ import pytest
 from specops.http.errors import ApiError
 from specops.http.protocols import PROTOCOLS
 from specops.http.request_body import MAX_BATCH_BYTES
-from specops.http.sse import WHOLE
+from specops.http.sse import END_OF_STREAM
 from specops.system import logs
 from tests.gateway.running import Fake, Row, row
 from tests.stack import queries
@@ -145,7 +145,7 @@ def test_nothing_is_tried_again_once_an_answer_has_begun(three: Row) -> None:
 @pytest.mark.parametrize("events", [b"", EVENTS, EVENTS * 40_000])
 def test_a_whole_stream_reaches_the_client_in_chunks(three: Row, events: bytes) -> None:
     for fake in three.fakes:
-        fake.streamed = events + WHOLE
+        fake.streamed = events + END_OF_STREAM
     answer = three.post(headers={"x-specops-unframed": "0"})
     assert answer.content == events
     assert answer.headers["transfer-encoding"] == "chunked"

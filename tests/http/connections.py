@@ -82,9 +82,9 @@ class Served:
         self.clients.append(client)
         return client
 
-    def look(self, times: int) -> None:
+    def check_deadlines(self, times: int) -> None:
         for _ in range(times + 1):  # the first one sees what there is
-            self.server.look()
+            self.server.check_deadlines()
 
     def closed(self) -> dict[str, float]:
         registry = self.app.state.specops.metrics.registry

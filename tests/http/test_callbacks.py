@@ -37,7 +37,7 @@ PROTOCOL: dict[str, tuple[Any, ...]] = {
     "on_response_complete": (),
     "timeout_keep_alive_handler": (),
     "shutdown": (),
-    "look": (),
+    "check_deadlines": (),
 }
 
 
@@ -197,7 +197,7 @@ async def test_a_socket_that_breaks_while_it_is_refused_is_closed_without_a_word
         if sent.startswith(WHOLE):
             await until(lambda: made.cycle and made.cycle.response_complete)
         send, own.send = own.send, lambda data: _break_after(own, send, data)  # type: ignore
-        here.look(LIMITS.stall)
+        here.check_deadlines(LIMITS.stall)
         await until(lambda: not here.open)
         mine.close()
         assert not failures(here)
@@ -218,13 +218,13 @@ async def test_sixty_clients_that_leave_at_the_first_byte_of_their_refusal() -> 
         for _ in range(15):
             for client in clients:
                 await client.send(b"GET /h")
-            here.look(LIMITS.stall)
+            here.check_deadlines(LIMITS.stall)
             for client in clients:
                 await client.reader.readexactly(1)
                 own = client.writer.get_extra_info("socket")
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 client.writer.close()
-            here.look(2)
+            here.check_deadlines(2)
             await until(lambda: not here.open)
             here.clients.clear()
             clients = [await here.connect() for _ in range(LIMITS.connections)]
@@ -251,7 +251,7 @@ async def test_a_connection_that_cannot_be_looked_at_does_not_stop_the_look() ->
         for client in (first, second):
             await client.send(b"GET /h")
         first.there._limits = None  # type: ignore[assignment]
-        here.look(LIMITS.stall)
+        here.check_deadlines(LIMITS.stall)
         assert (await second.answer())[0] == 408
         assert await first.reader.read() == b""
         assert failures(here) == {"connection": 1}

@@ -35,7 +35,7 @@ async def test_half_a_request_is_answered_408_and_never_submitted(sent: bytes, r
         if sent.startswith(WHOLE):
             assert (await client.answer())[0] == 200
         before = len(here.service.requests)
-        here.look(LIMITS.stall)
+        here.check_deadlines(LIMITS.stall)
         status, headers, body = await client.answer()
         assert (status, headers["connection"]) == (408, "close")
         assert body["error"]["code"] == "slow_request"
@@ -141,7 +141,7 @@ async def test_refusals_have_the_shape_of_the_protocol_that_is_spoken(
         if ends:
             here.server.should_exit = True
         else:
-            here.look(LIMITS.stall)
+            here.check_deadlines(LIMITS.stall)
         status, headers, body = await client.answer()
     assert (status, headers["connection"]) == (503 if ends else 408, "close")
     assert (int(headers.get("retry-after", 0)) > 0) == ends
@@ -154,9 +154,9 @@ async def test_refusals_have_the_shape_of_the_protocol_that_is_spoken(
 async def test_a_connection_without_a_request_is_closed_without_a_word() -> None:
     async with served() as here:
         client = await here.connect()
-        here.look(LIMITS.stall)
+        here.check_deadlines(LIMITS.stall)
         assert here.open
-        here.look(LIMITS.headers)
+        here.check_deadlines(LIMITS.headers)
         assert await client.reader.read() == b""
         await until(lambda: not here.open)
         assert here.closed() == {"slow_headers": 1}
@@ -175,13 +175,13 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection_for_ever(
     async with served() as here:
         client = await here.connect()
         await client.send(start)
-        here.look(0)
+        here.check_deadlines(0)
         for _ in range(most - 2):  # the server's own look may come between
             await client.send(piece)
-            here.server.look()
+            here.server.check_deadlines()
         assert not here.closed()
         for _ in range(2):
-            here.server.look()
+            here.server.check_deadlines()
         assert (await client.answer())[0] == 408
 
 
@@ -190,9 +190,9 @@ async def test_requests_that_follow_each_other_are_not_taken_for_a_slow_one() ->
         client = await here.connect()
         for _ in range(2 * LIMITS.headers):
             await client.send(WHOLE[:30])
-            here.server.look()
+            here.server.check_deadlines()
             await client.send(WHOLE[30:-5])
-            here.server.look()
+            here.server.check_deadlines()
             await client.send(WHOLE[-5:])
             assert (await client.answer())[0] == 200
         assert not here.closed()
@@ -204,7 +204,7 @@ async def test_a_client_that_waits_for_its_answer_keeps_its_connection() -> None
         client = await here.connect()
         await client.send(WHOLE)
         handle = await service.submitted.get()
-        here.look(10 * LIMITS.idle)
+        here.check_deadlines(10 * LIMITS.idle)
         handle.push(ANSWER)
         assert (await client.answer())[0] == 200
         assert not here.closed()
@@ -216,7 +216,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends() -> 
         client = await here.connect(receive_bytes=4096)
         handle = await stream(client, service)
         await fill(client, handle, 1)
-        here.look(LIMITS.unread)
+        here.check_deadlines(LIMITS.unread)
         await until(lambda: not here.open)
         await asyncio.wait_for(handle.cancelled.wait(), 10)
         assert here.closed() == {"unread": 1}
@@ -230,7 +230,7 @@ async def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
         handle = await stream(client, service)
         for _ in range(LIMITS.unread + 5):
             await fill(client, handle, 40_000)
-            here.server.look()
+            here.server.check_deadlines()
             await client.reader.readexactly(30_000)
         assert not here.closed()
 
@@ -242,7 +242,7 @@ async def test_a_refused_client_that_goes_on_sending_is_closed() -> None:
         client = await here.connect()
         await client.send(HEAD + b"content-length: 1000\r\n\r\nabc")
         assert (await client.answer())[0] == 429
-        here.look(LIMITS.stall)
+        here.check_deadlines(LIMITS.stall)
         assert await client.reader.read() == b""
         assert here.closed() == {"slow_body": 1}
 

@@ -17,7 +17,7 @@ from loadtest.editor_trace import ASKING, WARMING
 from specops.config import Settings
 from specops.request import FinishReason, Output
 from specops.runtime.batch import Batch
-from specops.runtime.cost_model import ReadingSpeed
+from specops.runtime.cost_model import PrefillSpeed
 from specops.runtime.sampling import Floats
 from specops.text.chat_template import ChatTemplate
 from tests.asgi import AsgiClient
@@ -68,7 +68,7 @@ async def coder(*answer: Output, **settings: Any) -> AsyncIterator[Api]:
     """A service with a scripted model that fills in; it refuses fields that it does not know."""
     service = FakeService(answer or (output("x", "y"), output(finish=FinishReason.STOP)))
     service.loaded.tokenizer = fills_in()
-    service.info = replace(INFO, context=4096, reading=ReadingSpeed(TOKEN_SECONDS, PAIR_SECONDS))
+    service.info = replace(INFO, context=4096, reading=PrefillSpeed(TOKEN_SECONDS, PAIR_SECONDS))
     async with api(service, unknown_fields="refuse", **settings) as here:
         yield here
 

@@ -80,7 +80,7 @@ async def answered(here: Served, sent: bytes) -> list[int]:
     await until(lambda: ended() or received._received == len(sent))
     await asyncio.sleep(0)
     if not ended() and received.conn.their_state is not h11.DONE:
-        here.look(LIMITS.body)
+        here.check_deadlines(LIMITS.body)
     await until(lambda: ended() or received._refused)
     client.writer.write_eof()
     answer = await asyncio.wait_for(client.reader.read(), 30)

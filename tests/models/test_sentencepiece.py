@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from specops.models.layout import LayoutError, arrange, parts_of
+from specops.models.layout import LayoutError, normalize, parts_of
 from specops.models.sentencepiece import SentencePieceError, make_tokenizer
 from tests.checkpoints import make_llama_checkpoint
 from tests.text import published_tokenizers as published
@@ -61,13 +61,13 @@ def test_a_checkpoint_with_nothing_else_is_put_in_order(tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
     write_model(source, 2000)
     assert not parts_of(source).in_order
-    arrange(source, tmp_path / "arranged")
+    normalize(source, tmp_path / "arranged")
     made = FastTokenizer.from_file(str(tmp_path / "arranged" / "tokenizer.json"))
     assert made.encode("The fox").ids == published.llama(2000).encode("The fox").ids
     shutil.rmtree(tmp_path / "arranged")
     (source / "tokenizer.model").write_bytes(b"")
     with pytest.raises(LayoutError, match=r"tokenizer\.model is damaged.*put one beside"):
-        arrange(source, tmp_path / "arranged")
+        normalize(source, tmp_path / "arranged")
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 5000])

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from specops.models.convert.checkpoint import Checkpoint
-from specops.models.layout import LayoutError, arrange, parts_of
+from specops.models.layout import LayoutError, normalize, parts_of
 from specops.models.prepare import ModelError, prepare
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.text.tokenizer import Tokenizer
@@ -234,7 +234,7 @@ def vocabulary_and_merges(folder: Path) -> list[int]:
 def test_a_tokenizer_is_made_of_vocabulary_and_merges(mine: Path, tmp_path: Path) -> None:
     (mine / "tokenizer.json").unlink()
     expected = vocabulary_and_merges(mine)
-    arrange(mine, tmp_path / "out")
+    normalize(mine, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config == {"model_type": "llama", "hidden_size": 64}
     assert not any((tmp_path / "out").glob("*.pt"))
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_cannot_be_made_is_said(mine: Path, tmp_path: Path) -> 
     (mine / "tokenizer.json").unlink()
     (mine / "vocab.json").write_text("[]")
     with pytest.raises(LayoutError, match=r"tokenizer\.json"):
-        arrange(mine, tmp_path / "out")
+        normalize(mine, tmp_path / "out")
 
 
 def test_state_dicts_in_shards_become_one(mine: Path) -> None:

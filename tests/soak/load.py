@@ -125,7 +125,7 @@ class Load:
     async def see(self, name: str, visit: Visit) -> None:
         """Run a client to its end and count it."""
         try:
-            await self._patiently(visit)
+            await self._retry(visit)
         except (OSError, AssertionError, LookupError, ValueError) as error:
             self.ended["wrong"] += 1
             self.problems.append(f"{name}: {error!r}")
@@ -147,7 +147,7 @@ class Load:
         )
         return chance.choice(others)
 
-    async def _patiently(self, visit: Visit) -> None:
+    async def _retry(self, visit: Visit) -> None:
         """Repeat a visit if the server asks for that, or if the next server takes its place."""
         while True:
             began = time.monotonic()

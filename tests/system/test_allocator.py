@@ -16,9 +16,9 @@ from specops.system import allocator
 # before another is allocated. Then glibc writes how many pools and separate blocks it has.
 TELL = """
 import ctypes, sys, threading
-from specops.system.allocator import keep_memory_level
+from specops.system.allocator import configure_malloc
 if sys.argv[1] == "level":
-    keep_memory_level()
+    configure_malloc()
 held = []
 threads = [threading.Thread(target=lambda: held.append(bytearray(50_000))) for _ in range(4)]
 for thread in threads:
@@ -38,12 +38,12 @@ libc.fflush(out)
 HOLES = """
 import re
 from pathlib import Path
-from specops.system.allocator import give_back, keep_memory_level
+from specops.system.allocator import give_back, configure_malloc
 
 def megabytes():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 
-keep_memory_level()
+configure_malloc()
 held = [bytearray(b"x" * 2_000) for _ in range(10_000)]
 last = bytearray(2_000)
 held.clear()
@@ -94,5 +94,5 @@ def test_holes_in_the_heap_go_back_to_the_system() -> None:
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    allocator.keep_memory_level()
+    allocator.configure_malloc()
     allocator.give_back()

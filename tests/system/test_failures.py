@@ -44,7 +44,7 @@ def test_every_failure_is_counted_and_a_kind_is_logged_once(
     failures = Failures(counted.append, clock)
 
     def fail(error: Exception) -> None:
-        with failures.contained("tick"):
+        with failures.report_errors("tick"):
             raise error
 
     for _ in range(1000):
@@ -60,7 +60,7 @@ def test_every_failure_is_counted_and_a_kind_is_logged_once(
 
 def test_the_end_of_the_process_is_no_failure() -> None:
     failures = Failures(lambda _: None)
-    with pytest.raises(KeyboardInterrupt), failures.contained("tick"):
+    with pytest.raises(KeyboardInterrupt), failures.report_errors("tick"):
         raise KeyboardInterrupt
 
 

@@ -11,7 +11,7 @@ from threading import Event, Thread
 
 import pytest
 
-from specops.system.folders import clear_leftovers, file_at_once, folder_at_once, locked
+from specops.system.folders import atomic_file, atomic_folder, clear_leftovers, locked
 
 MANIFEST = "manifest.json"
 # Holds a folder's lock until its standard input ends.
@@ -115,7 +115,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
 
     def stop_halfway() -> None:
-        with folder_at_once(out, MANIFEST) as partial:
+        with atomic_folder(out, MANIFEST) as partial:
             (partial / MANIFEST).write_text("1")
             raise KeyboardInterrupt
 
@@ -123,7 +123,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         stop_halfway()
     assert names(tmp_path / "new") == []
     for content in ("1", "2"):
-        with folder_at_once(out, MANIFEST) as partial:
+        with atomic_folder(out, MANIFEST) as partial:
             (partial / MANIFEST).write_text(content)
             assert not out.exists() or (out / MANIFEST).read_text() == "1"
         assert (out / MANIFEST).read_text() == content
@@ -145,7 +145,7 @@ def test_what_nobody_meant_to_replace_stays(
         (thesis.parent / MANIFEST).touch()
         monkeypatch.chdir(thesis.parent / "below" if out.name else thesis.parent)
     with pytest.raises(FileExistsError, match=r"not written by|current folder"):
-        folder_at_once(out, MANIFEST).__enter__()
+        atomic_folder(out, MANIFEST).__enter__()
     assert thesis.read_text() == "years"
     assert names(tmp_path) == ["home"]
 
@@ -153,16 +153,16 @@ def test_what_nobody_meant_to_replace_stays(
 def test_an_empty_folder_and_what_a_link_leads_to_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
-    with folder_at_once(tmp_path / "out", MANIFEST) as partial:
+    with atomic_folder(tmp_path / "out", MANIFEST) as partial:
         (partial / MANIFEST).touch()
     assert (tmp_path / "out").is_symlink()
     assert names(tmp_path / "disk") == [MANIFEST]
 
 
 def test_of_two_writers_of_a_folder_one_is_refused(tmp_path: Path) -> None:
-    with folder_at_once(tmp_path / "out") as partial:
+    with atomic_folder(tmp_path / "out") as partial:
         (partial / "half").touch()
-        with pytest.raises(BlockingIOError), folder_at_once(tmp_path / "out"):
+        with pytest.raises(BlockingIOError), atomic_folder(tmp_path / "out"):
             pass
         assert (partial / "half").exists()
     assert names(tmp_path) == ["out"]
@@ -170,11 +170,11 @@ def test_of_two_writers_of_a_folder_one_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
-    with file_at_once(file) as partial:
+    with atomic_file(file) as partial:
         partial.write_text("old")
 
     def fail(text: str) -> None:
-        with file_at_once(file) as partial:
+        with atomic_file(file) as partial:
             if text:
                 partial.write_text(text)
             raise RuntimeError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specops.text.agents import without_accounting
+from specops.text.agents import strip_billing_header
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={};"
 USER = {"role": "user", "content": "Hi"}
@@ -21,15 +21,15 @@ def system(text: str) -> dict[str, Any]:
 def test_the_line_for_accounting_is_removed(between: str, more: str) -> None:
     for cch in ("eb6c6", "00000"):
         first = system(f"{LINE.format(cch)}{more}{between}You are an agent; be: brief.")
-        assert without_accounting([first, USER]) == (
+        assert strip_billing_header([first, USER]) == (
             [system("You are an agent; be: brief."), USER],
             ("x-anthropic-billing-header",),
         )
 
 
 def test_a_system_message_of_nothing_else_goes() -> None:
-    assert without_accounting([system(LINE.format(1)), USER])[0] == [USER]
-    assert without_accounting([system(LINE.format(1))])[0] == [
+    assert strip_billing_header([system(LINE.format(1)), USER])[0] == [USER]
+    assert strip_billing_header([system(LINE.format(1))])[0] == [
         system("")
     ]  # a conversation has a message
 
@@ -48,4 +48,4 @@ def test_a_system_message_of_nothing_else_goes() -> None:
     ],
 )
 def test_everything_else_stays(messages: list[dict[str, Any]]) -> None:
-    assert without_accounting(messages) == (messages, ())
+    assert strip_billing_header(messages) == (messages, ())

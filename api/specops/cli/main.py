@@ -137,9 +137,9 @@ def _epilog() -> str:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from specops.system.allocator import keep_memory_level  # noqa: PLC0415
+    from specops.system.allocator import configure_malloc  # noqa: PLC0415
 
-    keep_memory_level()  # libraries start threads
+    configure_malloc()  # libraries start threads
     from specops.http import server  # noqa: PLC0415
     from specops.http.app import create_app  # noqa: PLC0415
     from specops.system import logs  # noqa: PLC0415

@@ -38,12 +38,12 @@ from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.memory_plan import DEFAULT_SLOTS, MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import (
+    AuxHiddenStates,
     Fusion,
-    LayerStates,
     ModelRunner,
     cache_shape,
+    draft_vocab_size,
     given_size,
-    num_guessable,
 )
 from specops.runtime.sampling import Floats
 from specops.runtime.session import ModelLoadError, Session, open_session, share_threads
@@ -171,7 +171,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         head_graph = parts[0][0]
         kv = cache_shape(head_graph, settings.kv_dtype).bytes_per_token
         mapped = sum(size for _, size in parts)
-        sizes.append(ModelSizes(kv, mapped, target.hidden_size, num_guessable(head_graph)))
+        sizes.append(ModelSizes(kv, mapped, target.hidden_size, draft_vocab_size(head_graph)))
         width = max(1, len(layers)) * target.hidden_size
         later += state_bytes(settings, width, [one for one, _ in parts])
     plan = plan_for_models(
@@ -389,7 +389,7 @@ def _costs_file(graph: Path, name: str, settings: Settings) -> Path:
 
 def _eagle_head(
     folder: EagleFolder | MtpBlock,
-    make: Callable[[LayerStates], EagleDrafter],
+    make: Callable[[AuxHiddenStates], EagleDrafter],
     target: Model,
     tokenizer: Tokenizer,
 ) -> Head:
@@ -411,7 +411,7 @@ def _eagle_head(
     cache.allocate(0, tokens, share=False)
     cache.reserve(0, len(tokens))
     likeliest = target.runner.forward(batch).argmax(-1)
-    target.runner.hand_states(0, len(tokens))
+    target.runner.publish_hidden_states(0, len(tokens))
     cache.release(0)
     states.followed.clear()
     drafter = make(states)

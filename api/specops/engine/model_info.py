@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from specops.runtime.cost_model import ReadingSpeed
+from specops.runtime.cost_model import PrefillSpeed
 from specops.sampling_defaults import SamplingDefaults
 
 MIN_AGREEMENT = 0.02  # of a draft head: with less it is never right, or right by chance
@@ -63,7 +63,7 @@ class ModelInfo:
     ort_matmuls: tuple[str, ...]  # nodes whose products with weights ONNX Runtime computes
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it
-    reading: ReadingSpeed  # of prompts, by the target
+    reading: PrefillSpeed  # of prompts, by the target
     end_tokens: frozenset[int] = frozenset()  # of texts
     system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from specops.engine.request_state import RequestState
-from specops.runtime.cost_model import ReadingSpeed
+from specops.runtime.cost_model import PrefillSpeed
 from specops.runtime.kvcache.manager import KvCache
 
 PATIENCE = 8.0
@@ -43,7 +43,7 @@ class Order:
         speed: how long prompts take, as measured at the start.
     """
 
-    def __init__(self, cache: KvCache, speed: ReadingSpeed) -> None:
+    def __init__(self, cache: KvCache, speed: PrefillSpeed) -> None:
         self._cache, self._speed = cache, speed
         self._accounts: defaultdict[str, float] = defaultdict(float)
         self._prompts: list[RequestState] = []  # in slots, not yet computed

@@ -52,7 +52,7 @@ class PassBudget:
     def observe(self, batch: Batch, step_seconds: float) -> None:
         """Learn from a step in which prompt tokens made other requests wait."""
         expected = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
-        if expected >= _LONG * self._aim:
+        if expected >= _LONG * self._target_step_seconds:
             error = min(abs(step_seconds / expected - 1), _MAX_ERROR)
             self._deviation += _SCATTER * (error - self._deviation)
 
@@ -66,7 +66,7 @@ class PassBudget:
         """
         if not client_waits:
             return float("inf")
-        return max(self._aim - spent, self.least_seconds(decoding))
+        return max(self._target_step_seconds - spent, self.least_seconds(decoding))
 
     def least_seconds(self, decoding: Batch) -> float:
         """Minimum seconds for the pass where prompts wait, by the cost of `decoding` alone."""
@@ -96,7 +96,7 @@ class PassBudget:
     @property
     def usual_chunk(self) -> int:
         """Number of prompt tokens that join a pass where enough of them wait."""
-        fitting = self._costs.tokens_within(self._aim, 0, 0.0, 0)
+        fitting = self._costs.tokens_within(self._target_step_seconds, 0, 0.0, 0)
         return min(self.most_tokens, max(fitting, _MIN_TOKENS))
 
     def draft_model_tokens(self, decoding: int, position: int) -> int:
@@ -109,12 +109,12 @@ class PassBudget:
         if self._draft_costs is None:
             return 0
         own = self._costs.cost(decoding, spans=decoding)
-        allowed = max(self._aim - own, own * _MIN_SHARE)
+        allowed = max(self._target_step_seconds - own, own * _MIN_SHARE)
         fitting = self._draft_costs.tokens_within(allowed, 0, 0.0, position)
         return min(self.most_tokens, max(fitting, _MIN_TOKENS))
 
     @property
-    def _aim(self) -> float:
+    def _target_step_seconds(self) -> float:
         """Planned seconds of a step, so that hardly any step takes too long.
 
         A margin by mean deviations, as TCP sets its timeouts (Jacobson, Congestion Avoidance and

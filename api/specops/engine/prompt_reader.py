@@ -47,7 +47,7 @@ class PromptLogprobs(Sequence[Logprob | None]):
         return Logprob(chosen, tuple(zip(tokens, values, strict=True)), self._ranks[at])
 
 
-class PromptReader:
+class PromptPooler:
     """Reads the prompts of one request, each token once. Used by the engine's thread.
 
     An embedding is the mean of the last hidden states of a prompt's tokens, scaled to length 1.

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specops.engine.prompt_reader import PromptReader
+from specops.engine.prompt_reader import PromptPooler
 from specops.request import (
     GRAMMAR,
     TARGET,
@@ -105,7 +105,7 @@ class RequestState:
             self.noise = int(self.rng.integers(1 << 63)) if draws and seed is None else seed
         self.choosing_seconds = 0.0
         reads = request.embed or request.prompt_logprobs is not None
-        self.reader = PromptReader(request) if reads else None
+        self.reader = PromptPooler(request) if reads else None
         self._prompt_length = len(request.prompt_tokens)
         # A grammar ends the answer by an end token, so the request cannot ignore it.
         goes_on = request.ignore_eos and request.sampling.grammar is None

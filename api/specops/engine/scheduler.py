@@ -207,10 +207,10 @@ class Scheduler:
         """Take out finished requests and free their slots."""
         left, self._left = self._left, []
         for state in (*left, *self._slots.remove_finished()):
-            self._hand_out(step, state)
+            self._emit_output(step, state)
             del self._in_flight[state.request.request_id]
 
-    def _hand_out(self, step: Step, state: RequestState) -> None:
+    def _emit_output(self, step: Step, state: RequestState) -> None:
         """Add a request's new output to the step's."""
         if (output := state.output(step.ended)) is not None:
             step.outputs.append(output)
@@ -236,7 +236,7 @@ class Scheduler:
             step.declined_drafters = [item.declined for item in proposals if item.declined]
         for item in scheduled:
             if not item.state.finish:
-                self._hand_out(step, item.state)
+                self._emit_output(step, item.state)
 
     def _note_load(self, step: Step) -> None:
         safeguard = self._safeguard
@@ -391,7 +391,7 @@ class Scheduler:
         self.target.cache.commit(state.slot, state.tokens, state.num_computed)
         for drafter in self._followers:
             self._safeguard.call(
-                drafter, None, self.target.hand_states, state.slot, state.num_computed
+                drafter, None, self.target.publish_hidden_states, state.slot, state.num_computed
             )
 
 

@@ -159,7 +159,7 @@ def _begin_trace(
         "gen_ai.provider.name": "specops",
         "gen_ai.request.model": service.info.name if service.info else "not loaded",
     }
-    with metrics.failures.contained("trace"):
+    with metrics.failures.report_errors("trace"):
         return tracing.begin(Headers(scope=scope), arrival, attributes)
     return None
 

@@ -86,11 +86,11 @@ class _Transport:
         if data := b"".join(self._held):
             self._held = []
             self.sent += len(data)
-            self._connection.call_alone(self._transport.write, data)
+            self._connection.call_guarded(self._transport.write, data)
 
     def close(self) -> None:
         self.flush()
-        self._connection.call_alone(self._close)
+        self._connection.call_guarded(self._close)
 
     def _close(self) -> None:
         if not self._connection.lingers():
@@ -108,12 +108,12 @@ _Arguments = ParamSpec("_Arguments")
 _Callback = Callable[Concatenate["Connection", _Arguments], None]
 
 
-def _alone(callback: _Callback[_Arguments]) -> _Callback[_Arguments]:
+def _guarded(callback: _Callback[_Arguments]) -> _Callback[_Arguments]:
     """Have a failure of a method, which is called by asyncio, uvicorn or the server, drop it."""
 
     @wraps(callback)
     def call(self: Connection, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        self.call_alone(callback, self, *args, **kwargs)
+        self.call_guarded(callback, self, *args, **kwargs)
 
     return call
 
@@ -141,7 +141,7 @@ class Connection(H11Protocol):
         self._amount = 0  # bytes that it had sent, or read, by then
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
-    def call_alone(
+    def call_guarded(
         self, call: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> None:
         """Call a function; if it fails, drop this connection and nothing else."""
@@ -160,10 +160,10 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         if self.flow is not None:
             self.flow.resume_writing()
-        with self._failures.contained("connection"):
+        with self._failures.report_errors("connection"):
             self._abort()
 
-    @_alone
+    @_guarded
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Let a client in, or refuse it if there are too many."""
         self._own = _Transport(transport, self)
@@ -179,21 +179,21 @@ class Connection(H11Protocol):
         else:
             self._refuse(unavailable("too many open connections", "connections"))
 
-    @_alone
+    @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request of a client that left."""
         self._unset_keepalive_if_required()  # uvicorn keeps it if the client has reset, for 75 s
         super().connection_lost(exc)
 
-    @_alone
+    @_guarded
     def eof_received(self) -> None:
         """Close the connection of a client that sends no more: asyncio does."""
 
-    pause_writing = _alone(H11Protocol.pause_writing)
-    resume_writing = _alone(H11Protocol.resume_writing)
-    on_response_complete = _alone(H11Protocol.on_response_complete)
+    pause_writing = _guarded(H11Protocol.pause_writing)
+    resume_writing = _guarded(H11Protocol.resume_writing)
+    on_response_complete = _guarded(H11Protocol.on_response_complete)
 
-    @_alone
+    @_guarded
     def data_received(self, data: bytes) -> None:
         """Receive the client's bytes, unless the client was refused."""
         if not self._refused and not self._aborted:
@@ -206,8 +206,8 @@ class Connection(H11Protocol):
         if self.cycle is not None and UNFRAMED in self.headers:
             self.conn.their_http_version = b"1.0"  # a body of unknown length ends the connection
 
-    @_alone
-    def look(self) -> None:
+    @_guarded
+    def check_deadlines(self) -> None:
         """Close the connection if the client was too slow; called once a second."""
         if self._aborted:
             return
@@ -306,7 +306,7 @@ class Connection(H11Protocol):
         self._aborted = True
         self.transport.abort()
 
-    @_alone
+    @_guarded
     def shutdown(self) -> None:
         """End a connection when the server ends; called by uvicorn."""
         if self._deadline(0)[0] == "slow_body" and not self.cycle.response_complete:
@@ -319,7 +319,7 @@ class Connection(H11Protocol):
         self._closed("malformed")
         self._refuse(ApiError(400, "this is not an HTTP/1.1 request", code="malformed_request"))
 
-    @_alone
+    @_guarded
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection without a request; called by uvicorn."""
         if not self.transport.is_closing():

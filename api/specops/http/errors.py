@@ -116,7 +116,7 @@ def queue_full(error: QueueFull) -> ApiError:
     return ApiError(429, str(error), code=error.reason, headers=retry)
 
 
-def too_late(what: str, seconds: float) -> ApiError:
+def timeout_error(what: str, seconds: float) -> ApiError:
     """Return the answer to a request that was not, for example, `finished` before its deadline."""
     return ApiError(504, f"the request was not {what} within {seconds:g} seconds", code="timeout")
 

@@ -56,7 +56,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 # What a larger one counts, with texts to embed, until it is answered: its bytes, and their tokens.
 _BATCH = 16
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
-_TURNS = 3  # of the event loop: after that many it has seen all requests that came together
+_YIELDS = 3  # of the event loop: after that many it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
 # The reason of a rejection in the metrics, by the code of the answer.
@@ -160,7 +160,7 @@ class RequestContext:
             endpoint = self.endpoints.of(scope["path"])
             self.state.metrics.observe_http(endpoint, exchange.result)
             if context.trace is not None:
-                with self.state.metrics.failures.contained("trace"):
+                with self.state.metrics.failures.report_errors("trace"):
                     context.trace.answered(exchange.result)
             self._log_access(scope, endpoint, exchange, context)
             logs.request_id.reset(token)
@@ -182,7 +182,7 @@ class RequestContext:
         }
         level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
         stranger = bool(self.keys.clients) and not context.client
-        if stranger or not exchange.taken or exchange.result in _REFUSALS:
+        if stranger or not exchange.dispatched or exchange.result in _REFUSALS:
             kind = (endpoint, exchange.result, context.client)
             skipped = self._lines.skipped(kind)
             if skipped is None:
@@ -200,8 +200,8 @@ class RequestContext:
                 return
             if exchange.client_left:
                 return
-            exchange.taken = True
-            for _ in range(_TURNS):  # of requests that came together, refusals go out first
+            exchange.dispatched = True
+            for _ in range(_YIELDS):  # of requests that came together, refusals go out first
                 await asyncio.sleep(0)
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -278,7 +278,7 @@ class _Exchange:
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
     batch: int = 0  # MiB that it counts until it is answered
-    taken: bool = False  # whole, and not refused: the application answers
+    dispatched: bool = False  # whole, and not refused: the application answers
     read: bool = False  # by the application
     status: int | None = None
     complete: bool = False

@@ -89,17 +89,17 @@ class DrainingServer(uvicorn.Server):
 
         An exception here would end the server.
         """
-        with self._failures.contained("tick"):
+        with self._failures.report_errors("tick"):
             if counter % _TICKS == 0:
-                self.look()
+                self.check_deadlines()
             return await super().on_tick(counter)
         return self.should_exit
 
-    def look(self) -> None:
+    def check_deadlines(self) -> None:
         """Close the connections of clients that were too slow."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
-                connection.look()
+                connection.check_deadlines()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; the signal handler calls this between any two instructions."""

@@ -6,8 +6,8 @@ not used because it stops the generator when the client leaves. Here the source 
 stopped, and ends by itself.
 
 A gateway asks with the header `UNFRAMED` for streams without chunks, which end with their
-connection. A complete one ends with `WHOLE`: so the gateway can distinguish it from one whose
-server was killed, and ends that with an error (gateway/broken_stream.lua).
+connection. A complete one ends with `END_OF_STREAM`: so the gateway can tell it
+from one whose server was killed, and ends that with an error (gateway/broken_stream.lua).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specops.text.json_values import line
 DONE = b"data: [DONE]\n\n"
 PAUSE = b": waiting\n\n"  # a comment: clients ignore it, proxies see that the stream lives
 UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of its response
-WHOLE = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
+END_OF_STREAM = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
 
 
 def event(data: Any) -> bytes:
@@ -104,7 +104,7 @@ class EventStream(Response):
                     await _send_chunk(send, chunk)
             except ApiError as error:
                 await _send_chunk(send, Context.of(scope).protocol.error_event(error))
-            end = WHOLE if unframed else b""
+            end = END_OF_STREAM if unframed else b""
             await send({"type": "http.response.body", "body": end, "more_body": False})
 
 

@@ -55,10 +55,10 @@ class MachineCollector(Collector):
         gauges = _GAUGES | {"disk_bytes": (_DISK, partial(resources.read_disk, self._volume))}
         for family, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, _COUNTERS)):
             for name, (text, read) in figures.items():
-                with self._failures.contained("scrape"):
+                with self._failures.report_errors("scrape"):
                     yield _filled(family, name, text, read())
         for collect in (self._costs, self._process.collect):
-            with self._failures.contained("scrape"):
+            with self._failures.report_errors("scrape"):
                 yield from collect()
 
     def _costs(self) -> Iterable[Metric]:

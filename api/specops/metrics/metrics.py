@@ -91,7 +91,7 @@ class Metrics(Series):
         """Have a gauge read when Prometheus asks; it is NaN if that fails."""
 
         def value() -> float:
-            with self.failures.contained("scrape"):
+            with self.failures.report_errors("scrape"):
                 return read()
             return math.nan
 

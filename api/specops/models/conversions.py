@@ -30,7 +30,7 @@ from specops.models.contract import FORMAT_VERSION
 from specops.models.layout import Parts
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
-from specops.system.folders import clear_leftovers, file_at_once, locked
+from specops.system.folders import atomic_file, clear_leftovers, locked
 from specops.system.generations import outdated, remove, sweep, use
 from specops.text.files import TOKENIZER
 
@@ -168,7 +168,7 @@ def _write(root: Path, sources: dict[str, _Source]) -> None:
         source: {"seen": seen, "digest": digest, "files": files}
         for source, (seen, digest, files) in sources.items()
     }
-    with file_at_once(root / _SOURCES) as partial:
+    with atomic_file(root / _SOURCES) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

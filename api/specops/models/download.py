@@ -50,7 +50,7 @@ from specops.models.hub import (
     has_tokenizer,
 )
 from specops.models.progress import every
-from specops.system.folders import file_at_once
+from specops.system.folders import atomic_file
 from specops.text.files import TOOLS_TEMPLATE
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def snapshot(
         commit, files = _listing(model, tokenizer)
         _remove_others(folder, files)
         _check_room(folder, files)
-        download = _Download(model, commit, folder, _Meter(model, files, progress))
+        download = _Download(model, commit, folder, _Progress(model, files, progress))
         if model.gguf:
             download.check_headers(files, check)
         names = {file.name for file in files}
@@ -118,7 +118,7 @@ def snapshot(
             "commit": commit,
             "files": {file.name: asdict(file) for file in files},
         }
-        with file_at_once(folder / MANIFEST) as partial:
+        with atomic_file(folder / MANIFEST) as partial:
             partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     except HfHubHTTPError as error:
         raise ModelError(_refusal(model, error)) from error
@@ -148,9 +148,7 @@ def snapshot(
 def _listing(model: HubModel, tokenizer: bool) -> tuple[str, list[HubFile]]:
     """Return the commit of the model's revision, and the files to download."""
     api = HfApi(endpoint=_endpoint())
-    info = _patiently(
-        lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True)
-    )
+    info = _retry(lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True))
     siblings = info.siblings or []
     folder = PurePosixPath(model.repo_folder)
     in_folder = {
@@ -213,7 +211,7 @@ class _Download:
     model: HubModel
     commit: str
     folder: Path
-    meter: _Meter
+    meter: _Progress
 
     def check_headers(self, files: list[HubFile], check: Check) -> None:
         """Download the beginnings of a GGUF's files until they hold the headers, and check these.
@@ -271,7 +269,7 @@ class _Download:
         def told(have: int) -> None:
             self.meter.set(file, have)
 
-        _patiently(lambda: _stream(url, part, size, file.size, told), lambda: _size(part))
+        _retry(lambda: _stream(url, part, size, file.size, told), lambda: _size(part))
 
 
 def _stream(url: str, part: Path, size: int, whole: int, told: Callable[[int], None]) -> None:
@@ -313,7 +311,7 @@ def _stream(url: str, part: Path, size: int, whole: int, told: Callable[[int], N
         raise httpx.RemoteProtocolError(f"{part.name} ended after {_size(part)} bytes")
 
 
-def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
+def _retry(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
     """Return the result of `call`; repeat it while the connection or the hub fails.
 
     Raises:
@@ -379,7 +377,7 @@ def _check_room(folder: Path, files: list[HubFile]) -> None:
 # -- reports ---------------------------------------------------------------------------------------
 
 
-class _Meter:
+class _Progress:
     """Counts the bytes that are here; reports and logs them from time to time."""
 
     def __init__(self, model: HubModel, files: list[HubFile], progress: Progress) -> None:

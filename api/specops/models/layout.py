@@ -158,7 +158,7 @@ def _only_an_index(folder: Path) -> bool:
     return _HUB_WEIGHTS in names and not any(name.endswith(".safetensors") for name in names)
 
 
-def arrange(source: Path, destination: Path) -> None:
+def normalize(source: Path, destination: Path) -> None:
     """Write everything that the converter reads, except the weights, into the folder `destination`.
 
     Raises:
@@ -228,7 +228,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     source, destination = map(Path, arguments)
     try:
-        arrange(source, destination)
+        normalize(source, destination)
     except (LayoutError, OSError) as error:
         print(f"specops.models.layout: {error}", file=sys.stderr)
         return 1

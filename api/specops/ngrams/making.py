@@ -29,7 +29,7 @@ from specops.ngrams.conversations import Writer
 from specops.ngrams.evaluation import Evaluation, evaluate
 from specops.ngrams.storage import Conversation, ConversationStore
 from specops.ngrams.table import make_table
-from specops.system.folders import file_at_once, folder_at_once
+from specops.system.folders import atomic_file, atomic_folder
 
 _WRITING = 0.9  # share of the time; the rest is for measurements
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written; the context also while measured
@@ -70,7 +70,7 @@ def make_ngrams(
     out = out.resolve()
     if (out / CONFIG).exists():
         raise ModelError(f"{out} is the folder of a model or a draft head: choose another --out")
-    with folder_at_once(out, NGRAMS) as path:
+    with atomic_folder(out, NGRAMS) as path:
         work = out.with_name(f"{out.name}.making")
         progress = Progress(work / "progress.json", clock)
         try:
@@ -162,7 +162,7 @@ class Progress:
 
     def save(self) -> None:
         """Write the file."""
-        with file_at_once(self._file) as partial:
+        with atomic_file(self._file) as partial:
             partial.write_text(json.dumps(self.known) + "\n", encoding="utf-8")
 
     def keep_to(self, name: str, source_digest: str, hidden_size: int) -> None:

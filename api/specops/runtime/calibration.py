@@ -21,7 +21,7 @@ from pathlib import Path
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
-from specops.system.folders import file_at_once
+from specops.system.folders import atomic_file
 from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ def _write(path: Path, times: _Times) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # of a killed process
             leftover.unlink(missing_ok=True)
-        with file_at_once(path) as draft:
+        with atomic_file(path) as draft:
             draft.write_text(json.dumps(asdict(times)), encoding="utf-8")
     except OSError as error:  # the next start measures again
         log.warning("%s cannot be written: %s", path, error)

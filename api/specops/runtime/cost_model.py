@@ -51,7 +51,7 @@ def mean_with(known: float, seconds: float, weight: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingSpeed:
+class PrefillSpeed:
     """What long prompts take, as measured at the start.
 
     Attributes:
@@ -111,9 +111,9 @@ class CostModel:
         self.set_speed(1.0, 1.0)
 
     @property
-    def reading(self) -> ReadingSpeed:
+    def reading(self) -> PrefillSpeed:
         """The speed of long prompts, whatever was observed since."""
-        return ReadingSpeed(self.seconds[-1] / self._widest, self.pair_seconds)
+        return PrefillSpeed(self.seconds[-1] / self._widest, self.pair_seconds)
 
     def set_speed(self, memory: float, arithmetic: float) -> None:
         """Set both factors; see the class's attributes."""

@@ -53,7 +53,7 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
         raise ModelLoadError(f"the graph was not rewritten: {error}") from error
 
 
-class LayerStates:
+class AuxHiddenStates:
     """Hands what entered the target's layers to the draft head that follows its requests.
 
     Args:
@@ -110,7 +110,7 @@ class ModelRunner:
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
-        self.states = LayerStates(sizes[_STATES]) if _STATES in sizes else None
+        self.states = AuxHiddenStates(sizes[_STATES]) if _STATES in sizes else None
         # The rows of states that a pass computes; if they are the last ones, the logits are theirs.
         self._rows_input = next(iter(self._given & {_STATE_ROWS, _FINAL_ROWS}), "")
         self._state_rows = np.zeros(max_tokens, np.int64)
@@ -158,7 +158,7 @@ class ModelRunner:
         self._session.run_with_iobinding(binding)
         return self._logits[:num_logits]
 
-    def hand_states(self, slot: int, length: int) -> None:
+    def publish_hidden_states(self, slot: int, length: int) -> None:
         """Hand the states of a slot's tokens in the last pass to the head that follows it.
 
         Args:
@@ -266,7 +266,7 @@ def given_size(session: Session) -> int:
     return sum(item.shape[-1] for item in session.get_inputs() if item.name == _STATES)
 
 
-def num_guessable(session: Session) -> int:
+def draft_vocab_size(session: Session) -> int:
     """The number of tokens that a draft head can guess: the width of its logits."""
     return _output_sizes(session)[_LOGITS]
 

@@ -214,7 +214,7 @@ class AsyncEngine:
             if request.trace is not None:
                 request.trace.submitted(request)
             self._order(Scheduler.add, request)
-            with self._metrics.failures.contained("engine"):
+            with self._metrics.failures.report_errors("engine"):
                 self._metrics.observe_admitted(request)
         return handle
 
@@ -346,7 +346,7 @@ class AsyncEngine:
         self._delivering = False  # before the results are taken: the next step wakes the loop again
         while self._results:
             step = self._results.popleft()
-            with self._metrics.failures.contained("engine"):
+            with self._metrics.failures.report_errors("engine"):
                 for output in step.outputs:
                     if flight := self._in_flight.get(output.request_id):  # else it was abandoned
                         self._deliver(*flight, output)
@@ -374,17 +374,17 @@ class AsyncEngine:
         """End a request: the client and the next request come first, the figures may fail."""
         del self._in_flight[request.request_id]
         reason = output.finish or FinishReason.ERROR
-        with self._metrics.failures.contained("engine"):
+        with self._metrics.failures.report_errors("engine"):
             handle.deliver(output)
         self.admission.leave(request, reason, output.stats)
         if not self._in_flight:
             self._idle.set()
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, give_back)
         latency = time.monotonic() - request.arrival
-        with self._metrics.failures.contained("engine"):
+        with self._metrics.failures.report_errors("engine"):
             self._metrics.observe_finish(request, reason, output.stats, latency)
         if request.trace is not None:
-            with self._metrics.failures.contained("trace"):
+            with self._metrics.failures.report_errors("trace"):
                 request.trace.finished(request, reason, output.stats)
 
 

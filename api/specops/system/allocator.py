@@ -30,7 +30,7 @@ _LIMITS = {
 log = logging.getLogger(__name__)
 
 
-def keep_memory_level() -> None:
+def configure_malloc() -> None:
     """Set the limits; call this before threads start. Does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -91,7 +91,7 @@ class Failures:
             log.error(what, exc_info=error, extra={"fields": fields})
 
     @contextmanager
-    def contained(self, where: str) -> Iterator[None]:
+    def report_errors(self, where: str) -> Iterator[None]:
         """Report an exception of the block, and go on behind it."""
         try:
             yield

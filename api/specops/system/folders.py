@@ -42,7 +42,7 @@ def link(source: Path, destination: Path) -> None:
 
 
 @contextmanager
-def file_at_once(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends without an error.
 
     After an error nothing is left; a killed process leaves a hidden file.
@@ -61,7 +61,7 @@ def file_at_once(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_at_once(destination: Path, manifest: str | None = None) -> Iterator[Path]:
+def atomic_folder(destination: Path, manifest: str | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces `destination` when the block ends without an error.
 
     After an error nothing is left. The remains of a killed process are removed by the next process

@@ -23,7 +23,7 @@ _LINE = re.compile(rf"{_BILLING}:(?: *[\w-]+=[^;\s]*;)+ *\n*")
 Message = dict[str, Any]
 
 
-def without_accounting(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
+def strip_billing_header(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
     """Return the messages without such lines, and the names of what was removed.
 
     Args:

@@ -175,10 +175,10 @@ class ChatTemplate:
         except ChatTemplateLimitError:
             raise
         except ChatTemplateError:  # what it refuses as calls, it may take as text
-            plainest = for_template(messages, tools, self.traits.plainest())
-            if plainest == adapted:
+            fallback = for_template(messages, tools, self.traits.fallback())
+            if fallback == adapted:
                 raise
-            return self._render(*plainest, options, asks=asks)
+            return self._render(*fallback, options, asks=asks)
 
     def _render(
         self,

@@ -21,7 +21,7 @@ _MARKS = frozenset((*ENDS, *(mark for form in FORMS for mark in form.marks)))
 _LANDMARK = 8  # tokens that decide where a text is cut
 
 
-class GapPrompt(NamedTuple):
+class FimPrompt(NamedTuple):
     """A prompt, and whether something was left out of it."""
 
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class FillIn:
         most: Callable[[int], float] = lambda position: inf,
         chunks: Sequence[tuple[str, str]] = (),
         typed: str = "",
-    ) -> GapPrompt:
+    ) -> FimPrompt:
         """Return the prompt that asks for the text between two others.
 
         Both texts together get half of the context. With chunks they get a quarter, and the chunks
@@ -88,7 +88,7 @@ class FillIn:
         )
         first, second = (self._before, *kept[0]), (self._behind, *kept[1])
         around = (*first, *second, *self._gap) if self._gap else (*second, *first)
-        return GapPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
+        return FimPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
 
     def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:
         """Return the tokens of a text; tokens stay. A special token that it spells is letters."""

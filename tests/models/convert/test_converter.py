@@ -12,7 +12,7 @@ import pytest
 from specops.models.contract import FORMAT_VERSION
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.__main__ import main
-from specops.system.folders import folder_at_once
+from specops.system.folders import atomic_folder
 from specops.text.chat_template import ChatTemplate
 from specops.text.tools.formats import Tool
 from tests.checkpoints import make_llama_checkpoint
@@ -111,7 +111,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="exists and was not written by this command"):
         export_checkpoint(source, source, quantization=INT4)
     with (
-        folder_at_once(first),
+        atomic_folder(first),
         pytest.raises(ExportError, match="another process is writing"),
     ):
         export_checkpoint(source, first, quantization=INT4)

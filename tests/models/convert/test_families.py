@@ -307,7 +307,7 @@ def test_a_draft_head_gets_what_enters_layers(reference: Reference) -> None:
     states.followed.add(1)
     states.receive = lambda slot, start, rows: given.append(rows.copy())
     passes.together({0: OTHER_TOKENS[:5], 1: TOKENS}, num_logits=1)
-    passes.runner.hand_states(1, len(TOKENS))
+    passes.runner.publish_hidden_states(1, len(TOKENS))
     assert_same(given[0], np.concatenate(reference.states, -1))
 
 

@@ -11,7 +11,7 @@ from specops.runtime.cost_model import CostModel
 from specops.runtime.kvcache.block_pool import CacheShape
 from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.layer_shapes import Attention
-from specops.runtime.model_runner import LayerStates
+from specops.runtime.model_runner import AuxHiddenStates
 from specops.runtime.sampling import draw_seeded
 from specops.speculation.drafters.base import Draft, DraftContext
 from specops.speculation.drafters.eagle import MAX_WAITING, EagleDrafter
@@ -61,7 +61,7 @@ class Made:
     """A drafter with its runner and the target's states, beside a target of a token a second."""
 
     def __init__(self, *, depth: int = 3, num_blocks: int = 12, seconds: float = 1e-9) -> None:
-        self.runner, self.states = Runner(num_blocks), LayerStates(1)
+        self.runner, self.states = Runner(num_blocks), AuxHiddenStates(1)
         self.drafter = EagleDrafter(
             self.runner,  # type: ignore[arg-type]
             None,

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from specops.http.answering.answer_format import AnswerFormat
 from specops.http.answering.ignored import answer_headers
-from specops.http.errors import ApiError, internal_error, too_late, unavailable
+from specops.http.errors import ApiError, internal_error, timeout_error, unavailable
 from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
 from specops.http.state import Context
 from specops.request import FinishReason, GenerationRequest, GenerationStats, Logprob, Output, Piece
@@ -140,21 +140,22 @@ class Generation:
         handle: RequestHandle,
         ctx: Context,
         choices: int,
-        shown: Any,
-        speech: AnswerFormat | None,
+        logged_prompt: Any,
+        answer_format: AnswerFormat | None,
     ) -> None:
         self.handle = handle
         self.choices = choices
         self._thread = ctx.app.executors.writing
         self.answers = [
-            Answer(item, speech.reader() if speech else None) for item in handle.requests
+            Answer(item, answer_format.reader() if answer_format else None)
+            for item in handle.requests
         ]
         self.request_id = ctx.request_id
         self.arrival = ctx.arrival
-        self._speech = speech
+        self._answer_format = answer_format
         self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
         self._receive = ctx.receive
-        self._shown = shown
+        self._logged_prompt = logged_prompt
         self._named = answer_headers(ctx)
         self._ignored = ", ".join(ctx.ignored)
         ctx.log_fields = self._log_fields
@@ -210,16 +211,16 @@ class Generation:
         Returns:
             The output up to there, and its deltas.
         """
-        reader, speech = answer.reader, self._speech
-        if reader is None or speech is None:
+        reader, answer_format = answer.reader, self._answer_format
+        if reader is None or answer_format is None:
             return output, []
         if reader.repeated:  # the engine has not ended it yet when it made this output
             pieces, deltas = (), []
         else:
-            deltas = reader.push(*speech.texts(output.pieces))
+            deltas = reader.push(*answer_format.texts(output.pieces))
             if not reader.repeated:
                 return output, deltas
-            pieces = speech.without(output.pieces, reader.unread)
+            pieces = answer_format.without(output.pieces, reader.unread)
             if not output.finish:
                 self.handle.end(output.request_id)
         if not output.finish:
@@ -263,8 +264,11 @@ class Generation:
         }
         if self._ignored:
             fields["ignored_fields"] = self._ignored
-        if self._shown is not None:
-            fields |= {"prompt": self._shown, "answers": [answer.text for answer in self.answers]}
+        if self._logged_prompt is not None:
+            fields |= {
+                "prompt": self._logged_prompt,
+                "answers": [answer.text for answer in self.answers],
+            }
         return fields
 
 
@@ -274,7 +278,7 @@ def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
         case FinishReason.TIMEOUT:
             started = last.stats is not None and last.stats.generated_tokens > 0
             what = "finished" if started else "started"
-            return too_late(what, request.deadline - request.arrival)
+            return timeout_error(what, request.deadline - request.arrival)
         case FinishReason.CANCELLED:  # a shutdown, or a client that left and will not read this
             return unavailable("the server is shutting down", "draining")
         case FinishReason.GRAMMAR:

@@ -69,13 +69,13 @@ class Body(BaseModel):
     """A JSON object that a client sends. Unknown fields are kept apart: see `unknown_fields`.
 
     Attributes:
-        without_effect: names of unknown fields that only concern other services. They are ignored
+        ignored_fields: names of unknown fields that only concern other services. They are ignored
             even where unknown fields are refused.
         neutral_values: by name, values of unknown fields that ask for nothing.
     """
 
     model_config = STRICT
-    without_effect: ClassVar[frozenset[str]] = frozenset()
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
 
@@ -110,7 +110,7 @@ def unknown_fields(body: BaseModel) -> Iterator[tuple[str, bool]]:
                 neutral = part.neutral_values if known else {}
                 for name, value in extra.items():
                     if value not in neutral.get(name, ()):
-                        yield at + name, known and name in part.without_effect
+                        yield at + name, known and name in part.ignored_fields
             for name in names:
                 value = part.__dict__[name]
                 if value is not None and type(value) is not str:  # most have texts
@@ -138,7 +138,7 @@ def absent(value: object) -> bool:
     return value is None
 
 
-def wrong_together(field: str, message: str) -> PydanticCustomError:
+def conflict(field: str, message: str) -> PydanticCustomError:
     """Return the error of a validator that finds `field` in conflict with another field."""
     # pydantic formats the message as a template: ours goes in as a value, so braces stay.
     return PydanticCustomError("combination", "{message}", {"field": field, "message": message})

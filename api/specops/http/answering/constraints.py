@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field, model_validator
 
 from specops import synonyms
-from specops.http.answering.body import Body, FreeObject, Some, Text, wrong_together
+from specops.http.answering.body import Body, FreeObject, Some, Text, conflict
 from specops.request import Grammar, GrammarKind
 from specops.text.json_values import dumps
 
@@ -85,7 +85,7 @@ ResponseFormat = Annotated[AnyText | JsonObject | JsonBySchema, Field(discrimina
 class StructuredOutputs(Body):
     """vLLM's newer form of `guided_json` and the others: one of these fields."""
 
-    without_effect = frozenset({"whitespace_pattern", "disable_any_whitespace"})
+    ignored_fields = frozenset({"whitespace_pattern", "disable_any_whitespace"})
 
     json_schema: Schema | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
@@ -95,11 +95,11 @@ class StructuredOutputs(Body):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        for name in (self.model_extra or {}).keys() - self.without_effect:
-            raise wrong_together("structured_outputs", f"this server has no {name[:64]!r}")
+        for name in (self.model_extra or {}).keys() - self.ignored_fields:
+            raise conflict("structured_outputs", f"this server has no {name[:64]!r}")
         if len(self.grammars) != 1:
             message = "needs exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`"
-            raise wrong_together("structured_outputs", message)
+            raise conflict("structured_outputs", message)
         return self
 
     @cached_property
@@ -146,14 +146,14 @@ class Constraints(Body):
         for name, value in (self.model_extra or {}).items():
             guided = name.startswith("guided_") and name not in synonyms.FORM_ONLY
             if (guided or name in synonyms.CONSTRAINING) and value not in _NEUTRAL:
-                raise wrong_together(name[:64], "this server does not support it")
+                raise conflict(name[:64], "this server does not support it")
         return self
 
     @model_validator(mode="after")
     def _one_constraint(self) -> Self:
         names = list(self.constraints)
         if len(names) > 1:
-            raise wrong_together(names[1], f"cannot be combined with `{names[0]}`")
+            raise conflict(names[1], f"cannot be combined with `{names[0]}`")
         return self
 
     @property

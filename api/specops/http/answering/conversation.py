@@ -14,7 +14,7 @@ from pydantic import Field
 
 from specops.http.answering.body import Body, FreeObject, Items, Text
 from specops.http.errors import InvalidField
-from specops.text.agents import without_accounting
+from specops.text.agents import strip_billing_header
 from specops.text.json_values import loads, writable
 from specops.text.tools.formats import TOOL_NAME, Tool
 
@@ -33,7 +33,7 @@ class Conversation:
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
         skipped: names of tools and parts that this server does not have, and of what
-            `without_accounting` removed; they are reported like unknown fields.
+            `strip_billing_header` removed; they are reported like unknown fields.
         required: the answer must be a call.
         callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
@@ -77,7 +77,7 @@ class ToolChoice(NamedTuple):
 class Reasoning(Body):
     """Whether a model thinks, if it can, and how long."""
 
-    without_effect = frozenset({"summary", "generate_summary", "exclude", "enabled"})
+    ignored_fields = frozenset({"summary", "generate_summary", "exclude", "enabled"})
 
     effort: str | None = Field(None, description="`none` turns it off; else without effect")
     max_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
@@ -171,7 +171,7 @@ def conversation(
     for name in allowed or ():
         if name not in names:
             raise InvalidField("tool_choice", f"there is no tool {name[:64]!r}")
-    kept, removed = without_accounting(_with_names(messages))
+    kept, removed = strip_billing_header(_with_names(messages))
     return Conversation(
         messages=kept,
         source=source,
@@ -246,7 +246,7 @@ def joined(
             continue
         left_out.append(f"{source}.{part.type}")
         if result:
-            texts.append(unread(part.type))
+            texts.append(placeholder(part.type))
     return "\n".join(texts)  # as llama-server and vLLM do
 
 
@@ -255,7 +255,7 @@ def written(value: Any) -> Any:
     return writable({"": value})[""]
 
 
-def unread(kind: str) -> str:
+def placeholder(kind: str) -> str:
     """Return the text that a model reads instead of a part of a result that is not text."""
     return f"[{kind[:64]}: not shown, this model reads text only]"
 
@@ -269,7 +269,7 @@ def _text(part: Part, source: str) -> str:
     return text
 
 
-class Typed(Body):
+class TaggedPart(Body):
     """A part of a conversation whose `type` says which other fields it has.
 
     Attributes:

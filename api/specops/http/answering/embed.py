@@ -78,8 +78,8 @@ async def embed(
         embed=True,
         stream=False,
     )
-    shown = [read(item) for item in inputs] if ctx.settings.log_prompts else None
-    generation = enqueue(ctx, [request], shown)
+    logged_prompt = [read(item) for item in inputs] if ctx.settings.log_prompts else None
+    generation = enqueue(ctx, [request], logged_prompt)
     (answer,) = await generation.finished()
     rows = answer.last.embeddings if answer.last else None
     if rows is None:

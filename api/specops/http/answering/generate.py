@@ -20,14 +20,14 @@ from specops.http.answering.answers import Generation
 from specops.http.answering.body import Body
 from specops.http.answering.conversation import Conversation
 from specops.http.answering.ignored import ignore, ignore_keywords, ignore_unknown
-from specops.http.answering.offload import run_aside, run_off_loop
+from specops.http.answering.offload import run_limited, run_off_loop
 from specops.http.answering.options import EngineOptions
-from specops.http.answering.prompts import Tokens, encode, fitting, prompt_tokens
+from specops.http.answering.prompts import Tokens, encode, prompt_tokens, truncate_to_fit
 from specops.http.answering.token_options import bad_words, biases, compile_grammar
 from specops.http.errors import InvalidField
 from specops.http.state import Context
 from specops.request import FIXED_K_DRAFT, SUGGESTION, GenerationRequest
-from specops.text.fill_in import FillIn, GapPrompt
+from specops.text.fill_in import FillIn, FimPrompt
 
 _ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
 _MAX_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB of them, 20 MB of JSON
@@ -40,26 +40,26 @@ class Prepared:
 
     Attributes:
         prompts: their tokens.
-        shown: the prompts as the client sent them, for a log that shows prompts.
+        logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         format: how a chat model writes the answers.
-        gap: how the model is asked to fill in a gap.
+        fim: how the model is asked to fill in a gap.
         skipped: names of ignored parts of the body, besides unknown fields.
     """
 
     prompts: Sequence[Tokens]
-    shown: Any
+    logged_prompt: Any
     format: AnswerFormat | None = None
-    gap: FillIn | None = None
+    fim: FillIn | None = None
     skipped: Sequence[str] = ()
 
     @classmethod
-    def of(cls, encoded: Sequence[GapPrompt], shown: Any, gap: FillIn | None) -> Prepared:
+    def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Prepared:
         """Prompts around gaps; the parts of them that were left out are named."""
         cut = any(prompt.truncated for prompt in encoded)
         return cls(
             prompts=[prompt.tokens for prompt in encoded],
-            shown=shown,
-            gap=gap,
+            logged_prompt=logged_prompt,
+            fim=fim,
             skipped=("prompt[far-ends]",) if cut else (),
         )
 
@@ -102,14 +102,14 @@ async def generate(
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
         ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
         ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
-    ends = prepared.gap.ends if prepared.gap else {}
+    ends = prepared.fim.ends if prepared.fim else {}
     # Those that a decoded text shows. Of the others an answer may have the letters.
-    shown = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
-    suggests = prepared.gap is not None and limits["max_new_tokens"] > 0
+    visible = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
+    suggests = prepared.fim is not None and limits["max_new_tokens"] > 0
     common = replace(
         plain_request(ctx),
         **limits,
-        stop=(*body.stops, *shown),
+        stop=(*body.stops, *visible),
         thoughts=prepared.format.thoughts if prepared.format else None,
         stop_token_ids=(*stop_tokens, *ends.values()),
         min_tokens=body.min_tokens or 0,
@@ -119,7 +119,7 @@ async def generate(
         prompt_logprobs=body.prompt_top,
         include_stop=body.includes_stop,
         stream=body.streams,
-        **body.turn_and_end | ({"priority": SUGGESTION} if suggests else {}),
+        **body.scheduling | ({"priority": SUGGESTION} if suggests else {}),
     )
     sampling = [
         replace(body.sampling(choice, engine.info.sampling), **spelled)
@@ -130,7 +130,9 @@ async def generate(
         for tokens in prepared.prompts
         for one in sampling
     ]
-    return enqueue(ctx, requests, prepared.shown, choices=body.choices, format=prepared.format)
+    return enqueue(
+        ctx, requests, prepared.logged_prompt, choices=body.choices, format=prepared.format
+    )
 
 
 def _constraints(
@@ -183,10 +185,12 @@ async def generate_chat(
 
     def prepare() -> Prepared:
         asked = make()
-        prompt, left_out = fitting(engine, asked, room)
+        prompt, left_out = truncate_to_fit(engine, asked, room)
         form = AnswerFormat(engine, asked, begun=prompt.thinking)
         skipped = (*asked.skipped, *((f"messages[0:{left_out}]",) if left_out else ()))
-        return Prepared(prompts=[prompt.tokens], shown=asked.messages, format=form, skipped=skipped)
+        return Prepared(
+            prompts=[prompt.tokens], logged_prompt=asked.messages, format=form, skipped=skipped
+        )
 
     return await generate(ctx, body, prepare, more=more, renders=True)
 
@@ -200,7 +204,7 @@ async def chat_tokens(
         more: number of bytes that `make` reads besides the body.
 
     Raises:
-        ApiError, InvalidField: see `run_aside` and `encode`.
+        ApiError, InvalidField: see `run_limited` and `encode`.
     """
     ignore_unknown(ctx, body)
 
@@ -208,7 +212,7 @@ async def chat_tokens(
         asked = make()
         return asked.skipped, encode(engine, asked, any_length=True).tokens
 
-    skipped, tokens = await run_aside(ctx, work, ctx.body_bytes + more, renders=True)
+    skipped, tokens = await run_limited(ctx, work, ctx.body_bytes + more, renders=True)
     ignore(ctx, skipped)
     return len(tokens)
 
@@ -229,7 +233,7 @@ def plain_request(ctx: Context) -> GenerationRequest:
 def enqueue(
     ctx: Context,
     requests: Sequence[GenerationRequest],
-    shown: Any,
+    logged_prompt: Any,
     *,
     choices: int = 1,
     format: AnswerFormat | None = None,
@@ -237,7 +241,7 @@ def enqueue(
     """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
 
     Args:
-        shown: the prompts as the client sent them, for a log that shows prompts.
+        logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         choices: number of answers to each prompt.
         format: how a chat model writes the answers.
 
@@ -248,7 +252,9 @@ def enqueue(
     named = [replace(item, request_id=f"{ctx.request_id}/{next(_sequence)}") for item in requests]
     ctx.release()
     handle = ctx.app.service.submit(*named)
-    return Generation(handle, ctx, choices, shown if ctx.settings.log_prompts else None, format)
+    return Generation(
+        handle, ctx, choices, logged_prompt if ctx.settings.log_prompts else None, format
+    )
 
 
 def _limit(body: EngineOptions, settings: Settings) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from specops.http.answering.turns import in_turn
-from specops.http.errors import too_late, unavailable
+from specops.http.errors import timeout_error, unavailable
 from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from specops.http.state import Context
 
@@ -48,10 +48,10 @@ async def run_off_loop(
         async with asyncio.timeout(limit):
             return await in_turn(ctx, turns, work, seconds=size * _CHARACTER_SECONDS)
     except TimeoutError:
-        raise too_late("encoded", limit) from None
+        raise timeout_error("encoded", limit) from None
 
 
-async def run_aside(
+async def run_limited(
     ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False
 ) -> _T:
     """Do work in proportion to a text for a request that holds no place in the queue.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from specops.http.answering.body import Some, Text, TokenId, wrong_together
+from specops.http.answering.body import Some, Text, TokenId, conflict
 from specops.http.answering.constraints import Constraints
 from specops.request import DrafterName, SamplingParams
 from specops.sampling_defaults import RANGES, SamplingDefaults
@@ -89,7 +89,7 @@ StopList = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
 Stops = _Stop | StopList
 
 
-def drawing_field(name: str, description: str, default: float | None = None) -> Any:
+def sampling_field(name: str, description: str, default: float | None = None) -> Any:
     """Return a field that says how to draw tokens, in the range that models' defaults have, too."""
     allowed = RANGES[name]
     least, above = (allowed.low, None) if allowed.included else (None, allowed.low)
@@ -104,21 +104,21 @@ class EngineOptions(Constraints):
         penalty_fields: names of `repetition_penalty`; the first one that is set counts.
         bans_ends: `ignore_eos` forbids the tokens that end an answer, as llama-server does; else
             the answer goes on behind them.
-        usual: how the protocol draws tokens where neither the body nor the model says it.
+        default_sampling: how tokens are sampled where neither body nor model says it.
     """
 
     limit_field: ClassVar[str] = ""
     penalty_fields: ClassVar[tuple[str, ...]] = ("repetition_penalty",)
     bans_ends: ClassVar[bool] = False
-    usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
+    default_sampling: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
     neutral_values = _NO_SAMPLERS
 
-    temperature: float | None = drawing_field(
+    temperature: float | None = sampling_field(
         "temperature",
         "0: always the likeliest token; default of this and the other sampling fields: the "
         "model's (`sampling` in GET /v1/models), or else the protocol's",
     )
-    top_p: float | None = drawing_field(
+    top_p: float | None = sampling_field(
         "top_p", "sample from the likeliest tokens whose probabilities add up to this"
     )
     stream: bool | None = Field(False, description="server-sent events, one per step")
@@ -138,16 +138,16 @@ class EngineOptions(Constraints):
     top_k: int | None = Field(
         None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
     )
-    min_p: float | None = drawing_field(
+    min_p: float | None = sampling_field(
         "min_p", "minimum probability, as a share of the likeliest token's"
     )
-    presence_penalty: float | None = drawing_field(
+    presence_penalty: float | None = sampling_field(
         "presence_penalty", "subtracted from the logits of tokens in the answer"
     )
     frequency_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
     )
-    repetition_penalty: float | None = drawing_field(
+    repetition_penalty: float | None = sampling_field(
         "repetition_penalty", "divides the logits of tokens in prompt and answer; 1: none"
     )
     logit_bias: Biases | None = Field(
@@ -175,7 +175,7 @@ class EngineOptions(Constraints):
     def _leaves_tokens(self) -> Self:
         for name in ("bad_words", "min_tokens"):  # together they might forbid every token
             if self.allowed_token_ids and getattr(self, name):
-                raise wrong_together(name, "cannot be combined with `allowed_token_ids`")
+                raise conflict(name, "cannot be combined with `allowed_token_ids`")
         return self
 
     @property
@@ -215,7 +215,7 @@ class EngineOptions(Constraints):
         return False
 
     @property
-    def turn_and_end(self) -> dict[str, Any]:
+    def scheduling(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`: when the request leaves the queue, when its answer ends.
 
         Prompts that are only computed, for the requests after them, leave the queue last.
@@ -238,7 +238,7 @@ class EngineOptions(Constraints):
         requested = SamplingDefaults(
             *(self.temperature, self.top_k, self.top_p, self.min_p, penalty, self.presence_penalty)
         )
-        chosen = requested.over(model).over(self.usual)
+        chosen = requested.over(model).over(self.default_sampling)
         return chosen if chosen.temperature else requested._replace(temperature=0.0)
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
@@ -296,10 +296,10 @@ class ReportingOptions(SeededOptions):
     )
 
     @property
-    def turn_and_end(self) -> dict[str, Any]:
+    def scheduling(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`, with what its outputs report."""
         reports = {
             "step_stats": self.streams and bool(self.timings_per_token),
             "prompt_progress": self.streams and bool(self.return_progress),
         }
-        return super().turn_and_end | reports
+        return super().scheduling | reports

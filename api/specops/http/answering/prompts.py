@@ -136,7 +136,7 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
     return ChatPrompt((*asked.before, *tokens), thinking)
 
 
-def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:
+def truncate_to_fit(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:
     """Return a prompt without the oldest messages if it is too long and they may be left out.
 
     System messages, the user's last message and the last message of all stay. What stays begins

@@ -23,7 +23,7 @@ def tagged(name: str) -> str:
     return name if ":" in name else name + LATEST
 
 
-def is_called(name: str, engine: Engine) -> bool:
+def matches(name: str, engine: Engine) -> bool:
     """Return whether a client means this model: the case and Ollama's tags are its own.
 
     Ollama's clients write `:latest` behind a name, and `:` for the hyphen before a size. Plug-ins
@@ -49,7 +49,7 @@ def check_model(ctx: Context, name: str, *, exact: bool = False) -> Engine:
     engine = ctx.engine
     ctx.served = engine.info.name
     refuses = exact or ctx.settings.unknown_model == "refuse"
-    if refuses and not is_called(name, engine):
+    if refuses and not matches(name, engine):
         raise ApiError(
             404,
             ctx.protocol.unknown_model_message.format(

@@ -20,14 +20,14 @@ from specops.http.answering.conversation import (
     Message,
     Mode,
     Parameters,
+    TaggedPart,
     ToolChoice,
     ToolName,
-    Typed,
     call_message,
     conversation,
     not_text,
+    placeholder,
     result_message,
-    unread,
 )
 from specops.http.answering.generate import chat_tokens, generate_chat
 from specops.http.answering.ignored import answer_headers
@@ -65,13 +65,13 @@ def _read(blocks: Any) -> Any:
     ]
 
 
-class ContentBlock(Typed):
+class ContentBlock(TaggedPart):
     """A part of a turn: text, thoughts, a call of a tool or its result.
 
     What an answer has of other kinds was written by another server, and is left out.
     """
 
-    without_effect = frozenset({"cache_control", "citations", "context"})
+    ignored_fields = frozenset({"cache_control", "citations", "context"})
     source, called = _FIELD, "a block"
 
     type: str = Field(
@@ -122,7 +122,7 @@ class ContentBlock(Typed):
                 texts.append(block.only_text())
             else:
                 left_out.append(f"{_FIELD}.{block.type}")
-                texts.append(unread(block.type))
+                texts.append(placeholder(block.type))
         return "\n".join(texts)
 
     @property
@@ -198,7 +198,7 @@ class Turn(Body):
 class MessagesTool(Body):
     """A tool that the model may call; a `type` other than `custom` is one of Anthropic's own."""
 
-    without_effect = frozenset({"cache_control"})
+    ignored_fields = frozenset({"cache_control"})
 
     name: ToolName | None = Field(None, description="Anthropic's toolsets have none")
     type: Text | None = None
@@ -287,7 +287,7 @@ class Format(Body):
 class OutputConfig(Body):
     """How the model answers."""
 
-    without_effect = frozenset({"effort"})
+    ignored_fields = frozenset({"effort"})
 
     format: Format | None = None
 
@@ -295,7 +295,7 @@ class OutputConfig(Body):
 class MessagesRequest(TokensRequest, EngineOptions):
     """A conversation that the assistant continues."""
 
-    without_effect = frozenset(
+    ignored_fields = frozenset(
         {
             *("metadata", "service_tier", "container", "context_management", "mcp_servers"),
             *("cache_control", "inference_geo", "speed", "user_profile_id", "diagnostics"),
@@ -319,9 +319,9 @@ class MessagesRequest(TokensRequest, EngineOptions):
         return tuple(filter(None, self.stop_sequences or ()))
 
     @property
-    def turn_and_end(self) -> dict[str, Any]:
+    def scheduling(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`; a stream begins with the usage of the prompt."""
-        return super().turn_and_end | {"step_stats": self.streams}
+        return super().scheduling | {"step_stats": self.streams}
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:

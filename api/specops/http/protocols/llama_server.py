@@ -30,7 +30,7 @@ from specops.http.sse import event
 from specops.http.state import Ctx
 from specops.request import FinishReason, Piece, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
-from specops.text.fill_in import FillIn, GapPrompt
+from specops.text.fill_in import FillIn, FimPrompt
 from specops.text.json_values import dumps
 
 _SAMPLERS = {  # llama-server's name of the sampler that reads a field
@@ -56,8 +56,8 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
     limit_field = "n_predict"
     bans_ends = True
     neutral_values = ReportingOptions.neutral_values | _OFF
-    usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
-    without_effect = frozenset(
+    default_sampling = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    ignored_fields = frozenset(
         {
             *("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "min_keep"),
             *("repeat_last_n", "sse_ping_interval"),
@@ -119,9 +119,9 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         return self.n_probs or None
 
     @property
-    def turn_and_end(self) -> dict[str, Any]:
+    def scheduling(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`, with the limits of time and indentation."""
-        return super().turn_and_end | {
+        return super().scheduling | {
             "predict_seconds": _seconds(self.t_max_predict_ms),
             "min_indent": self.n_indent or None,
             "drawn_logprobs": bool(self.post_sampling_probs),
@@ -143,7 +143,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
 class OtherFile(Body):
     """A chunk of another file."""
 
-    without_effect = frozenset({"time"})  # llama.vim's own
+    ignored_fields = frozenset({"time"})  # llama.vim's own
 
     filename: Text = "tmp"
     text: Text
@@ -180,7 +180,7 @@ _OnePrompt = Text | MixedPrompt | PromptText
 class CompletionRequest(LlamaRequest):
     """Prompts to continue, as texts, tokens, or both in one."""
 
-    without_effect = LlamaRequest.without_effect | {"t_max_prompt_ms"}
+    ignored_fields = LlamaRequest.ignored_fields | {"t_max_prompt_ms"}
 
     prompt: (
         Text
@@ -257,7 +257,7 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
     info, before, behind = engine.info, body.input_prefix, body.input_suffix
     chunks = [(chunk.filename, chunk.text) for chunk in body.input_extra or ()]
     seconds = None if body.limit == 0 else _seconds(body.t_max_prompt_ms)
-    made: list[GapPrompt] = []
+    made: list[FimPrompt] = []
 
     def most(position: int) -> float:
         if seconds is None:
@@ -283,7 +283,7 @@ async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
 
     def prepare() -> Prepared:
         encoded = [mixed_tokens(prompt, engine, "prompt") for prompt in prompts]
-        return Prepared(prompts=encoded, shown=prompts)
+        return Prepared(prompts=encoded, logged_prompt=prompts)
 
     generation = await generate(ctx, body, prepare, count=len(prompts))
     return await _Writer(generation, engine, body).response(stream=body.streams)

@@ -13,7 +13,7 @@ from specops.http.answering.answers import FOUND_IN, Generation, Step, Writer, t
 from specops.http.answering.body import STRICT, Text
 from specops.http.answering.conversation import Conversation
 from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.options import MostTokens, SeededOptions, drawing_field
+from specops.http.answering.options import MostTokens, SeededOptions, sampling_field
 from specops.http.answering.prompts import Tokens, encode
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.protocol import Prompt, Protocol
@@ -41,7 +41,7 @@ class GenerateRequest(SeededOptions):
     max_new_tokens: MostTokens = Field(
         50, description="maximum tokens of the answer; -1 and -2: as many as the server allows"
     )
-    temperature: float = drawing_field("temperature", "0: always the likeliest token", 0.0)
+    temperature: float = sampling_field("temperature", "0: always the likeliest token", 0.0)
     seed: int | None = Field(
         None,
         ge=0,
@@ -163,7 +163,7 @@ async def continue_prompt(body: GenerateRequest, ctx: Ctx) -> Response:
     generation = await generate(
         ctx,
         body,
-        lambda: Prepared(prompts=[_encode(body, engine)], shown=body.prompt),
+        lambda: Prepared(prompts=[_encode(body, engine)], logged_prompt=body.prompt),
         renders=body.system is not None,
     )
     return await _Writer(generation, details=body.details).response(stream=body.streams)

@@ -14,7 +14,7 @@ from specops.http.answering.answers import json_answer, list_answer
 from specops.http.answering.body import Body, FreeObject, Items, Some, Text, TokenId, Tools
 from specops.http.answering.conversation import ChatTool, Conversation, conversation
 from specops.http.answering.ignored import answer_headers, ignore_unknown
-from specops.http.answering.offload import run_aside
+from specops.http.answering.offload import run_limited
 from specops.http.answering.prompts import prompt_tokens, render
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
@@ -120,7 +120,7 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
                 texts[token] = dumps(_piece(engine, token) if body.with_pieces else token)
         return tokens, texts
 
-    tokens, texts = await run_aside(ctx, spelled, len(body.content))
+    tokens, texts = await run_limited(ctx, spelled, len(body.content))
 
     # In parts: a text of 1 MiB may have 500,000 pieces, an answer of 12 MB.
     parts = (tokens[start : start + _PART] for start in range(0, len(tokens), _PART))
@@ -134,7 +134,7 @@ async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
     engine = _engine(ctx, body)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
-    text = await run_aside(ctx, lambda: decode(tokens, special=True), len(tokens))
+    text = await run_limited(ctx, lambda: decode(tokens, special=True), len(tokens))
     return json_answer(DetokenizeResponse(content=text), answer_headers(ctx))
 
 
@@ -142,7 +142,7 @@ async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
 async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
     """Write a conversation as one text with the model's chat template."""
     engine = _engine(ctx, body)
-    text = await run_aside(
+    text = await run_limited(
         ctx, lambda: render(engine, body.conversation()), ctx.body_bytes, renders=True
     )
     return json_answer(ApplyTemplateResponse(prompt=text), answer_headers(ctx))

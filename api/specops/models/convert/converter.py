@@ -26,7 +26,7 @@ from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.system.checksums import write_checksums
-from specops.system.folders import folder_at_once
+from specops.system.folders import atomic_folder
 
 log = logging.getLogger(__name__)
 
@@ -225,14 +225,14 @@ def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
 
 @contextmanager
 def _export_folder(destination: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `destination` at the end, see `folder_at_once`.
+    """A temporary folder that replaces `destination` at the end, see `atomic_folder`.
 
     Raises:
         ExportError: `destination` holds something else than an export, or another export writes it.
     """
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(folder_at_once(destination, MANIFEST))
+            folder = stack.enter_context(atomic_folder(destination, MANIFEST))
         except (BlockingIOError, FileExistsError) as error:
             raise ExportError(f"{error.filename}: {error.strerror}") from None
         yield folder

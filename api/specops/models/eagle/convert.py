@@ -26,7 +26,7 @@ from specops.models.graph.nodes import mixers
 from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder
 from specops.runtime.session import ModelLoadError
 from specops.system.checksums import write_checksums
-from specops.system.folders import folder_at_once
+from specops.system.folders import atomic_folder
 
 
 def convert(
@@ -62,7 +62,7 @@ def convert(
         blocks = None if quantization.bits == 32 else output_blocks(graph, layer.tokens)
         rows = output_rows(graph, layer.tokens, target.hidden_size) if blocks is None else blocks
         tables[HEAD] = Matrix("the target's output rows", (rows,))
-    with folder_at_once(destination) as folder:
+    with atomic_folder(destination) as folder:
         with _store(folder, HEAD_GRAPH) as store:
             model = layer.head_graph(quantization, store, tables)
         onnx.save(model, folder / HEAD_GRAPH)

@@ -26,7 +26,7 @@ from specops.models.folder import ModelError
 from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums
-from specops.system.folders import clear_leftovers, folder_at_once, locked
+from specops.system.folders import atomic_folder, clear_leftovers, locked
 from specops.system.generations import outdated, remove, sweep, use
 from specops.system.memory import page_cache_room
 from specops.system.page_cache import forget
@@ -183,7 +183,7 @@ def _generations(root: Path, name: str) -> list[Path]:
 
 def _make(graph: Path, folder: Path, lock: int, states: Sequence[int], mtp: Path | None) -> Path:
     shutil.rmtree(folder, ignore_errors=True)  # a damaged one; its room on the disk is needed
-    with folder_at_once(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         _prepack(graph, temporary / _GRAPH, lock, states, mtp)
         for path in _files(temporary):
             forget(path)  # the checksums read it again from the disk: see `read_ahead`

@@ -19,7 +19,7 @@ import numpy as np
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
-from specops.runtime.model_runner import Fusion, LayerStates, ModelRunner
+from specops.runtime.model_runner import AuxHiddenStates, Fusion, ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.guessing import GuessingDrafter
@@ -75,7 +75,7 @@ class EagleDrafter(GuessingDrafter):
         self,
         runner: ModelRunner,
         fusion: Fusion | None,
-        states: LayerStates,
+        states: AuxHiddenStates,
         *,
         tokens: Sequence[int],
         depth: int,

@@ -14,7 +14,7 @@ from typing import Any
 from specops.text.schemas import shapes
 from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.references import Document, Schema
-from specops.text.schemas.trial import apart
+from specops.text.schemas.trial import are_disjoint
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Where these stand, the schema itself says which further properties there may be.
@@ -65,7 +65,7 @@ class Facts:
     texts: list[Schema] = field(default_factory=list)
 
 
-class FactFinder:
+class SchemaAnalyzer:
     """Finds the facts of a document's schemas, within a bound of work."""
 
     def __init__(self, document: Document) -> None:
@@ -191,7 +191,7 @@ class FactFinder:
         if ours.values is not None and theirs.values is not None:
             return set(map(_key, ours.values)).isdisjoint(map(_key, theirs.values))
         if types == {"string"} and ours.texts and theirs.texts:
-            return apart([*ours.texts, *theirs.texts])
+            return are_disjoint([*ours.texts, *theirs.texts])
         return any(
             all(self.disjoint(option, other, depth + 1) for option in options)
             for one, other in ((first, second), (second, first))

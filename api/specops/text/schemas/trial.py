@@ -17,7 +17,7 @@ def enforced(schema: Schema) -> bool:
     return not reason or _impossible(reason)
 
 
-def apart(schemas: Sequence[Schema]) -> bool:
+def are_disjoint(schemas: Sequence[Schema]) -> bool:
     """Whether no text follows all schemas, as far as the library can tell."""
     return _impossible(_tried(json.dumps({"type": "string", "allOf": schemas})))
 

@@ -24,7 +24,7 @@ from typing import Any
 from specops.text.schemas import patterns
 from specops.text.schemas.complement import ANNOTATIONS, complement
 from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.facts import OPEN, REFERENCES, FactFinder, Facts
+from specops.text.schemas.facts import OPEN, REFERENCES, Facts, SchemaAnalyzer
 from specops.text.schemas.references import Document, Schema, escaped
 from specops.text.schemas.shapes import is_text, whole
 from specops.text.schemas.trial import enforced
@@ -88,7 +88,7 @@ class _Writer:
 
     def __init__(self, root: Any, *, strict: bool, plain: bool) -> None:
         self._document = Document(root)
-        self._facts = FactFinder(self._document)
+        self._facts = SchemaAnalyzer(self._document)
         self._strict = strict
         self._most_ways = 1 if plain else _MAX_WAYS
         self._written = 0
@@ -548,7 +548,7 @@ class _Writer:
         excluding = [[options[index]] for index in range(len(options))]
         for one, other in pairs:
             for kept, left in ((one, other), (other, one)):
-                against = self._opposite(options[left]) if few else None
+                against = self._negated(options[left]) if few else None
                 if against is None or _ways(against) > _MAX_AGAINST:
                     self._leave_out(at)
                     return list(enumerate(options))
@@ -559,13 +559,13 @@ class _Writer:
         ]
 
     def _not(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        self._alternatives(written, self._opposite(node[keyword]), at)
+        self._alternatives(written, self._negated(node[keyword]), at)
 
     def _if(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         condition, then, other = node[keyword], node.get("then", True), node.get("else", True)
         if then is True and other is True:
             return
-        against = self._opposite(condition)
+        against = self._negated(condition)
         if against is None and then is not True:
             self._leave_out(at)
             return
@@ -585,7 +585,7 @@ class _Writer:
             lacking = {"properties": {name: False}}
             self._alternatives(written, {"anyOf": [lacking, then]}, at)
 
-    def _opposite(self, schema: Any) -> Any:
+    def _negated(self, schema: Any) -> Any:
         """Return a schema of all other values; None: it cannot be expressed, or takes too much."""
         resolved = itertools.count(1)
 

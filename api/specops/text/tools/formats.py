@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 MAX_NAME = 128
 TOOL_NAME = rf"[a-zA-Z0-9_.:/-]{{1,{MAX_NAME}}}"
-VARIES = "\0"  # in a format's texts: an id or a number, other for each call
+WILDCARD = "\0"  # in a format's texts: an id or a number, other for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
-_PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")
+_PARTS = re.compile(rf"\s+|({_TAG}|{WILDCARD})")
 _BARE_KEY = re.compile(r"[\w.$/-]+( [\w.$/-]+)*")  # needs no marks around it (`literal`)
 
 
@@ -124,7 +124,7 @@ class ToolFormat:
         """Write calls, given as names and arguments, as the model does."""
         texts = [self._call(name, arguments) for name, arguments in calls]
         pieces = [self.opening + texts[0], *(self.between + text for text in texts[1:])]
-        numbered = (text.replace(VARIES, str(index)) for index, text in enumerate(pieces))
+        numbered = (text.replace(WILDCARD, str(index)) for index, text in enumerate(pieces))
         return "".join(numbered) + self.closing
 
     def _call(self, name: str, arguments: Any) -> str:

@@ -16,7 +16,7 @@ from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.grammar_source import MAX_CHARACTERS
 from specops.text.schemas.references import Document, escaped
 from specops.text.tools.arguments import listed_properties, resolved, types_of
-from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
+from specops.text.tools.formats import WILDCARD, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
@@ -139,7 +139,7 @@ class CallGrammar:
         names = " | ".join(f"call_{index}" for index in range(len(tools)))
         rules: list[Rule] = [f"calls: {calls} {self._literal(form.closing)}", f"call: {names}"]
         varies = any(
-            VARIES in text for text in (form.opening, form.between, form.middle, form.lead)
+            WILDCARD in text for text in (form.opening, form.between, form.middle, form.lead)
         )
         rules += [r"varies: /[\w-]{1,40}/"] if varies else []
         for index, tool in enumerate(tools):
@@ -347,12 +347,12 @@ class CallGrammar:
 
     def _literal(self, text: str) -> str:
         """Return a text of a format for a rule, with its special tokens."""
-        known = [VARIES, *self.special]
+        known = [WILDCARD, *self.special]
         pieces = re.split("(" + "|".join(map(re.escape, known)) + ")", text)
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
     def _piece(self, text: str) -> str:
-        if text == VARIES:
+        if text == WILDCARD:
             return "varies"
         token = self.special.get(text)
         return json.dumps(text) if token is None else f"<[{token}]>"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specops.text.tools.formats import GENERIC, VARIES, Tool, ToolFormat, parts, unshown_format
+from specops.text.tools.formats import GENERIC, WILDCARD, Tool, ToolFormat, parts, unshown_format
 from specops.text.tools.prompt import (
     AS_TEXT,
     IN_SYSTEM,
@@ -124,7 +124,7 @@ def _rendered(render: Render, messages: Messages, traits: TemplateTraits) -> str
 
 
 def _with_calls(source: str, render: Render, traits: TemplateTraits) -> TemplateTraits:
-    lone = replace(traits, lone_results=True)
+    lone = replace(traits, orphan_results=True)
     all_shown = replace(lone, shows_calls=True, several_calls=True, text_with_calls=True)
     learned = None
     seen = False
@@ -141,8 +141,8 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
         if unshown is GENERIC:
             return replace(traits, tools="")
         written = {"role": "assistant", "content": unshown.write([_FIRST])}
-        lone_results = _holds(_rendered(render, [_ASKED, written, _result(0)], lone), _RESULT)
-        return replace(traits, calls=unshown, lone_results=lone_results)
+        orphan_results = _holds(_rendered(render, [_ASKED, written, _result(0)], lone), _RESULT)
+        return replace(traits, calls=unshown, orphan_results=orphan_results)
     if "<|start_header_id|>" in source and learned.bare:  # Llama 3 may write this mark, too
         learned = replace(learned, other_marks=("<|python_tag|>",))
     single = [_ASKED, _calls(_FIRST), _result(0)]
@@ -164,7 +164,7 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
         several_calls=_all_in(several, _FIRST, _SECOND) and _holds(several, _RESULT, _RESULT2),
         text_with_calls=text_shown,
         text_behind=behind,
-        lone_results=_holds(lone_text, _RESULT),
+        orphan_results=_holds(lone_text, _RESULT),
         any_id=_holds(_rendered(render, foreign, shown), _RESULT),
         arguments_as_text=as_text,
         needs_tools=not (_all_in(untold, _FIRST) and _holds(untold, _RESULT)),
@@ -396,12 +396,12 @@ def _common(one: str, other: str) -> str:
 
 
 def _without_ids(text: str) -> str:
-    return re.sub("|".join(_IDS), VARIES, text)
+    return re.sub("|".join(_IDS), WILDCARD, text)
 
 
 def _varying(one: str, other: str) -> str:
     """Return a text of two calls with its numbers replaced if they differ."""
-    return one if other == one else re.sub(r"\d+", VARIES, one)
+    return one if other == one else re.sub(r"\d+", WILDCARD, one)
 
 
 def _loaded(text: str) -> Any:

@@ -43,7 +43,7 @@ class TemplateTraits:
         text_with_calls: shows the text of messages with calls.
         text_behind: shows such a text behind the calls and their results, but two messages of the
             assistant in a row as they come.
-        lone_results: shows results of calls that no message before has.
+        orphan_results: shows results of calls that no message before has.
         any_id: takes ids of calls as other servers write them.
         arguments_as_text: takes a call's arguments only as JSON.
         neighbours: shows two messages of one role in a row.
@@ -59,16 +59,16 @@ class TemplateTraits:
     several_calls: bool = False
     text_with_calls: bool = False
     text_behind: bool = False
-    lone_results: bool = False
+    orphan_results: bool = False
     any_id: bool = True
     arguments_as_text: bool = False
     neighbours: bool = True
     needs_tools: bool = False
     in_parts: bool = False
 
-    def plainest(self) -> TemplateTraits:
+    def fallback(self) -> TemplateTraits:
         """Return traits with which a conversation becomes texts in turns, whatever it was."""
-        return replace(self, shows_calls=False, lone_results=False, neighbours=False)
+        return replace(self, shows_calls=False, orphan_results=False, neighbours=False)
 
 
 def for_template(
@@ -82,7 +82,7 @@ def for_template(
         traits: what the template shows.
     """
     if traits.needs_tools and not tools:
-        traits = replace(traits, shows_calls=False, lone_results=False)
+        traits = replace(traits, shows_calls=False, orphan_results=False)
     complete = _results_in_order([_complete(message) for message in messages])
     if traits.text_behind:
         complete = [part for message in complete for part in _text_first(message)]
@@ -217,7 +217,7 @@ def _with_calls(messages: Messages, traits: TemplateTraits) -> Messages:
         follows, texts = texts, False
         if message["role"] == "tool":
             call_id = message.get("tool_call_id", "")
-            if (traits.shows_calls and call_id in shown) or traits.lone_results:
+            if (traits.shows_calls and call_id in shown) or traits.orphan_results:
                 plain.append(message | {"tool_call_id": _id(call_id, traits)})
                 continue
             name = message.get("name") or names.get(call_id, "the function")

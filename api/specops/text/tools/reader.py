@@ -25,7 +25,7 @@ from specops.text.tools.arguments import (
     types_of,
 )
 from specops.text.tools.blocks import AnswerBlocks, Block, Delta
-from specops.text.tools.formats import GENERIC, TOOL_NAME, VARIES, Tool, ToolFormat, parts
+from specops.text.tools.formats import GENERIC, TOOL_NAME, WILDCARD, Tool, ToolFormat, parts
 
 # Keys with which a call may begin, besides those of its format.
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
@@ -73,7 +73,7 @@ class AnswerReader:
         self._plain = calls is None and thinking is None
         self.unread = 0
         self._say, self._think = (partial(found.show, kind) for kind in ("text", "reasoning"))
-        self._argue = found.argue
+        self._emit_arguments = found.argue
         self._char = ""  # that is read next; empty: the answer has ended
         self._machine = self._answer(begun=begun)
         next(self._machine)
@@ -195,7 +195,7 @@ class AnswerReader:
         """Read parts of a format, with any white space before each; return whether they came."""
         for index, part in enumerate(expected):
             yield from self._space(raw.append)
-            if part == VARIES:
+            if part == WILDCARD:
                 stop = expected[index + 1][0] if index + 1 < len(expected) else ""
                 while self._char and self._char != stop:
                     raw.append(self._char)
@@ -214,7 +214,7 @@ class AnswerReader:
         Returns:
             Which one, and text that was read after it. None: at most the first parts of one came.
         """
-        cut = [parts(text.partition(VARIES)[0]) for text in texts]
+        cut = [parts(text.partition(WILDCARD)[0]) for text in texts]
         squeezed = ["".join(pieces) for pieces in cut]
         held = spaces = ""
         while char := self._char:
@@ -278,7 +278,7 @@ class AnswerReader:
                 return
             self._found.begin_call(name)
             if form.style == "named":
-                yield from self._value(self._argue, self._found.end_call)
+                yield from self._value(self._emit_arguments, self._found.end_call)
                 ended, after = yield from self._one_of([form.between, form.closing])
                 self._say(after)
             elif form.style == "tagged":
@@ -288,9 +288,9 @@ class AnswerReader:
             if ended != 0:
                 return
             raw = []
-            if VARIES in form.between:
-                _, _, rest = form.between.partition(VARIES)
-                yield from self._follow([VARIES, *parts(rest)], raw)
+            if WILDCARD in form.between:
+                _, _, rest = form.between.partition(WILDCARD)
+                yield from self._follow([WILDCARD, *parts(rest)], raw)
 
     def _tagged(self, schema: dict[str, Any]) -> Reading[int | None]:
         """Read a call's arguments with tags around them; return what follows: 0 another call."""
@@ -299,7 +299,7 @@ class AnswerReader:
         while True:
             which, after = yield from self._one_of([form.between, form.closing, form.key_open])
             if which != 2:
-                self._argue("}" if separator == ", " else "{}")
+                self._emit_arguments("}" if separator == ", " else "{}")
                 self._found.end_call()
                 self._say(after)
                 return which
@@ -310,7 +310,7 @@ class AnswerReader:
             if not self._char:
                 return None
             name = "".join(key).strip()
-            self._argue(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
+            self._emit_arguments(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
             separator = ", "
             if not (yield from self._tagged_value(types_of(argument_schema(schema, name)))):
                 return None
@@ -332,15 +332,15 @@ class AnswerReader:
             held = "\n" if spaced and more.endswith("\n") else ""
             more = more.removesuffix("\n") if held else more
             if streamed:
-                self._argue(_escaped(more))
+                self._emit_arguments(_escaped(more))
             else:
                 text.append(more)
 
         if streamed:
-            self._argue('"')
+            self._emit_arguments('"')
         if not (yield from self._until((first,), take)):
             return False
-        self._argue('"' if streamed else as_json("".join(text), types))
+        self._emit_arguments('"' if streamed else as_json("".join(text), types))
         yield from self._follow(rest, [])
         return True
 
@@ -383,7 +383,7 @@ class AnswerReader:
             if key is None:  # a value without a name
                 yield from self._bare_value([])
             else:
-                self._argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+                self._emit_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
                 separator = ", "
                 yield from self._literal_value(types_of(argument_schema(schema, key)))
             if not self._char:
@@ -391,7 +391,7 @@ class AnswerReader:
             if self._char == ",":
                 yield
             key = yield from self._argument_name([], schema)
-        self._argue("}" if separator == ", " else "{}")
+        self._emit_arguments("}" if separator == ", " else "{}")
         self._found.end_call()
         closing = form.closing.removeprefix(form.end)
         texts = [form.between.removeprefix(form.end), closing, closing.lstrip("]")]
@@ -406,26 +406,28 @@ class AnswerReader:
         for quote in dict.fromkeys((*self._form.quotes, '"')):
             begins = not raw and self._char == quote[0]
             if begins and (yield from self._follow([quote], raw)):
-                self._argue('"')
+                self._emit_arguments('"')
                 if not (yield from self._quoted(quote)):
                     return
-                self._argue('"')
+                self._emit_arguments('"')
                 yield from self._bare_value([])
                 return
         yield from self._bare_value(raw)
         if self._char:
-            self._argue(literal_as_json("".join(raw).strip(), self._form.quote, types))
+            self._emit_arguments(literal_as_json("".join(raw).strip(), self._form.quote, types))
 
     def _quoted(self, quote: str) -> Reading[bool]:
         """Read a text and the quote that closes it; return whether it was whole."""
         if len(quote) > 1:
-            end = yield from self._until((quote,), lambda text: self._argue(_escaped(text)))
+            end = yield from self._until(
+                (quote,), lambda text: self._emit_arguments(_escaped(text))
+            )
             return bool(end)
         escape = ""
         empty, tripled = True, False  # as in Python, three quotes may stand around a text
         while char := self._char:
             if len(escape) > 1 and char not in hexdigits:  # it is none, and stands as written
-                self._argue(text_in_json(escape))
+                self._emit_arguments(text_in_json(escape))
                 escape = ""
             if char == "\\" or escape:
                 escape += char
@@ -446,12 +448,12 @@ class AnswerReader:
                     ended = not self._char or self._char in f",{self._form.end}"
                 if ended:
                     return True
-                self._argue(_escaped("".join(raw)))
+                self._emit_arguments(_escaped("".join(raw)))
                 continue
             else:
-                self._argue(_escaped(char))
+                self._emit_arguments(_escaped(char))
             if escape and not UNFINISHED_ESCAPE.fullmatch(escape):
-                self._argue(text_in_json(escape))
+                self._emit_arguments(text_in_json(escape))
                 escape = ""
             empty = False
             yield
@@ -497,7 +499,7 @@ class AnswerReader:
             yield from self._past(raw)
             start = len(raw)
             streamed = begun and key in self._argument_keys and self._char == "{"
-            yield from self._value(self._argue if streamed else raw.append)
+            yield from self._value(self._emit_arguments if streamed else raw.append)
             value = "".join(raw[start:])
             if key in self._name_keys and not begun:
                 name = str(_loaded(value) or "")
@@ -505,12 +507,12 @@ class AnswerReader:
                     break
                 begun = True
                 self._found.begin_call(name)
-                self._argue(arguments)
+                self._emit_arguments(arguments)
             elif key in self._argument_keys and not streamed:
                 # Some models write the arguments as a string that holds JSON.
                 arguments = str(_loaded(value)) if value.startswith('"') else value
                 if begun:
-                    self._argue(arguments)
+                    self._emit_arguments(arguments)
             yield from self._space(raw.append)
             if self._char == ",":
                 yield from self._past(raw)
@@ -518,7 +520,7 @@ class AnswerReader:
             self._say("".join(raw))
         elif self._char == "}":
             if not self.blocks[-1].text:
-                self._argue("{}")
+                self._emit_arguments("{}")
             self._found.end_call()
             yield
 
@@ -569,7 +571,7 @@ def _before_arguments(form: ToolFormat) -> str:
     """Return a regular expression of a call from its name to its arguments."""
     if "[ARGS]" in form.middle:  # some of Mistral's models write ids, some do not
         return rf"({TOOL_NAME})\s*(?:\[CALL_ID\].*?)?(?:\[ARGS\])?\s*"
-    pieces = (".*?" if part == VARIES else re.escape(part) for part in parts(form.middle))
+    pieces = (".*?" if part == WILDCARD else re.escape(part) for part in parts(form.middle))
     return rf"({TOOL_NAME})\s*" + r"\s*".join(pieces) + r"\s*"
 
 

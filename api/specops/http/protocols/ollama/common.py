@@ -61,7 +61,7 @@ class OllamaBody(Body):
 class OllamaModel(OllamaBody):
     """What names a model, which all requests do."""
 
-    without_effect = frozenset({"verbose", "stream", "insecure", "system", "template", "options"})
+    ignored_fields = frozenset({"verbose", "stream", "insecure", "system", "template", "options"})
 
     model: Text | None = Field(None, description="as in GET /v1/models")
     name: Text | None = Field(None, description="older name of `model`")
@@ -79,7 +79,7 @@ class OllamaModel(OllamaBody):
             return raw  # and is refused
 
     @property
-    def called(self) -> str:
+    def model_name(self) -> str:
         """The model's name; empty if there is none."""
         return self.model or self.name or ""
 
@@ -92,14 +92,14 @@ class OllamaModel(OllamaBody):
         )
 
 
-def served(ctx: Context, body: OllamaModel, *, exact: bool = False) -> Engine:
+def require_model(ctx: Context, body: OllamaModel, *, exact: bool = False) -> Engine:
     """Return the engine of the model that the client asks for; see `check_model`.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: the client names no model, or another one.
     """
-    name = body.called
+    name = body.model_name
     if not name:
         raise ApiError(400, "model is required", code="missing_parameter", param="model")
     return check_model(ctx, name, exact=exact)

@@ -20,7 +20,7 @@ from specops.http.protocols.ollama.common import (
     OllamaModel,
     nanoseconds,
     plain_answer,
-    served,
+    require_model,
 )
 from specops.http.state import Ctx
 from specops.text.json_values import dumps
@@ -39,7 +39,7 @@ PROTOCOL = Protocol(
 class OllamaTexts(OllamaModel):
     """One or several texts to embed."""
 
-    without_effect = MACHINE_OPTIONS | {"options"}
+    ignored_fields = MACHINE_OPTIONS | {"options"}
 
     input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)] | None = Field(
         None, description="none: asks only whether the model is loaded"
@@ -59,7 +59,7 @@ class OllamaTexts(OllamaModel):
 class OllamaText(OllamaModel):
     """A text to embed, in the older form."""
 
-    without_effect = MACHINE_OPTIONS | {"options", "truncate"}
+    ignored_fields = MACHINE_OPTIONS | {"options", "truncate"}
 
     prompt: Text | None = Field(None, description="none: asks only whether the model is loaded")
 
@@ -83,8 +83,10 @@ class OllamaVector(BaseModel):
 @router.post(EMBED_PATH, response_model=OllamaVectors, responses=ERRORS)
 async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
-    engine = served(ctx, body)
-    figures = OllamaVectors(model=body.called, embeddings=[], total_duration=1, prompt_eval_count=0)
+    engine = require_model(ctx, body)
+    figures = OllamaVectors(
+        model=body.model_name, embeddings=[], total_duration=1, prompt_eval_count=0
+    )
     if not body.inputs:
         return plain_answer(figures, ctx, body)
     room = engine.info.context if body.truncate is not False else None
@@ -101,7 +103,7 @@ async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
 @router.post(OLD_EMBED_PATH, response_model=OllamaVector, responses=ERRORS)
 async def embed_text(body: OllamaText, ctx: Ctx) -> Response:
     """Embed a text, in Ollama's older form; a text that is too long is cut."""
-    engine = served(ctx, body)
+    engine = require_model(ctx, body)
     if not body.prompt:
         return plain_answer(OllamaVector(embedding=[]), ctx, body)
     room = engine.info.context

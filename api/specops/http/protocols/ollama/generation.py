@@ -43,7 +43,7 @@ from specops.http.protocols.ollama.common import (
     OllamaModel,
     nanoseconds,
     plain_answer,
-    served,
+    require_model,
     timestamp,
 )
 from specops.http.state import Ctx
@@ -58,8 +58,8 @@ _NO_IMAGES = Field(None, description="not supported: this server reads texts onl
 class OllamaRequest(OllamaModel, LlamaOptions):
     """The fields that chats and prompts share. Those of `options` may also be at the top level."""
 
-    without_effect = MACHINE_OPTIONS
-    usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
+    ignored_fields = MACHINE_OPTIONS
+    default_sampling = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
 
     options: dict[str, Any] | None = Field(
         None, description="the fields from `num_predict` on, and those of `POST /generate`"
@@ -335,7 +335,7 @@ async def chat(body: OllamaChat, ctx: Ctx) -> Response:
     With `stream`, which is the default, the answer is a line of JSON per step; the last one has
     the figures.
     """
-    engine = served(ctx, body)
+    engine = require_model(ctx, body)
     if not body.messages:
         message = OllamaAnswer(content="")
         return plain_answer(OllamaChatReply(**_nothing_asked(body), message=message), ctx, body)
@@ -346,7 +346,7 @@ async def chat(body: OllamaChat, ctx: Ctx) -> Response:
 @router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=RESPONSES, name="generate")
 async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
     """Answer a prompt; with `raw`, or where the model is no chat model, continue it."""
-    engine = served(ctx, body)
+    engine = require_model(ctx, body)
     body.check()
     before = prompt_tokens(body.context or [], engine, "context")
     if not (body.prompt or body.suffix):
@@ -361,7 +361,7 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
                 asked = gap.prompt(prompt, suffix, engine.info.context)
                 return Prepared.of([asked], prompt, gap)
             tokens = (*before, *engine.encode_chat(prompt)) if before else engine.encode(prompt)
-            return Prepared(prompts=[tokens], shown=prompt)
+            return Prepared(prompts=[tokens], logged_prompt=prompt)
 
         generation = await generate(ctx, body, prepare)
     return await _PromptWriter(generation, engine, body).response(stream=body.streams)
@@ -483,4 +483,4 @@ class _PromptWriter(_Writer):
 
 
 def _heading(body: OllamaRequest) -> dict[str, Any]:
-    return {"model": body.called, "created_at": timestamp(datetime.now(UTC))}
+    return {"model": body.model_name, "created_at": timestamp(datetime.now(UTC))}

@@ -24,7 +24,7 @@ from specops.http.protocols.ollama.common import (
     RESPONSES,
     OllamaErrorResponse,
     OllamaModel,
-    served,
+    require_model,
     timestamp,
 )
 from specops.http.state import Context, Ctx
@@ -89,7 +89,7 @@ async def running(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
 @router.post("/api/show", responses=ERRORS)
 async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any]:
     """Describe the model that is loaded, and its capabilities."""
-    engine = served(ctx, body)
+    engine = require_model(ctx, body)
     ignore_unknown(ctx, body)
     response.headers.update(answer_headers(ctx))
     info, template = engine.info, engine.chat_template
@@ -115,7 +115,7 @@ async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any
 @router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
 async def pull(body: OllamaPull, ctx: Ctx) -> Response:
     """Say that the model that is loaded is here, as Ollama does of one that it has already."""
-    served(ctx, body, exact=True)
+    require_model(ctx, body, exact=True)
     ignore_unknown(ctx, body)
     headers = answer_headers(ctx)
     done = OllamaStatus(status="success")

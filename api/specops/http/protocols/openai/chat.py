@@ -20,8 +20,8 @@ from specops.http.answering.body import (
     Tools,
     Unsupported,
     absent,
+    conflict,
     names_of,
-    wrong_together,
 )
 from specops.http.answering.conversation import (
     ChatTool,
@@ -166,7 +166,7 @@ _Chosen = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 class ChatRequest(OpenAiRequest):
     """A conversation that the assistant continues."""
 
-    without_effect = OpenAiRequest.without_effect | {
+    ignored_fields = OpenAiRequest.ignored_fields | {
         *("metadata", "store", "service_tier", "safety_identifier", "prediction"),
         *("verbosity", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
         "moderation",
@@ -230,9 +230,9 @@ class ChatRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise wrong_together("top_logprobs", "requires `logprobs` to be true")
+            raise conflict("top_logprobs", "requires `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise wrong_together("max_tokens", "cannot be combined with `max_completion_tokens`")
+            raise conflict("max_tokens", "cannot be combined with `max_completion_tokens`")
         return self
 
     @property

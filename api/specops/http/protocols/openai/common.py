@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Writer
-from specops.http.answering.body import Body, Text, TokenId, wrong_together
+from specops.http.answering.body import Body, Text, TokenId, conflict
 from specops.http.answering.logprobs import prompt_logprobs
 from specops.http.answering.options import ReportingOptions
 from specops.http.answering.served_model import fingerprint
@@ -35,7 +35,7 @@ PromptLogprobs = Annotated[Any, WithJsonSchema({"type": ["array", "null"], "item
 class StreamOptions(Body):
     """How a stream ends."""
 
-    without_effect = frozenset({"include_obfuscation"})
+    ignored_fields = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = Field(None, description="one more chunk, with the usage")
     continuous_usage_stats: bool | None = Field(
@@ -46,7 +46,7 @@ class StreamOptions(Body):
 class OpenAiRequest(ReportingOptions):
     """The fields that completions and chat share."""
 
-    without_effect = frozenset({"user"})
+    ignored_fields = frozenset({"user"})
 
     model: Text | None = Field(None, description="as in GET /v1/models")
     n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="answers to each prompt")
@@ -74,11 +74,11 @@ class OpenAiRequest(ReportingOptions):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise wrong_together("stream_options", "requires `stream` to be true")
+            raise conflict("stream_options", "requires `stream` to be true")
         if self.prompt_logprobs is not None and self.stream:
-            raise wrong_together("prompt_logprobs", "cannot be combined with `stream`")
+            raise conflict("prompt_logprobs", "cannot be combined with `stream`")
         if self.logprob_token_ids and self.token_logprobs is None:
-            raise wrong_together("logprob_token_ids", "requires `logprobs`")
+            raise conflict("logprob_token_ids", "requires `logprobs`")
         return self
 
     @property

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.answers import Answer, Generation, Step
-from specops.http.answering.body import MixedPrompt, Text, absent, listed, names_of, wrong_together
+from specops.http.answering.body import MixedPrompt, Text, absent, conflict, listed, names_of
 from specops.http.answering.generate import Prepared, generate
 from specops.http.answering.logprobs import token_name
 from specops.http.answering.options import not_zero
@@ -33,7 +33,7 @@ from specops.http.protocols.openai.common import (
 from specops.http.state import Ctx
 from specops.request import Logprob, Piece
 from specops.text.detokenizer import IncrementalDetokenizer
-from specops.text.fill_in import GapPrompt
+from specops.text.fill_in import FimPrompt
 from specops.text.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -79,12 +79,12 @@ class CompletionRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of < self.returned:
-            raise wrong_together("best_of", "must be at least `n`")
+            raise conflict("best_of", "must be at least `n`")
         if self.ranks and self.stream:
-            raise wrong_together("best_of", "must be at most `n` where `stream` is true")
+            raise conflict("best_of", "must be at most `n` where `stream` is true")
         for name in ("echo", "truncate_prompt_tokens"):
             if self.suffix and getattr(self, name):
-                raise wrong_together("suffix", f"cannot be combined with `{name}`")
+                raise conflict("suffix", f"cannot be combined with `{name}`")
         return self
 
     @property
@@ -188,10 +188,10 @@ async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
     cuts = body.truncate_prompt_tokens is not None
     gap, prompts, suffix = fill_in(body.suffix, engine), body.prompts, body.suffix or ""
 
-    def encode(prompt: str | list[int | str], behind: Sequence[int]) -> GapPrompt:
+    def encode(prompt: str | list[int | str], behind: Sequence[int]) -> FimPrompt:
         if gap is None:
             tokens = mixed_tokens(prompt, engine, "prompt", any_length=cuts)
-            return GapPrompt(body.truncated(tokens, engine.info.context), truncated=False)
+            return FimPrompt(body.truncated(tokens, engine.info.context), truncated=False)
         before = prompt if isinstance(prompt, str) else mixed_tokens(prompt, engine, "prompt")
         return gap.prompt(before, behind, engine.info.context)
 

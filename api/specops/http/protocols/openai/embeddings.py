@@ -48,7 +48,7 @@ _Input = Text | MixedPrompt | EmbeddingText
 class EmbeddingRequest(Body):
     """One or several texts to embed, as text or as tokens."""
 
-    without_effect = frozenset({"user"})
+    ignored_fields = frozenset({"user"})
 
     model: Text | None = Field(None, description="as in GET /v1/models")
     input: (

@@ -14,12 +14,12 @@ from specops.http.answering.conversation import (
     Message,
     Parameters,
     Part,
+    TaggedPart,
     ToolName,
-    Typed,
     call_message,
     joined,
+    placeholder,
     result_message,
-    unread,
     written,
 )
 from specops.http.errors import InvalidField
@@ -42,13 +42,13 @@ _REFERENCE = "item_reference"
 Anything = Annotated[Any, AfterValidator(written)]
 
 
-class Item(Typed):
+class Item(TaggedPart):
     """A message, a thought, a call of a tool or its result.
 
     What other servers have done (searched the web, run code, made pictures) is left out.
     """
 
-    without_effect = frozenset({"status", "encrypted_content", "phase", "caller"})
+    ignored_fields = frozenset({"status", "encrypted_content", "phase", "caller"})
     source, called = FIELD, "an item"
 
     type: str = Field(
@@ -99,7 +99,7 @@ class Item(Typed):
                     texts.append(text)
                 case {"type": str(kind)}:
                     left_out.append(f"{FIELD}.{kind}")
-                    texts.append(unread(kind))
+                    texts.append(placeholder(kind))
                 case _:  # what a shell wrote, with its exit code
                     texts.append(dumps(part).decode())
         return "".join(texts)

@@ -104,7 +104,7 @@ class FlatSchema(NamedSchema):
 class TextOptions(Body):
     """The form of the answer's text."""
 
-    without_effect = frozenset({"verbosity"})
+    ignored_fields = frozenset({"verbosity"})
 
     format: Annotated[AnyText | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
 
@@ -112,7 +112,7 @@ class TextOptions(Body):
 class ResponsesRequest(EngineOptions):
     """A conversation that the assistant continues."""
 
-    without_effect = frozenset(
+    ignored_fields = frozenset(
         {
             *("service_tier", "prompt_cache_retention", "stream_options", "client_metadata"),
             *("context_management", "moderation", "prompt_cache_options", "access_programs"),
