@@ -312,9 +312,9 @@ def test_freed_memory_is_given_back_before_it_is_counted() -> None:
     """Blocks stay behind the freed ones, as behind those of a tokenizer that was read."""
     count = """
 from specops.runtime.memory_plan import Supply
-from specops.system.allocator import keep_memory_level
+from specops.system.allocator import configure_malloc
 from specops.system.memory import process_memory
-keep_memory_level()
+configure_malloc()
 blocks = [bytearray(b"x" * 2_000) for _ in range(40_000)]
 last = bytearray(2_000)
 blocks.clear()

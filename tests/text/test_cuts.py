@@ -130,8 +130,8 @@ _HOSTILE = """
 import random, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from specops.system.allocator import keep_memory_level
-keep_memory_level()
+from specops.system.allocator import configure_malloc
+configure_malloc()
 from specops.system.memory import process_memory
 from specops.text.tokenizer import Tokenizer
 

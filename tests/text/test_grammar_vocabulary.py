@@ -56,7 +56,7 @@ def test_the_library_gets_the_tokens_that_it_would_read(
 MEASURE = """
 import sys
 from pathlib import Path
-from specops.system.allocator import give_back, keep_memory_level
+from specops.system.allocator import give_back, configure_malloc
 from specops.system.memory import process_memory
 from specops.text.grammar_vocabulary import GrammarVocabulary
 from specops.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
-keep_memory_level()
+configure_malloc()
 tokenizer = Tokenizer.load(Path(sys.argv[1]))
 give_back()
 Path("/proc/self/clear_refs").write_text("5")
