@@ -29,8 +29,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
-COMMON += ("gather_operator", "short_conv_operator", "states_operator", "matmul", "matmul_trial")
-COMMON += ("attention", "sampling", "suffixes", "quantize", "tiles", "lost_pages")
+COMMON += ("gather_operator", "short_conv_operator", "states_operator", "matmul", "attention")
+COMMON += ("sampling", "suffixes", "quantize", "tiles", "lost_pages")
 # For each variant of the kernel of products its source and its flags. Of the other kernels only
 # attention gains from instructions for bytes.
 MATMUL = {
@@ -39,7 +39,6 @@ MATMUL = {
         "avx512": ("pairs", AVX512),
         "vnni256": ("dots", (*AVX2, "-mavxvnni")),
         "vnni512": ("dots", (*AVX512, "-mavx512vnni")),
-        "amx": ("amx", (*AVX512, "-mamx-tile", "-mamx-int8")),
     },
     "aarch64": {
         "dotprod": ("dots", ("-march=armv8.2-a+dotprod",)),

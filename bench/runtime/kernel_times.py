@@ -74,11 +74,7 @@ def main() -> int:
     options = parser.parse_args()
     share_threads(options.threads)
     random, wrong = np.random.default_rng(1), ""
-    if any(kernels.wide_from()):
-        print(f"AMX from {kernels.wide_from()} rows on (sums of 16, 32, 64 of K)")
-    print(
-        f"{kernels.described()}, {options.threads} threads: milliseconds of {PRODUCTS} products\n"
-    )
+    print(f"{kernels.kernel()}, {options.threads} threads: milliseconds of {PRODUCTS} products\n")
     print(f"| weights | rows | {' | '.join(kernels.NAMES)} |")
     print(f"|---|---:|{'---:|' * len(kernels.NAMES)}")
     for kind in ("INT4", "INT8", "Q4_K", "Q6_K"):

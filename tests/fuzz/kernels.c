@@ -55,22 +55,14 @@ static int kernels;
 #if defined(__x86_64__)
 // AVX-VNNI's kernels from the same sources, with AVX512-VNNI's instructions for 256 bits; kernels for
 // processors that few machines have, with plain C in place of their instructions.
-extern const MatmulKernel MATMUL_EVEX, MATMUL_AMX_BY_C, MATMUL_AVX512_BY_C, MATMUL_VNNI512_BY_C;
+extern const MatmulKernel MATMUL_EVEX, MATMUL_AVX512_BY_C, MATMUL_VNNI512_BY_C;
 extern const AttentionKernel ATTENTION_EVEX, ATTENTION_AVX512_BY_C, ATTENTION_VNNI512_BY_C;
 static const Processor OTHERS[] = {
     {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, &ATTENTION_EVEX, AVX2},
-    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, &ATTENTION_PLAIN, PLAIN},
     {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, &ATTENTION_AVX512_BY_C, PLAIN},
     {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, &ATTENTION_VNNI512_BY_C, PLAIN},
 };
 enum { OTHER = sizeof OTHERS / sizeof *OTHERS };
-extern int64_t amx_configured, amx_fetched, amx_multiplied, amx_unpacked;
-
-static void piece_of_zeros(const Piece *p) {
-    for (int64_t row = 0; row < p->rows; row++)
-        for (int64_t column = 0; column < p->columns && column < p->tiles * TILE; column++)
-            p->y[row * p->stride + column] = 0;
-}
 #endif
 
 static void list_kernels(void) {
@@ -1018,46 +1010,6 @@ static void try_compensation(void) {
     free(weights), free(wanted), free(feedback), free(grids);
 }
 
-// -- matrices of AMX -------------------------------------------------------------------------------
-
-#if defined(__x86_64__)
-// Four matrices are read for four products, a piece is configured once, and weights are unpacked once for
-// all groups of rows of a panel. For one tile and 16 rows each product needs two matrices.
-static void count_matrices(int type, int64_t block, int64_t rows, int64_t tiles, int64_t pieces,
-                           int64_t products, int64_t read) {
-    enum { DEPTH = 512 };
-    Weights w;
-    const int64_t kind = type, columns = tiles * TILE;
-    check(!describe_weights(&w, DEPTH, block, 1, &columns, &kind), "a right product");
-    uint8_t *weights = calloc((size_t)w.bytes, 1);
-    float *x = calloc((size_t)(rows * DEPTH), sizeof *x), *y = calloc((size_t)(rows * columns), sizeof *y);
-    amx_configured = amx_fetched = amx_multiplied = amx_unpacked = 0;
-    const Input input = {.kind = AS_IT_IS, .x = x};
-    multiply(&MATMUL_AMX_BY_C, &w, weights, NULL, &input, rows, y, (Threads){run_in_turn, NULL});
-    check(amx_configured == pieces, "configurations of AMX");
-    check(amx_multiplied == products && amx_fetched == read, "matrices that AMX reads");
-    check(amx_unpacked == tiles * DEPTH / UNIT, "weights that AMX unpacks");
-    free(weights), free(x), free(y);
-}
-
-static void try_amx(void) {
-    static const Matrix KINDS[] = {{Q6_K, 0, 0, 32}, {Q3_K, 0, 0, 32}, {Q4_K, 0, 0, 32}, {IQ4_NL, 0, 0, 32},
-                                   {INT4, 0, 0, 32}, {INT8, 0, 0, 96}, {INT4, 0, 0, 128}, {INT8, 0, 0, 256}};
-    MatmulKernel wrong = MATMUL_PLAIN;
-    wrong.piece = piece_of_zeros;
-    for (const Matrix *m = KINDS; m < KINDS + sizeof KINDS / sizeof *KINDS; m++) {
-        check(specops_agree(&MATMUL_AMX_BY_C, &MATMUL_PLAIN, m->type, m->block), "AMX's own test");
-        check(!specops_agree(&wrong, &MATMUL_PLAIN, m->type, m->block), "AMX's own test sees nothing");
-    }
-    for (int size = 0; size < SUM_SIZES; size++) use_wide_from(size, 0);
-    specops_share(2);
-    count_matrices(INT4, 128, 128, 4, 2, 8 * 4 * 8, 8 * 4 * 8);
-    count_matrices(Q4_K, 32, 128, 4, 2, 8 * 4 * 16, 8 * 4 * 16);
-    count_matrices(Q6_K, 32, 32, 2, 1, 2 * 2 * 32, 2 * 2 * 32);
-    count_matrices(INT8, 64, 16, 1, 1, 8, 2 * 8);
-}
-#endif
-
 int main(int count, char **arguments) {
     if (count != 4) return fprintf(stderr, "kernels CASES SECONDS SEED\n"), 2;
     const uint64_t cases = strtoull(arguments[1], NULL, 10);
@@ -1066,9 +1018,6 @@ int main(int count, char **arguments) {
     api = &API;
     signal(SIGABRT, tell_seed);
     list_kernels();
-#if defined(__x86_64__)
-    try_amx();
-#endif
     do {
         state = seed;
         const int64_t kind = below(14);

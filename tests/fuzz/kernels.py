@@ -77,8 +77,6 @@ def build(folder: Path, foreign: str | None = None) -> Path:
     if kind == "x86_64":
         evex = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", few)
         emulated = ("-include", str(Path(__file__).with_name("avx512.h")), few)
-        flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_BY_C")
-        objects["matmul_amx_by_c"] = ("matmul_amx", flags)
         for name, source, flags in (
             ("EVEX", "dots", evex),
             ("AVX512_BY_C", "pairs", (*emulated, "-DPAIRS_ALONE")),

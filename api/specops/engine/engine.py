@@ -108,7 +108,7 @@ class Engine:
     @property
     def computes_with(self) -> str:
         """The kernels' name, and why they are not faster ones where that is known."""
-        return kernels.described()
+        return kernels.kernel()
 
     @property
     def grammars(self) -> Grammars:

@@ -132,7 +132,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
         step(f"opening {target.graph}")
         threads = compute_threads(settings.threads)
         share_threads(threads)
-        log.info("%d threads compute with the kernels %s", threads, kernels.described())
+        log.info("%d threads compute with the kernels %s", threads, kernels.kernel())
         # While another process lays weights out, this one loads the tokenizer.
         pool = ThreadPoolExecutor(1)
         tokenizing = pool.submit(Tokenizer.load, target.path)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specops.runtime import kernels
@@ -23,7 +22,6 @@ def test_the_fastest_kernels_for_this_processor_are_chosen() -> None:
         flags = {*Path("/proc/cpuinfo").read_text().split()}
     avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
     needs = {
-        "AMX-INT8": {*avx512, "avx512_vnni", "amx_tile", "amx_int8"},
         "AVX512-VNNI": {*avx512, "avx512_vnni"},
         "AVX-VNNI": {"avx2", "f16c", "avx_vnni"},
         "AVX-512": avx512,
@@ -34,29 +32,8 @@ def test_the_fastest_kernels_for_this_processor_are_chosen() -> None:
     }
     if platform.system() == "Linux":
         found = [name for name, words in needs.items() if words <= flags]
-        if kernels.library.specops_no_amx():  # the processor names AMX, but it cannot be used
-            found.remove("AMX-INT8")
         assert tuple(found) == kernels.NAMES
     assert kernels.kernel() == kernels.NAMES[0]
-
-
-@pytest.mark.parametrize(
-    ("wide", "narrow", "fewest"),
-    [
-        ([4, 4, 4, 4], [1, 3, 6, 9], 8),
-        ([1, 1, 1, 1], [2, 2, 2, 2], 1),
-        ([1, 4, 4, 4], [2, 3, 6, 9], 8),  # a wide kernel that wins below must win up to the end
-        ([1, 1, 1, 9], [2, 2, 2, 2], 2**63 - 1),
-    ],
-)
-def test_amx_computes_passes_that_it_computes_faster(
-    wide: list[int], narrow: list[int], fewest: int
-) -> None:
-    rows = np.array([1, 4, 8, 16], np.int64)
-    times = [np.array(taken, np.float64).ctypes for taken in (wide, narrow)]
-    given = (times[0].data, times[1].data, rows.ctypes.data, len(rows))
-    assert kernels.library.specops_fewest_rows(*given) == fewest
-    assert all(kernels.wide_from()) == ("AMX-INT8" in kernels.NAMES)
 
 
 def test_kernels_can_be_forced(any_kernel: None) -> None:

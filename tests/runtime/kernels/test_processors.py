@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[3]
 # Three of fourteen are products, three attention, two sampling, one each of the others.
 CASES = int(os.environ.get("KERNEL_CASES", "500"))
 FEWER = 500  # of a processor without kernels of its own: another one runs them in all cases
-AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
-BY_PLAIN_C = [f"{name} by plain C" for name in ("AMX-INT8", "AVX-512", "AVX512-VNNI")]
+AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM = (1 << bit for bit in range(6))  # processor.h
+BY_PLAIN_C = [f"{name} by plain C" for name in ("AVX-512", "AVX512-VNNI")]
 EVEX = r"%zmm|%k[0-7]|%ymm(1[6-9]|[23]\d)"  # registers that AVX-512 alone has
 LIBC = {"aarch64": "libc6-arm64-cross", "x86_64": "libc6-amd64-cross"}  # Debian's packages
 
@@ -111,42 +111,14 @@ def test_this_machine_computes_the_same_bits_with_all_its_kernels(program) -> No
         (AVX2 | AVX512, ["AVX-512", "AVX2", "plain C"]),  # Skylake-X
         (AVX2 | AVX512 | VNNI512, ["AVX512-VNNI", "AVX-512", "AVX2", "plain C"]),  # Zen 4
         (
-            AVX2 | AVX512 | VNNI512 | VNNI256,  # Zen 5, Sapphire Rapids without AMX
+            AVX2 | AVX512 | VNNI512 | VNNI256,  # Zen 5, Sapphire Rapids
             ["AVX512-VNNI", "AVX-VNNI", "AVX-512", "AVX2", "plain C"],
         ),
-        (
-            AVX2 | AVX512 | VNNI512 | VNNI256 | AMX,  # Sapphire Rapids
-            ["AMX-INT8", "AVX512-VNNI", "AVX-VNNI", "AVX-512", "AVX2", "plain C"],
-        ),
-        (AVX2 | AMX, ["AVX2", "plain C"]),
         (VNNI512 | VNNI256, ["plain C"]),  # of a careless hypervisor
     ],
 )
 def test_kernels_follow_from_the_features_of_the_processor(features: int, names: list[str]) -> None:
     assert list(kernels.names_for(features)) == names
-
-
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        ((0, 1, 1, 0, 0), b""),  # the processor does not name AMX
-        ((1, 0, 1, 0, 0), b"there is no AVX512-VNNI for passes of few tokens"),
-        ((1, 1, 0, 0, 0), b"the system does not save its registers"),
-        ((1, 1, 1, 0, 0), b"the system does not permit it (arch_prctl)"),
-        ((1, 1, 1, 1, 0), b"its results differed from plain C's when it was tested"),
-        ((1, 1, 1, 1, 1), None),
-    ],
-)
-def test_the_reason_against_amx_is_reported(found: tuple[int, ...], reason: bytes | None) -> None:
-    """`found`: named, AVX512-VNNI, registers saved, permitted, right when tested."""
-    assert kernels.library.specops_amx_refusal(*found) == reason
-
-
-def test_the_reason_stands_behind_the_kernels_name() -> None:
-    named = Path("/proc/cpuinfo").exists() and "amx_int8" in Path("/proc/cpuinfo").read_text()
-    found = kernels.described()
-    assert found.startswith(kernels.kernel())
-    assert ("; not AMX-INT8: " in found) == (named and "AMX-INT8" not in kernels.NAMES)
 
 
 def instructions(kind: str, variant: str, folder: Path) -> str:
@@ -174,7 +146,6 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
         ("aarch64", "attention_plain", r"\bsmull2?\s", r"[su]dot|\bfml[as]\b|\bfn?madd\b"),
         ("x86_64", "matmul_vnni256", r"\{vex\}\s+vpdpbusd\s.*%ymm", EVEX),
         ("x86_64", "matmul_vnni512", r"vpdpbusd\s.*%zmm", r"vfn?m(add|sub)"),
-        ("x86_64", "matmul_amx", r"tdpbssd\s+%tmm6, %tmm4, %tmm0", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "matmul_avx512", r"vpmaddubsw\s.*%zmm", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "matmul_avx2", r"vpmaddubsw\s.*%ymm", r"vpdpbusd|%zmm|vfn?m(add|sub)"),
         ("x86_64", "matmul_plain", r"pmaddwd\s.*%xmm", r"%ymm|pmaddubsw"),

@@ -60,10 +60,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "kernel": (_STRING,),
     "kernel_of": (_STRING, _UINT, _INT),
     "features": (_UINT,),
-    "amx_refusal": (_STRING, *[_INT] * 5),
-    "no_amx": (_STRING,),
-    "fewest_rows": (_SIZE, *[_POINTER] * 3, _SIZE),
-    "wide_from": (_SIZE, _INT),
     "force_kernel": (_INT, _STRING),
     "part_bytes": (_SIZE, _SIZE, _INT),
     "share": (None, _SIZE),
@@ -139,20 +135,6 @@ def kernel() -> str:
     """The name of the kernels that new sessions use."""
     name: bytes = library.specops_kernel()
     return name.decode()
-
-
-def described() -> str:
-    """The kernels' name; if the processor names AMX and they are not AMX's, also the reason."""
-    reason: bytes = library.specops_no_amx()
-    return f"{kernel()}; not AMX-INT8: {reason.decode()}" if reason else kernel()
-
-
-def wide_from() -> tuple[int, ...]:
-    """Tokens of a pass from which on AMX computes, as measured when the library was loaded.
-
-    For weights with a scale for each 16, for blocks of 32, and for larger ones; 0 without AMX.
-    """
-    return tuple(library.specops_wide_from(size) for size in range(3))
 
 
 def force(name: str | None) -> None:

@@ -26,19 +26,6 @@ _Atomic int64_t sharing = 2;
 
 void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 
-// Rows from which on a kernel computes a product, and not its narrow one: measured (matmul_trial.c).
-static _Atomic int64_t wide_from[SUM_SIZES];
-
-void use_wide_from(int size, int64_t rows) { wide_from[size] = rows; }
-int64_t specops_wide_from(int size) { return wide_from[size]; }
-
-static int is_wide(const Weights *w, int64_t rows) {
-    const int size = w->block % 64 ? SUMS_OF_32 : SUMS_OF_64;
-    for (const Segment *s = w->segments; s < w->segments + w->count; s++)
-        if (rows < wide_from[halves_of(s->form) > 1 ? SUMS_OF_16 : size]) return 0;
-    return 1;
-}
-
 static Terms terms_of(const Form f) {
     Terms terms = {STARTS, halves_of(f), f.middle, lowered_by(f), NULL};
     if (f.scales == HALF_PAIR || f.scales == SIX_PAIR) terms.kind = SCALED;
@@ -117,10 +104,9 @@ static int64_t parts_of(const Job *job) {
 }
 
 // Number of a segment's tiles before a piece that begins behind `bytes` bytes of all weights.
-static inline int64_t tiles_before(const Segment *s, int64_t bytes, int64_t together) {
+static inline int64_t tiles_before(const Segment *s, int64_t bytes) {
     if (bytes <= s->bytes_before) return 0;
-    const int64_t some = together * s->size;
-    return least((bytes - s->bytes_before + some - 1) / some * together, s->tiles);
+    return least((bytes - s->bytes_before + s->size - 1) / s->size, s->tiles);
 }
 
 static void compute(void *argument, size_t index) {
@@ -128,9 +114,8 @@ static void compute(void *argument, size_t index) {
     const Weights *w = job->weights;
     const int64_t first = index / job->pieces * job->panel * job->x.width, number = index % job->pieces;
     const int64_t from = number * w->bytes / job->pieces, to = (number + 1) * w->bytes / job->pieces;
-    const int64_t together = job->kernel->tiles;
     for (const Segment *s = w->segments; s < w->segments + w->count; s++) {
-        const int64_t start = tiles_before(s, from, together), stop = tiles_before(s, to, together);
+        const int64_t start = tiles_before(s, from), stop = tiles_before(s, to);
         const int64_t column = s->columns_before + start * TILE;
         if (start == stop) continue;
         job->kernel->piece(&(Piece){
@@ -144,8 +129,8 @@ static void compute(void *argument, size_t index) {
 
 // Number of pieces into which the weights are cut for a panel of so many groups, or rows. Of several for
 // each thread, the busiest thread has at most 1.1 of the mean, unless one for each would not do better.
-static int64_t pieces_of(const Weights *w, int64_t together, int64_t groups, int64_t rows) {
-    const int64_t all = (w->tiles + together - 1) / together, large = w->bytes * groups / PIECE;
+static int64_t pieces_of(const Weights *w, int64_t groups, int64_t rows) {
+    const int64_t all = w->tiles, large = w->bytes * groups / PIECE;
     const int64_t worth = w->tiles * TILE * w->depth * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
     const int64_t threads = sharing, few = threads > FEW ? threads : FEW;
     const int64_t pieces = least(worth, large > few ? large : few);
@@ -159,15 +144,13 @@ static int64_t pieces_of(const Weights *w, int64_t together, int64_t groups, int
 int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int type, int64_t rows) {
     Weights weights;
     describe_weights(&weights, depth, block, 1, &columns, (const int64_t[]){type});
-    return pieces_of(&weights, 1, (rows + 7) / 8, rows);
+    return pieces_of(&weights, (rows + 7) / 8, rows);
 }
 
 int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads) {
-    if (kernel->narrow && !is_wide(weights, rows)) kernel = kernel->narrow;
     const int64_t blocks = weights->blocks, step = kernel->step;
-    // A line behind each row of codes: rows a power of two apart would share few sets of a cache.
-    const int64_t pitch = blocks * weights->block * kernel->bytes + (kernel->by_row ? LINE : 0);
+    const int64_t pitch = blocks * weights->block * kernel->bytes;
     int64_t numbers = 1;  // a block's scale and terms
     for (int i = 0; i < weights->kinds; i++) numbers += weights->terms[i].halves;
     const int64_t bytes = pitch + numbers * blocks * (int64_t)sizeof(float);
@@ -179,7 +162,7 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
     Job job = {kernel, weights, tiles, bias, input, y,
                {(int8_t *)memory,  // first, so aligned for any register
                 (float *)(memory + places * pitch), rows, 0, weights->depth, weights->block, blocks,
-                kernel->bytes, pitch, kernel->by_row, weights->kinds, {{0}}}, 0, 0, 1, 0};
+                kernel->bytes, pitch, weights->kinds, {{0}}}, 0, 0, 1, 0};
     Term *next = (Term *)(job.x.scales + rows * blocks);
     for (int i = 0; i < weights->kinds; i++) {
         Terms *terms = job.x.terms + i;
@@ -194,7 +177,7 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
         threads.run(threads.context, quantize, job.groups * job.parts, &job);
     }
     job.panel = least(PANEL / (pitch * job.x.width) + 1, job.groups);
-    job.pieces = pieces_of(weights, kernel->tiles, job.panel, least(rows, job.panel * job.x.width));
+    job.pieces = pieces_of(weights, job.panel, least(rows, job.panel * job.x.width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;
     threads.run(threads.context, compute, panels * job.pieces, &job);
     if (memory != few) free(memory);

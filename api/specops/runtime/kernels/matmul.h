@@ -19,8 +19,6 @@
 #include "tiles.h"
 
 enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
-// How much of K a sum of products may have: weights with a scale for each 16, blocks of 32, larger ones.
-enum { SUMS_OF_16, SUMS_OF_32, SUMS_OF_64, SUM_SIZES };
 // Kinds of inputs. No product has the last one.
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT_CAP };
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
@@ -84,8 +82,7 @@ typedef struct {
 
 // Rows of activations in 8 bits; K is padded to whole blocks with zeros. Rows come in groups of `width`
 // rows; the last one has the rest. A group of n rows from row `first` on has
-//   codes   [K / 4][n][4] from first * pitch on, in the order in which a kernel reads them; see `by_row`
-//           and `bytes`
+//   codes   [K / 4][n][4] from first * pitch on, in the order in which a kernel reads them; see `bytes`
 //   scales  [blocks][n] from first * blocks on
 //   terms   [blocks][halves][n] from first * blocks * halves on, of each kind that segments need
 typedef struct {
@@ -94,7 +91,6 @@ typedef struct {
     int64_t rows, width;
     int64_t depth, block, blocks;
     int64_t bytes, pitch;  // of a code, and of a row's codes
-    int by_row;
     int kinds;
     Terms terms[MOST_SEGMENTS];
 } Activations;
@@ -113,12 +109,10 @@ typedef struct {
 } Piece;
 
 // The kernel for one kind of processor.
-typedef struct MatmulKernel {
-    int most;    // rows of a group
-    int step;    // a group has a multiple of so many rows, or `most`
-    int tiles;   // a piece has a multiple of so many tiles, or the last ones of a segment
-    int by_row;  // whether activations' codes lie row by row instead, [n][K], with a LINE behind each row
-    int bytes;   // of a code of activations: 1, or more if the kernel stores it in another form
+typedef struct {
+    int most;   // rows of a group
+    int step;   // a group has a multiple of so many rows, or `most`
+    int bytes;  // of a code of activations: 1, or more if the kernel stores it in another form
     // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: less 128, or less
     // the table's middle.
     int is_signed;
@@ -129,7 +123,6 @@ typedef struct MatmulKernel {
     void (*quantize)(const Input *input, const Activations *x, int64_t first, int row, int count,
                      int64_t start, int64_t stop);
     void (*piece)(const Piece *piece);
-    const struct MatmulKernel *narrow;  // for few rows; NULL: this kernel
 } MatmulKernel;
 
 // Numbers that a block of a form adds to a row's total: one, or one for each 16 of K.
@@ -139,20 +132,12 @@ static inline int halves_of(const Form f) { return f.scales >= SIXTEEN ? 2 : 1; 
 static inline int lowered_by(const Form f) { return f.low == 8 ? 128 : f.table ? f.middle : 0; }
 
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;
-extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
+extern const MatmulKernel MATMUL_DOTPROD, MATMUL_I8MM;
 
 // y [rows, N] = input [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
 // if there is no memory.
 int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *tiles,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
-
-// Lets kernels that have a narrow one compute products of so many rows or more, with sums of that size.
-void use_wide_from(int size, int64_t rows);
-
-// matmul_trial.c: whether both kernels compute the same bits, and the fewest rows from which on the wide
-// one is faster, INT64_MAX if it never is; for weights of a type with float16 scales.
-int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int type, int64_t block);
-int64_t measure_fewest_rows(const MatmulKernel *wide, const MatmulKernel *narrow, int type, int64_t block);
 
 // Computes `rows` rows of an input, of K numbers each, without a product.
 void activate_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,

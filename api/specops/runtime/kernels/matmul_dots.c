@@ -246,4 +246,4 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, 1, 0, BYTES, LOWERED != 0, activate_row, QUANTIZE, piece, NULL};
+const MatmulKernel MATMUL = {MOST, 2, BYTES, LOWERED != 0, activate_row, QUANTIZE, piece};

@@ -171,8 +171,8 @@ INLINE void put_terms(const Terms *terms, Term *at, int count, const Rounded *bl
 static void quantize_row(const Input *input, const Activations *to, int64_t group, int place, int count,
                          int64_t start, int64_t stop) {
     const int64_t depth = to->depth, block = to->block, row = group + place;
-    const int64_t word = 4 * to->bytes, stride = to->by_row ? word : word * count;
-    int8_t *codes = to->codes + group * to->pitch + place * (to->by_row ? to->pitch : word);
+    const int64_t word = 4 * to->bytes, stride = word * count;
+    int8_t *codes = to->codes + group * to->pitch + place * word;
     float *scales = to->scales + group * to->blocks + place;
     const int64_t end = stop * block < depth ? stop * block : depth;
     const Moments by = moments(input, row, depth, start * block, end);

@@ -1,8 +1,6 @@
 // What all kernels of products share: unpacking the planes of codes, reading scales, and adding a block's
 // products to the totals of rows. It is written with the compiler's vectors, so each rounding is the same
 // by construction.
-//
-// A kernel that multiplies whole lines of 8 bits calls `unpack_unit` for any type: see its comment.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
@@ -118,20 +116,6 @@ INLINE Numbers numbers_of(const Planes p, Bytes table, const uint8_t *unit, cons
 
 // Bytes of a unit, 32 of K.
 INLINE int64_t unit_bytes(const Planes p) { return (int64_t)(p.low + p.twos + p.ones) * LINE; }
-
-// Unpacks a unit of any type to 8 lines: byte 4 c + i of line l has the number of k = 4 l + i of column c,
-// unsigned, a table's numbers included. A kernel multiplies them by activations' codes, adds the start
-// of a row (see Terms) and passes the sums to `add_block`.
-INLINE void unpack_unit(const Planes p, Bytes table, const uint8_t *unit, uint8_t *lines) {
-    for (int part = 0; part < LINE / REGISTER; part++) {
-        UNROLLED
-        for (int step = 0; step < 4; step++) {
-            const Numbers n = numbers_of(p, table, unit + part * REGISTER, step);
-            *(BytesAt *)(lines + 2 * step * LINE + part * REGISTER) = n.before;
-            *(BytesAt *)(lines + (2 * step + 1) * LINE + part * REGISTER) = n.after;
-        }
-    }
-}
 
 // -- scales ----------------------------------------------------------------------------------------
 

@@ -137,4 +137,4 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 8, 1, 0, BYTES, 1, activate_row, quantize_row, piece, NULL};
+const MatmulKernel MATMUL = {MOST, 8, BYTES, 1, activate_row, quantize_row, piece};

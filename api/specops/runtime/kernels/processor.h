@@ -18,7 +18,6 @@ enum {
     HAS_VNNI256 = 8,    // AVX-VNNI
     HAS_DOTPROD = 16,   // NEON's dot products, Armv8.2
     HAS_I8MM = 32,      // NEON's products of matrices of 8 bits, Armv8.6
-    HAS_AMX = 64,       // AMX's matrices of 8 bits; they have passed a test
 };
 
 typedef struct {
