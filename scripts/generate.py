@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "grafana"))
 
+from deploy.infra import generate as manifests
 from grafana import generate as dashboards
-from infra import generate as manifests
 from scripts.generated import metrics, pages, settings
 from tests.clients import table as clients
 

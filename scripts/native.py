@@ -323,7 +323,7 @@ def start_api(
         parts.append(Part("The API", serve, state / "api.log", environ))
         return [api], None
     *replicas, figures = free_addresses(count + 1)
-    command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
+    command = [sys.executable, str(ROOT / "deploy" / "gateway" / "run.py"), "--state", str(state)]
     command += ["--listen", api.listening, "--figures", figures.target]
     for replica in replicas:
         command += ["--replica", replica.target]

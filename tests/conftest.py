@@ -39,7 +39,7 @@ APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
 FIRST = (  # slow files, which would otherwise run at the end, when other workers have no more work
     "tests/engine/test_demo_pair.py",
     "tests/engine/test_threads.py",
-    "tests/gateway/",
+    "tests/deploy/gateway/",
     "tests/http/test_api_schema.py",
     "tests/models/convert/test_families.py",
     "tests/runtime/kernels/test_processors.py",

@@ -19,7 +19,7 @@ from bench.serving.server import ServerError, environment, ready, serving
 from specops.config import Settings
 from tests.loopback import free_port
 
-GATEWAY = Path(__file__).resolve().parents[2] / "gateway" / "run.py"
+GATEWAY = Path(__file__).resolve().parents[2] / "deploy" / "gateway" / "run.py"
 _START_SECONDS, _POLL_SECONDS = 60.0, 0.05
 _NO_LIMIT = "1000000"  # requests per second: all clients have one address here
 

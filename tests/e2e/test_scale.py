@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from tests.deploy.gateway.load import load
+from tests.deploy.gateway.running import figure
 from tests.e2e import clients, stand_ins
 from tests.e2e.stack import PORTS, Stack
-from tests.gateway.load import load
-from tests.gateway.running import figure
 from tests.loopback import HOST, free_port
 from tests.waiting import wait
 
@@ -58,7 +58,7 @@ def scaled(started: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         override=override,
         env=env,
         project=f"{stand_ins.PREFIX}-scale",
-        files=("compose.yaml", "compose.scale.yaml"),
+        files=("compose.yaml", "deploy/compose.scale.yaml"),
         profile="scale",
     )
     try:

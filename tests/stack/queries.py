@@ -19,7 +19,7 @@ from tests.stack.support import ROOT
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 RULE_FILES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
-# The gateway's series, with the labels that are asked for; tests/gateway asks a running one.
+# The gateway's series, with the labels that are asked for; tests/deploy/gateway asks a running one.
 CLUSTER, CLIENTS = {"envoy_cluster_name"}, {"envoy_http_conn_manager_prefix"}
 GATEWAY = {
     **dict.fromkeys(

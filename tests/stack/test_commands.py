@@ -295,7 +295,7 @@ def test_down_ends_containers_of_every_profile_too_and_names_what_still_runs(
         assert ended.result(60) == -signal.SIGTERM
         assert load.poll() is None
         load.communicate(b"\n")
-    files = "compose.yaml:compose.scale.yaml"
+    files = "compose.yaml:deploy/compose.scale.yaml"
     assert f"{files} compose --profile * down" in (tmp_path / "calls").read_text().splitlines()
     shown = f" {load.pid} {sys.executable} {tmp_path}/locustfile.py"[:100]  # lines are cut
     assert shown in down.stdout

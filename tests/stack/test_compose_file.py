@@ -17,9 +17,9 @@ yaml.SafeLoader.add_constructor("!reset", lambda loader, node: None)  # Compose'
 COMPOSE: dict[str, Any] = read_yaml("compose.yaml")
 SERVICES: dict[str, dict[str, Any]] = {
     **COMPOSE["services"],
-    "gateway": read_yaml("compose.scale.yaml")["services"]["gateway"],
+    "gateway": read_yaml("deploy/compose.scale.yaml")["services"]["gateway"],
 }
-SCALED = ("--file", "compose.yaml", "--file", "compose.scale.yaml", "--profile", "scale")
+SCALED = ("--file", "compose.yaml", "--file", "deploy/compose.scale.yaml", "--profile", "scale")
 
 
 def resolved(tmp_path: Path, dotenv: str = "", *options: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_only_locust_and_jaeger_wait_for_a_request_to_start() -> None:
 
 def test_traces_go_where_documentation_says_and_exemplars_lead_there(tmp_path: Path) -> None:
     """Jaeger listens at the documented address; a viewer of Grafana reaches its page."""
-    jaeger = read_yaml("jaeger/config.yaml")
+    jaeger = read_yaml("deploy/jaeger.yaml")
     assert jaeger["receivers"]["otlp"]["protocols"]["http"]["endpoint"].endswith(":4318")
     page = int(jaeger["extensions"]["jaeger_query"]["http"]["endpoint"].rpartition(":")[2])
     assert SERVICES["jaeger"]["ports"] == [f"127.0.0.1:${{JAEGER_PORT:-{page}}}:{page}"]
@@ -105,7 +105,7 @@ def test_grafana_opens_on_a_dashboard_without_login() -> None:
     assert provider["options"]["path"] == str(home.parent)
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.scale.yaml"])
+@pytest.mark.parametrize("file", ["compose.yaml", "deploy/compose.scale.yaml"])
 def test_every_variable_has_a_default(file: str) -> None:
     """Compose warns of others. Up to 2.26 also inside of an alternative that it does not take."""
     assert re.findall(r"(?<!\$)\$(?:\w+|\{\w+\})", (ROOT / file).read_text()) == []
@@ -142,7 +142,7 @@ def published(config: dict[str, Any]) -> dict[str, str]:
 def test_several_replicas_have_the_gateway_at_the_url_of_one(tmp_path: Path, way: str) -> None:
     lines = "SPECOPS_PORT=8123\nREPLICAS=2\n"
     if way == "dotenv":
-        lines += "COMPOSE_FILE=compose.yaml:compose.scale.yaml\n"
+        lines += "COMPOSE_FILE=compose.yaml:deploy/compose.scale.yaml\n"
     config = resolved(tmp_path, lines, *(SCALED if way == "options" else ("--profile", "scale")))
     alone = resolved(tmp_path, "SPECOPS_PORT=8123\n")
     assert "gateway" not in alone["services"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.support import ROOT, read_yaml
+from tests.stack.support import ROOT
 
-DOCKERFILES = [ROOT / name / "Dockerfile" for name in ("api", "gateway", "loadtest")]
+DOCKERFILES = [ROOT / name / "Dockerfile" for name in ("api", "deploy/gateway", "loadtest")]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 every_image = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 
@@ -64,25 +64,21 @@ def test_the_api_image_installs_the_lock_and_no_extras() -> None:
     assert not names & {"torch", "locust", "onnxruntime-genai"}
 
 
-@pytest.mark.parametrize(("extra", "image"), [("load", "loadtest"), ("gateway", "gateway")])
+@pytest.mark.parametrize(("extra", "image"), [("load", "loadtest"), ("gateway", "deploy/gateway")])
 def test_an_image_has_the_version_of_the_project(extra: str, image: str) -> None:
     (pinned,) = PROJECT["optional-dependencies"][extra]
     assert f'"{pinned}"' in (ROOT / image / "Dockerfile").read_text()
 
 
 def test_baking_builds_the_api_image_alone_for_both_architectures() -> None:
-    """Without -f, compose.yaml's services are targets too, and a group "default" of all of them."""
-    text = (ROOT / "docker-bake.hcl").read_text()
+    text = (ROOT / "deploy/docker-bake.hcl").read_text()
     (platforms,) = re.findall(r"platforms\s*=\s*(\[.*\])", text)
     assert json.loads(platforms) == ["linux/amd64", "linux/arm64"]
     assert re.search(r'dockerfile\s*=\s*"api/Dockerfile"', text)
     assert re.search(r'WHEELS\s*=\s*"dist"', text)  # what scripts/wheels makes; none is compiled
     assert "!dist" in (ROOT / ".dockerignore").read_text().splitlines()
     assert '"python:3.11-slim"' in text
-    (group,) = re.findall(r'group "default" \{\s*targets = (\[.*\])', text)
-    targets = re.findall(r'^target "(\w+)"', text, flags=re.MULTILINE)
-    assert json.loads(group) == targets
-    assert not set(targets) & set(read_yaml("compose.yaml")["services"])
+    assert re.findall(r'^target "(\w+)"', text, flags=re.MULTILINE) == ["default"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from grafana.promql import GONE
 from scripts import native
-from tests.gateway.load import load
+from tests.deploy.gateway.load import load
 from tests.loopback import HOST, free_port
 from tests.overload import serving
 from tests.stack import queries

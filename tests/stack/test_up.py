@@ -50,7 +50,7 @@ def up(tmp_path: Path, *answers: Health, replicas: str = "") -> tuple[Finished, 
 
 @pytest.mark.parametrize(
     ("replicas", "files", "door"),
-    [("", "", "api"), ("3", "compose.yaml:compose.scale.yaml ", "gateway")],
+    [("", "", "api"), ("3", "compose.yaml:deploy/compose.scale.yaml ", "gateway")],
 )
 def test_progress_is_shown_until_everything_runs(
     tmp_path: Path, replicas: str, files: str, door: str

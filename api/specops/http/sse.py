@@ -7,7 +7,7 @@ stopped, and ends by itself.
 
 A gateway asks with the header `UNFRAMED` for streams without chunks, which end with their
 connection. A complete one ends with `END_OF_STREAM`: so the gateway can tell it
-from one whose server was killed, and ends that with an error (gateway/broken_stream.lua).
+from one whose server was killed, and ends that with an error (deploy/gateway/broken_stream.lua).
 """
 
 from __future__ import annotations

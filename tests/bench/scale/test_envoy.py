@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.scale.envoy import Maglev
-from tests.gateway.running import row
+from tests.deploy.gateway.running import row
 from tests.loopback import HOST
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.stack.support import ROOT, succeed, tool
 
-INFRA = ROOT / "infra"
+INFRA = ROOT / "deploy" / "infra"
 KUSTOMIZED = sorted(
     str(path.parent.relative_to(INFRA)) for path in INFRA.rglob("kustomization.yaml")
 )

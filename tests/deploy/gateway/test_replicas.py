@@ -16,7 +16,7 @@ from specops.http.protocols import PROTOCOLS
 from specops.http.request_body import MAX_BATCH_BYTES
 from specops.http.sse import END_OF_STREAM
 from specops.system import logs
-from tests.gateway.running import Fake, Row, row
+from tests.deploy.gateway.running import Fake, Row, row
 from tests.stack import queries
 from tests.waiting import answers, wait
 

@@ -1,7 +1,7 @@
-"""The files of infra/ that repeat others, as `make generate` writes them.
+"""The files of this folder that repeat others, as `make generate` writes them.
 
 `k8s_deployment.yaml` is the base's manifests in one file, for `kubectl apply -f`. The overlay of
-Envoy Gateway needs `gateway/key.lua`, and kustomize reads no file outside an overlay's own folder.
+Envoy Gateway needs `key.lua`, and kustomize reads no file outside an overlay's own folder.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 INFRA = Path(__file__).resolve().parent
 _PLAIN = """\
-# The API on Kubernetes in one file: kubectl apply -f infra/k8s_deployment.yaml
+# The API on Kubernetes in one file: kubectl apply -f deploy/infra/k8s_deployment.yaml
 #
-# Written by `make generate` from the files of infra/base; infra/overlays has the variants.
+# Written by `make generate` from deploy/infra/base; deploy/infra/overlays has the variants.
 """
-_COPY = "-- Written by `make generate`: a copy of gateway/key.lua.\n\n"
+_COPY = "-- Written by `make generate`: a copy of deploy/gateway/key.lua.\n\n"
 
 
 def files() -> dict[Path, str]:

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from bench.serving.load import figure
-from tests.gateway.load import GONE, load
-from tests.gateway.running import Gateway
+from tests.deploy.gateway.load import GONE, load
+from tests.deploy.gateway.running import Gateway
 from tests.stack.support import ROOT, NativeStack, native_stack, run, tool
 from tests.waiting import PATIENCE, answers, wait
 
@@ -38,7 +38,7 @@ class Scaled(NativeStack):
         (line,) = re.findall(r"^  replicas +(.*)$", self.output.read_text(), flags=re.MULTILINE)
         self.replicas = [f"http://{target}" for target in line.split(", ")]
         state = Path(self.env["NATIVE_STATE"])
-        commands = run("pgrep", "-af", "gateway/run.py").stdout
+        commands = run("pgrep", "-af", "deploy/gateway/run.py").stdout
         (figures,) = re.findall(rf"--state {state} .*--figures (\S+)", commands)
         log = state / "gateway.log"
         self.gateway = Gateway(self.api, f"http://{figures}", self.process, log)

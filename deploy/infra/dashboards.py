@@ -1,6 +1,6 @@
 """Prints the dashboards as ConfigMaps that Grafana's sidecar picks up.
 
-    python infra/dashboards.py | kubectl apply --namespace monitoring -f -
+    python deploy/infra/dashboards.py | kubectl apply --namespace monitoring -f -
 
 The sidecar of Grafana's Helm chart loads every ConfigMap with the label `grafana_dashboard: "1"`.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DASHBOARDS = Path(__file__).resolve().parents[1] / "grafana" / "dashboards"
+DASHBOARDS = Path(__file__).resolve().parents[2] / "grafana" / "dashboards"
 
 
 def config_map(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // The images of both architectures, from wheels that scripts/wheels has made: nothing is compiled in an
-// emulator. `docker buildx bake` builds them, with --push they go where TAG says.
+// emulator. `docker buildx bake --file deploy/docker-bake.hcl` in the root of the repository builds them;
+// with --push they go where TAG says.
 
 variable "TAG" {
   default = "specops-api:latest"
@@ -9,13 +10,7 @@ variable "PYTHON_IMAGE" {
   default = "python:3.11-slim"
 }
 
-// Without -f, compose.yaml is read first, with a target for each of its services: this group is the
-// one that counts.
-group "default" {
-  targets = ["image"]
-}
-
-target "image" {
+target "default" {
   context    = "."
   dockerfile = "api/Dockerfile"
   platforms  = ["linux/amd64", "linux/arm64"]

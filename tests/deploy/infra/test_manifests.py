@@ -12,15 +12,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway import run as gateway
+from deploy.gateway import run as gateway
 from specops.config import PREFIX, Settings
 from specops.http.app import create_app
 from specops.http.hosts import Hosts
 from specops.http.protocols import PROTOCOLS
 from specops.metrics.metrics import Metrics
 from specops.runtime.kernels import BLOCK_TOKENS
-from tests.http.openai_api import PROMPTS
-from tests.infra.manifests import (
+from tests.deploy.infra.manifests import (
     CRDS,
     INFRA,
     KUSTOMIZED,
@@ -32,6 +31,7 @@ from tests.infra.manifests import (
     rendered,
     validate,
 )
+from tests.http.openai_api import PROMPTS
 from tests.stack.support import ROOT, read_yaml, succeed
 
 PLAIN = documents("k8s_deployment.yaml")

@@ -1,4 +1,4 @@
--- Written by `make generate`: a copy of gateway/key.lua.
+-- Written by `make generate`: a copy of deploy/gateway/key.lua.
 
 -- Adds the header x-specops-key, by which a request is routed: a hash of its session, of its user, or
 -- of the beginning of its prompt. Replicas and logs see the hash, never the text.

@@ -1,4 +1,4 @@
-"""Runs the gateway, Envoy on gateway/envoy.yaml, and ends it without losing a request.
+"""Runs the gateway, Envoy on deploy/gateway/envoy.yaml, and ends it without losing a request.
 
 At SIGTERM Envoy drops the requests that it serves. Here Envoy drains first: it takes no new
 connection, says `Connection: close` on open ones, and ends after the last answer, after --drain
@@ -57,7 +57,7 @@ class Options:
 
 
 def configuration(options: Options) -> str:
-    """gateway/envoy.yaml with these options."""
+    """deploy/gateway/envoy.yaml with these options."""
     return Template((FOLDER / "envoy.yaml").read_text("utf-8")).substitute(
         listen=_ADDRESS % options.listen,
         figures=_ADDRESS % options.figures,

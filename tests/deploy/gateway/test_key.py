@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.running import Row, row
+from tests.deploy.gateway.running import Row, row
 from tests.http.openai_api import PROMPTS
 from tests.waiting import PATIENCE, wait
 

@@ -1,0 +1,1 @@
+"""Tests of what `deploy/` starts: the gateway, and the manifests for Kubernetes."""

@@ -1,0 +1,1 @@
+"""What the manifests say, held against the API servers' schemas and against the service itself."""

@@ -1,1 +1,0 @@
-"""What infra/ says, held against the API servers' schemas and against the service itself."""
