@@ -24,8 +24,8 @@ from specops.request import (
     GenerationRequest,
     GenerationStats,
     Output,
-    Piece,
     SourceStats,
+    TokenOutput,
 )
 from specops.runtime.cost_model import PrefillSpeed
 from specops.sampling_defaults import SamplingDefaults
@@ -83,7 +83,7 @@ STATS = GenerationStats(
 
 def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET) -> Output:
     """Make the output of one step: a piece for each text, and statistics if it is the last."""
-    pieces = tuple(Piece(_token(text), text, origin) for text in texts)
+    pieces = tuple(TokenOutput(_token(text), text, origin) for text in texts)
     return Output("fake", pieces, finish, STATS if finish else None)
 
 
@@ -181,8 +181,8 @@ def grammars() -> Grammars:
 class Waiting(FakeTokenizer):
     """A tokenizer, a chat template and a compiler of grammars that work when the test lets them."""
 
-    calls = thinking = None
-    left_out: tuple[object, ...] = ()
+    calls = reasoning_tags = None
+    ignored: tuple[object, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Waiting(FakeTokenizer):
         self._wait()
         return "a"
 
-    def opens_thoughts(self, *_: object) -> bool:
+    def opens_reasoning(self, *_: object) -> bool:
         return False
 
     def compiled(self, *_: object) -> None:

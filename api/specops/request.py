@@ -129,12 +129,12 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
-    """How a model marks the thoughts before an answer, and how many tokens they may have."""
+class ReasoningMarks:
+    """How a model marks the reasoning before an answer, and how many tokens it may take."""
 
     opening: str
     closing: str
-    begun: bool  # the prompt ends within thoughts
+    starts_in_reasoning: bool  # the prompt ends within reasoning
     unshown: tuple[tuple[int, str], ...]  # tokens of the marks that decoded texts leave out
     closing_tokens: tuple[int, ...]
     most: int | None = None  # tokens; None: as many as the answer
@@ -161,8 +161,8 @@ class GenerationRequest:
     prompt_logprobs: int | None = None  # the same as `logprobs` for the prompt's tokens
     embed: bool = False  # the prompts' embeddings are wanted, and no answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
-    stop: tuple[str, ...] = ()  # behind the thoughts
-    thoughts: ThoughtMarks | None = None  # None: the model does not think
+    stop: tuple[str, ...] = ()  # behind the reasoning
+    reasoning: ReasoningMarks | None = None  # None: the model does not think
     include_stop: bool = False  # the stop string that ends the answer is a part of it
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
     min_tokens: int = 0  # no end token comes before so many tokens
@@ -220,7 +220,7 @@ class Logprob:
     rank: int = 0
 
 
-class Piece(NamedTuple):
+class TokenOutput(NamedTuple):
     """One generated token and the text it completed.
 
     `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
@@ -308,7 +308,7 @@ class GenerationStats:
         return sum(self.sources.values(), SourceStats()).accepted_per_position
 
     @property
-    def tokens_per_jump(self) -> float:
+    def tokens_per_pass(self) -> float:
         """Decoded tokens per sequence step, steps without a draft included; 0 without a step."""
         if not self.sequence_steps:
             return 0.0
@@ -340,7 +340,7 @@ class Output:
     """
 
     request_id: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TokenOutput, ...] = ()
     finish: FinishReason | None = None
     stats: GenerationStats | None = None
     error: str | None = None

@@ -83,7 +83,7 @@ class RequestTrace:
                 "specops.passes": stats.sequence_steps,
                 "specops.draft_tokens": stats.draft_tokens,
                 "specops.accepted_tokens": stats.accepted_tokens,
-                "specops.tokens_per_pass": stats.tokens_per_jump,
+                "specops.tokens_per_pass": stats.tokens_per_pass,
                 "specops.preemptions": stats.preemptions,
             }
             self._record("decode", decode, end, attributes)

@@ -21,7 +21,7 @@ from specops.request import (
     GenerationRequest,
     GenerationStats,
     Output,
-    Piece,
+    TokenOutput,
 )
 
 
@@ -29,7 +29,7 @@ from specops.request import (
 class Answer:
     """The answer to one request."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TokenOutput, ...]
     finish: FinishReason
     stats: GenerationStats
 

@@ -26,7 +26,7 @@ from specops.models.head_folder import NGRAMS
 from specops.ngrams.storage import Conversation
 from specops.ngrams.table import make_table
 from specops.presets import Preset
-from specops.request import GenerationRequest, Piece
+from specops.request import GenerationRequest, TokenOutput
 from specops.system.memory import read_memory
 from tests.loopback import free_port
 from tests.mtp_blocks import make_checkpoint
@@ -55,7 +55,7 @@ def environment(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dic
 
 
 @pytest.fixture
-def pieces(tiny_settings: Settings) -> list[Piece]:
+def pieces(tiny_settings: Settings) -> list[TokenOutput]:
     """The engine's answer to `PROMPT`."""
     engine = Engine.load(replace(tiny_settings, slots=1))
     request = GenerationRequest(
@@ -73,7 +73,7 @@ GENERATE = ["generate", PROMPT, "--max-new-tokens", str(TOKENS), "--k-draft", st
 
 @pytest.mark.usefixtures("environment")
 def test_generate_prints_the_engines_text_and_a_line_of_figures(
-    pieces: list[Piece], capsys: pytest.CaptureFixture[str]
+    pieces: list[TokenOutput], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(GENERATE) == 0
     shown = capsys.readouterr()
@@ -87,7 +87,7 @@ def test_generate_prints_the_engines_text_and_a_line_of_figures(
 
 @pytest.mark.usefixtures("environment")
 def test_generate_colours_accepted_draft_tokens_and_nothing_else(
-    pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pieces: list[TokenOutput], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(GENERATE) == 0
@@ -120,7 +120,7 @@ def test_generate_flags_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("environment")
 def test_generate_reads_the_prompt_from_standard_input(
-    pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pieces: list[TokenOutput], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
     os.write(writer, PROMPT.encode())

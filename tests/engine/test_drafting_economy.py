@@ -213,7 +213,7 @@ def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, reque
         stats = [served.stats(item) for item in asked]
         told, jump = (
             float(np.mean([getattr(item, name) for item in stats]))
-            for name in ("estimated_speedup", "tokens_per_jump")
+            for name in ("estimated_speedup", "tokens_per_pass")
         )
         return target.clock.now - begun, told, jump
 

@@ -62,7 +62,15 @@ def test_the_log_names_the_request_that_failed(
 @pytest.mark.parametrize("when", [1, 3])
 @pytest.mark.parametrize(
     "method",
-    ["begin", "is_synced", "read", "propose", "required_prefix", "release", "hand_states"],
+    [
+        "begin",
+        "is_synced",
+        "read",
+        "propose",
+        "required_prefix",
+        "release",
+        "publish_hidden_states",
+    ],
 )
 def test_a_drafter_that_fails_is_switched_off_and_requests_go_on(
     method: str, when: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -70,7 +78,7 @@ def test_a_drafter_that_fails_is_switched_off_and_requests_go_on(
     target, head = SimulatedTarget(), ScriptedModel(Text(), name="head", reads=True)
     monkeypatch.setattr(ScriptedModel, "follows", True)
     lookup, calls = Scripted(Text(), 1.0, name="suffix"), list[object]()
-    broken = target if method == "hand_states" else head
+    broken = target if method == "publish_hidden_states" else head
     work = getattr(broken, method)
 
     def failing(*arguments: object) -> object:

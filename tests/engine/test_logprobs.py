@@ -9,7 +9,7 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.request import GenerationRequest, Logprob, Piece, SamplingParams
+from specops.request import GenerationRequest, Logprob, SamplingParams, TokenOutput
 from specops.runtime.batch import Batch
 from specops.runtime.sampling import logprob
 
@@ -24,7 +24,7 @@ def engine(tiny_settings: Settings) -> Engine:
     return Engine.load(tiny_settings)
 
 
-def generated(engine: Engine, request: GenerationRequest) -> list[Piece]:
+def generated(engine: Engine, request: GenerationRequest) -> list[TokenOutput]:
     return [piece for output in engine.generate(request) for piece in output.pieces]
 
 

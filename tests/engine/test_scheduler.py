@@ -167,7 +167,7 @@ def test_the_outputs_origin_is_told() -> None:
     assert origins[0] == TARGET
     assert origins.count("half") == stats.accepted_tokens > 0
     assert origins.count(TARGET) == 1 + stats.sequence_steps
-    assert stats.tokens_per_jump == pytest.approx(39 / stats.sequence_steps)
+    assert stats.tokens_per_pass == pytest.approx(39 / stats.sequence_steps)
 
 
 @pytest.mark.parametrize(

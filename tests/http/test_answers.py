@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from specops.config import Settings
-from specops.request import SUGGESTION, FinishReason, Logprob, Output, Piece
+from specops.request import SUGGESTION, FinishReason, Logprob, Output, TokenOutput
 from tests.asgi import AsgiClient
 from tests.fakes import (
     BEGIN_TOKEN,
@@ -179,7 +179,7 @@ async def test_text_with_line_ends_is_still_one_event() -> None:
 async def test_a_token_is_sent_at_once_and_signs_of_life_come_between(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.answers.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.answers.HEARTBEAT_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})
         handle = await here.service.submitted.get()
@@ -246,8 +246,9 @@ async def test_choices_of_a_stream_come_as_they_come(path: str) -> None:
 # -- probabilities -------------------------------------------------------------------------------
 
 PIECES = (
-    Piece(97, "a", "target", Logprob(-0.5, ((97, -0.5), (98, -1.5)))),
-    Piece(98, "b", "draft", Logprob(-2.0, ((97, -0.25), (99, -1.5)))),  # not among the likeliest
+    TokenOutput(97, "a", "target", Logprob(-0.5, ((97, -0.5), (98, -1.5)))),
+    # Not among the likeliest:
+    TokenOutput(98, "b", "draft", Logprob(-2.0, ((97, -0.25), (99, -1.5)))),
 )
 
 
@@ -277,7 +278,7 @@ async def test_logprobs_have_openais_form(stream: bool) -> None:
 def scored(text: str, *values: float) -> Output:
     """A whole answer whose letters have these log-probabilities."""
     pieces = tuple(
-        Piece(ord(letter), letter, "target", Logprob(value, ()))
+        TokenOutput(ord(letter), letter, "target", Logprob(value, ()))
         for letter, value in zip(text, values, strict=True)
     )
     return Output("", pieces, FinishReason.STOP, STATS)
@@ -342,7 +343,7 @@ async def test_the_prompts_tokens_come_before_the_answers(stream: bool) -> None:
         Logprob(-1.5, ((97, -0.25),)),
     )
     first = Logprob(-2.0, ((120, -0.1),))
-    answer = Output("", (Piece(121, "y", "target", first),), None, None, prompt=sent)
+    answer = Output("", (TokenOutput(121, "y", "target", first),), None, None, prompt=sent)
     async with clients() as here:
         here.script([answer, output(finish=FinishReason.STOP)])
         found: Any = await here.openai.completions.create(

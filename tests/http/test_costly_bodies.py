@@ -19,7 +19,7 @@ from specops.http.answering import offload
 from specops.http.answering.answers import json_of
 from specops.http.answering.body import Body
 from specops.http.app import create_app
-from specops.request import FinishReason, Logprob, Piece
+from specops.request import FinishReason, Logprob, TokenOutput
 from specops.text.json_values import MAX_PARTS, MAX_VALUES, TooManyParts, check_parts, loads
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService, Waiting, fills_in, output
@@ -307,7 +307,7 @@ async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("specops.http.answering.answers.json_of", noted)
     sent = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
-    pieces = tuple(Piece(97, "a", "target", sent) for _ in range(200))
+    pieces = tuple(TokenOutput(97, "a", "target", sent) for _ in range(200))
     answer = replace(output(finish=FinishReason.STOP), pieces=pieces)
     async with api(FakeService([answer])) as here:
         response = await here.ask(CHAT, logprobs=True, top_logprobs=20, n=2)

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from specops.request import FinishReason, Logprob, Output, Piece, PromptTooLong
+from specops.request import FinishReason, Logprob, Output, PromptTooLong, TokenOutput
 from tests.fakes import output
 from tests.http.chat_clients import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, clients
 from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, MESSAGES, RESPONSES
@@ -117,7 +117,7 @@ async def test_what_is_null_is_null_at_the_official_service(what: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_probabilities_have_no_other_nulls(stream: bool) -> None:
-    piece = Piece(97, "a", "target", Logprob(-0.5, ((97, -0.5),)))
+    piece = TokenOutput(97, "a", "target", Logprob(-0.5, ((97, -0.5),)))
     async with clients() as here:
         here.script([Output("", (piece,), None, None), output(finish=FinishReason.STOP)])
         fields = {"logprobs": True, "top_logprobs": 1, "stream": stream}

@@ -12,7 +12,7 @@ import numpy as np
 import ollama
 import pytest
 
-from specops.request import FinishReason, Logprob, Piece
+from specops.request import FinishReason, Logprob, TokenOutput
 from specops.sampling_defaults import SamplingDefaults
 from specops.serving.admission import QueueFull
 from specops.text.chat_template import ChatTemplate
@@ -458,7 +458,7 @@ async def test_nothing_is_left_out_unless_the_client_allows_it() -> None:
 @both_ways
 async def test_probabilities_are_returned(path: str, stream: bool) -> None:
     pieces = tuple(
-        Piece(token, text, "target", Logprob(-0.5, ((token, -0.5), (66, -1.5))))
+        TokenOutput(token, text, "target", Logprob(-0.5, ((token, -0.5), (66, -1.5))))
         for token, text in ((65, ""), (66, "AB"))
     )
     async with clients() as here:

@@ -29,7 +29,7 @@ from specops.http.protocols.openai.chat import ChatRequest
 from specops.http.protocols.openai.completions import CompletionRequest
 from specops.http.protocols.openai.embeddings import EmbeddingRequest
 from specops.http.protocols.openai.responses import ResponsesRequest
-from specops.request import FinishReason, GenerationRequest, Logprob, Output, Piece
+from specops.request import FinishReason, GenerationRequest, Logprob, Output, TokenOutput
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
@@ -108,7 +108,7 @@ async def test_the_documentations_table_is_true(call: str, fields: str, outcome:
 
     async with clients() as here:
         logprob = Logprob(-0.625, ((72, -0.625),)) if "logprobs" in given else None
-        said = Output("", (Piece(72, "Hello", "target", logprob),), None, None)
+        said = Output("", (TokenOutput(72, "Hello", "target", logprob),), None, None)
         here.script([said, replace(output(finish=FinishReason.STOP), embeddings=VECTORS)])
         here.http.event_hooks = here.ollama._client.event_hooks = {"response": [note]}
         function: Any = here
@@ -240,7 +240,7 @@ async def test_an_answer_that_fills_the_context_says_so(
 
 
 async def test_a_long_wait_has_anthropics_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specops.http.answering.answers.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.answers.HEARTBEAT_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, MESSAGES).send_json(ASK[MESSAGES] | {"stream": True})
         handle = await here.service.submitted.get()
@@ -369,7 +369,7 @@ async def test_log_probabilities_are_those_of_the_texts_tokens(stream: bool) -> 
     include = {"include": ["message.output_text.logprobs", "x.y"], "top_logprobs": 1}
     said = ["<think>", "hm", "</think>", "\n\n", "Hel", "lo", " ", "world", ""]
     pieces = tuple(
-        Piece(ord(text[:1] or "x"), text, "target", Logprob(-index, ((72, -0.5),)))
+        TokenOutput(ord(text[:1] or "x"), text, "target", Logprob(-index, ((72, -0.5),)))
         for index, text in enumerate(said)
     )
     async with clients() as here:
@@ -485,7 +485,7 @@ async def test_thoughts_can_be_turned_off_and_have_a_budget(
         here.say("a")
         await EVERY_CHAT[protocol](here, stream=False, **fields)
     assert here.prompt.endswith("<think></think>") is not thinks
-    marks = here.request.thoughts
+    marks = here.request.reasoning
     assert marks is not None
     assert (marks.opening, marks.closing, marks.most) == ("<think>", "</think>", most)
     assert marks.closing_tokens == tuple(b"</think>")

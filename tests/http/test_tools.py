@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from specops.request import FinishReason, GrammarKind, Output, Piece
+from specops.request import FinishReason, GrammarKind, Output, TokenOutput
 from specops.text.tools.formats import THINKING
 from tests.fakes import FIRST_SPECIAL, STATS, FakeTokenizer, output
 from tests.http.chat_clients import (
@@ -272,7 +272,7 @@ async def test_a_form_of_the_text_goes_together_with_tools(protocol: str) -> Non
         assert here.request.sampling.grammar.said is None
         await ask(here, stream=False, tools=[], **FORMS[protocol])
         alone = here.request.sampling.grammar
-        assert alone.text.startswith("start: thoughts? @said")
+        assert alone.text.startswith("start: reasoning? @said")
 
 
 async def test_a_model_that_does_not_think_answers_by_the_form_alone() -> None:
@@ -313,7 +313,9 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
     calls, args, thinks, thought = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)
     said: tuple[int | str, ...] = (thinks, "hm", thought, calls, "get_weather", args)
     pieces = tuple(
-        Piece(ord(item[0]), item, "target") if isinstance(item, str) else Piece(item, "", "target")
+        TokenOutput(ord(item[0]), item, "target")
+        if isinstance(item, str)
+        else TokenOutput(item, "", "target")
         for item in (*said, '{"city": "a"}')
     )
     async with clients(TEMPLATES["mistral-args"] + "{# [/THINK] #}") as here:
@@ -323,7 +325,7 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
         assert (answer.reasoning, answer.calls) == ("hm", (("get_weather", {"city": "a"}),))
         await PROTOCOLS[protocol](here, stream=False, **tool_choice(protocol, "required"))
     lark = here.request.sampling.grammar.text
-    assert f"start: thoughts? <[{calls}]> calls" in lark
+    assert f"start: reasoning? <[{calls}]> calls" in lark
     assert f"<[{args}]> args_0" in lark
 
 

@@ -244,12 +244,12 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
     template = ChatTemplate("{# </think> #}", {})
-    assert template.opens_thoughts("a<think>\n")
-    assert not template.opens_thoughts("a<think>\n</think>")
-    assert not ChatTemplate("<think>", {}).opens_thoughts("<think>")
+    assert template.opens_reasoning("a<think>\n")
+    assert not template.opens_reasoning("a<think>\n</think>")
+    assert not ChatTemplate("<think>", {}).opens_reasoning("<think>")
     gemma = ChatTemplate("{# <channel|> #}", {})
-    assert gemma.opens_thoughts("<tool_response|><|channel>thought\n")
-    assert not gemma.opens_thoughts("<|turn>model\n<|channel>thought\n<channel|>")
+    assert gemma.opens_reasoning("<tool_response|><|channel>thought\n")
+    assert not gemma.opens_reasoning("<|turn>model\n<|channel>thought\n<channel|>")
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -262,14 +262,14 @@ def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
     ],
 )
 def test_a_begun_thought_that_is_continued_stays_one(opens: bool, begun: str, within: bool) -> None:
-    """Also where a template closes the thoughts of all answers that it is given."""
+    """Also where a template closes the reasoning of all answers that it is given."""
     closes = "{% if m.role == 'assistant' %}<think></think>{% endif %}"
     asks = f"{{% if add_generation_prompt %}}[assistant]{'<think>' if opens else ''}{{% endif %}}"
     turns = "{% for m in messages %}[{{ m.role }}]" + closes + "{{ m.content }}{% endfor %}"
     template = ChatTemplate(turns + asks, {})
     prompt = template.render([*MESSAGES[1:2], {"role": "assistant", "content": begun}])
     assert prompt.endswith(begun.removeprefix("<think>\n"))
-    assert template.opens_thoughts(prompt, begun) is within
+    assert template.opens_reasoning(prompt, begun) is within
     assert prompt.count("<think>") == (1 if within else 1 + begun.count("<think>"))
 
 

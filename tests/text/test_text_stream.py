@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specops.request import TARGET, Piece
+from specops.request import TARGET, TokenOutput
 from specops.text.text_stream import TextStream
 from tests.text.test_tokenizer import byte_level, straddling
 
@@ -14,7 +14,7 @@ TOKENIZER = byte_level()
 
 def stream(
     text: str, stop: tuple[str, ...], min_indent: int = 0
-) -> tuple[list[list[Piece]], TextStream]:
+) -> tuple[list[list[TokenOutput]], TextStream]:
     """Pieces per pushed token, the flushed ones last."""
     result = TextStream(TOKENIZER, TOKENIZER.encode("x"), stop, min_indent)
     steps = []
@@ -26,7 +26,7 @@ def stream(
     return steps, result
 
 
-def text_of(steps: list[list[Piece]]) -> str:
+def text_of(steps: list[list[TokenOutput]]) -> str:
     return "".join(piece.text for step in steps for piece in step)
 
 

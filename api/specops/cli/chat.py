@@ -117,11 +117,13 @@ class Chat:
         self.turns.append({"role": "assistant", "content": self._said(prompt, text)})
 
     def _said(self, prompt: str, text: str) -> str:
-        """Return an answer without its thoughts, which the model does not read again."""
+        """Return an answer without its reasoning, which the model does not read again."""
         template = self.engine.chat_template
-        thinking = template.thinking if template else None
-        begun = bool(template and template.opens_thoughts(prompt))
-        reader = AnswerReader(thinking=thinking, begun=begun)
+        reasoning_tags = template.reasoning_tags if template else None
+        starts_in_reasoning = bool(template and template.opens_reasoning(prompt))
+        reader = AnswerReader(
+            reasoning_tags=reasoning_tags, starts_in_reasoning=starts_in_reasoning
+        )
         reader.push(text)
         reader.finish()
         return "".join(block.text for block in reader.blocks if block.kind == "text")

@@ -56,7 +56,7 @@ def figures(stats: GenerationStats) -> str:
         f"{stats.prompt_tokens} + {stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"first token after {stats.queue_seconds + stats.prefill_seconds:.2f} s",
-        f"{stats.tokens_per_jump:.2f} tokens per pass",
+        f"{stats.tokens_per_pass:.2f} tokens per pass",
     ]
     if stats.draft_tokens:
         share = stats.accepted_tokens / stats.draft_tokens

@@ -21,8 +21,8 @@ from specops.request import (
     GenerationStats,
     Logprob,
     Output,
-    Piece,
     SourceStats,
+    TokenOutput,
 )
 from specops.runtime.logits_processor import LogitsProcessor
 from specops.runtime.sampling import Floats, NotFinite, drawn_logprob, logprob, mask
@@ -30,8 +30,8 @@ from specops.speculation.credit import SpeculationState
 from specops.speculation.drafters.base import Drafter
 from specops.text.grammar import Grammars, Matcher
 from specops.text.grammar_source import GrammarError
+from specops.text.reasoning import ReasoningBudget
 from specops.text.text_stream import TextStream
-from specops.text.thoughts import ThoughtBudget
 from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -120,14 +120,14 @@ class RequestState:
                 end_tokens=self._end_tokens,
                 min_tokens=request.min_tokens,
             )
-        self._budget: ThoughtBudget | None = None
-        if (thoughts := request.thoughts) is not None and thoughts.most is not None:
-            self._budget = ThoughtBudget(thoughts, tokenizer)
+        self._budget: ReasoningBudget | None = None
+        if (reasoning := request.reasoning) is not None and reasoning.most is not None:
+            self._budget = ReasoningBudget(reasoning, tokenizer)
         changes = (request.sampling.grammar, self._processor, self._budget)
         self.adjusts = any(change is not None for change in changes)
         self._tokenizer = tokenizer
         self._grammars = grammars
-        self._pieces: list[Piece] = []  # not handed out yet
+        self._pieces: list[TokenOutput] = []  # not handed out yet
         self._stop: str | None = None  # the stop string that was found
         self._told = 0  # tokens of the prompt of whose computation the client knows
         self._steps = self._drafts = self._draft_misses = 0
@@ -173,7 +173,7 @@ class RequestState:
         request = self.request
         return TextStream(
             *(self._tokenizer, request.prompt_tokens, request.stop, request.min_indent or 0),
-            request.thoughts,
+            request.reasoning,
             include_stop=request.include_stop,
         )
 

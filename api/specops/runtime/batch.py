@@ -18,8 +18,8 @@ class Span(NamedTuple):
         start: position of the first token.
         tokens: one or more.
         num_logits: number of tokens that need logits; they are the last ones.
-        settled: number of the slot's tokens behind which no later pass goes back, in models with
-            states; None: all up to the span's end.
+        num_committed: number of the slot's tokens that no later pass takes back, in models with
+            recurrent states; None: all up to the span's end.
         scored: False: those tokens need their last hidden states in the place of logits.
     """
 
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     start: int
     tokens: Sequence[int]
     num_logits: int
-    settled: int | None = None
+    num_committed: int | None = None
     scored: bool = True
 
 
@@ -73,7 +73,7 @@ class Batch:
         start: int,
         tokens: Sequence[int],
         num_logits: int = 0,
-        settled: int | None = None,
+        num_committed: int | None = None,
         *,
         scored: bool = True,
     ) -> None:
@@ -88,7 +88,7 @@ class Batch:
         if slot in self._slots:
             raise ValueError(f"slot {slot} has a span in this pass already")
         self._slots.add(slot)
-        self.spans.append(Span(slot, start, tokens, num_logits, settled, scored))
+        self.spans.append(Span(slot, start, tokens, num_logits, num_committed, scored))
         self.tokens += tokens
         end = len(self.tokens)
         self.logit_rows += range(end - num_logits, end)

@@ -189,7 +189,7 @@ class ModelRunner:
         last: list[int] = []
         progress: list[int] = []
         positions: list[int] = []
-        for slot, start, tokens, num_logits, settled, _ in batch.spans:
+        for slot, start, tokens, num_logits, num_committed, _ in batch.spans:
             count, (low, high) = len(tokens), self.cache.writable(slot)
             if not low <= start <= high - count:
                 raise ValueError(
@@ -200,7 +200,7 @@ class ModelRunner:
             if _LOGIT_SPANS in given:
                 last += (slot, start + count - num_logits, num_logits)
             if kept is not None:
-                progress += kept.write(slot, start, count, settled)
+                progress += kept.write(slot, start, count, num_committed)
             if _POSITIONS in given:
                 positions += range(start, start + count)
         self._spans[:] = rows + [0] * (len(self._spans) - len(rows))

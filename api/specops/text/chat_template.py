@@ -20,7 +20,7 @@ from specops.text import files
 from specops.text.added_tokens import texts_by_role
 from specops.text.confined_process import ProgramLimitExceeded, ProgramRefusal
 from specops.text.template_process import SHARED, TemplateProcess
-from specops.text.tools.formats import Tool, ToolFormat, thinking_of
+from specops.text.tools.formats import Tool, ToolFormat, reasoning_tags_of
 from specops.text.tools.probe import traits_of
 from specops.text.tools.prompt import AS_TEXT, TemplateTraits, for_template
 
@@ -50,7 +50,7 @@ class ChatTemplate:
 
     Attributes:
         source: the template as Jinja.
-        thinking: the tags around the model's thoughts; None if it does not think.
+        reasoning_tags: the tags around the model's reasoning; None if it does not think.
 
     Raises:
         ChatTemplateError: the source is not Jinja.
@@ -65,7 +65,7 @@ class ChatTemplate:
         *,
         process: TemplateProcess = SHARED,
     ) -> None:
-        self.thinking = thinking_of(source)
+        self.reasoning_tags = reasoning_tags_of(source)
         self.source, self._tools_source = source, tools_source or source
         self._tokens = dict(special_tokens)
         self._process = process
@@ -126,17 +126,17 @@ class ChatTemplate:
             ProgramProcessError: see `TemplateProcess`.
         """
         extra = options or {}
-        begun = answer_prefill(messages) if asks else ""
-        mark = self.thinking[0].strip() if self.thinking else ""
-        if messages[:-1] and begun.startswith(mark) and self._within_thoughts(begun):
+        prefill = answer_prefill(messages) if asks else ""
+        mark = self.reasoning_tags[0].strip() if self.reasoning_tags else ""
+        if messages[:-1] and prefill.startswith(mark) and self._within_reasoning(prefill):
             before = self.render(messages[:-1], tools, options)  # a template might close them
-            opened = self.opens_thoughts(before)
-            return before + (begun.removeprefix(mark).lstrip() if opened else begun)
-        if begun:
-            messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
-        text = self._adapted(messages, tools, extra, asks=asks and not begun)
+            opened = self.opens_reasoning(before)
+            return before + (prefill.removeprefix(mark).lstrip() if opened else prefill)
+        if prefill:
+            messages = [*messages[:-1], {**messages[-1], "content": prefill + _PROBE}]
+        text = self._adapted(messages, tools, extra, asks=asks and not prefill)
         _check_roles(messages, text)
-        if not begun:
+        if not prefill:
             return text
         before, mark, _ = text.rpartition(_PROBE)
         if not mark:
@@ -238,18 +238,20 @@ class ChatTemplate:
         """
         return self.traits.calls
 
-    def opens_thoughts(self, prompt: str, begun: str = "") -> bool:
-        """Whether a prompt ends within thoughts, so that the answer has no tag that begins them.
+    def opens_reasoning(self, prompt: str, prefill: str = "") -> bool:
+        """Whether a prompt ends within reasoning, so that the answer has no opening tag.
 
         Args:
-            begun: the beginning of an answer, with which the prompt ends.
+            prefill: the beginning of an answer, with which the prompt ends.
         """
-        opened = bool(self.thinking and prompt.rstrip().endswith(self.thinking[0].rstrip()))
-        return opened or self._within_thoughts(begun)
+        opened = bool(
+            self.reasoning_tags and prompt.rstrip().endswith(self.reasoning_tags[0].rstrip())
+        )
+        return opened or self._within_reasoning(prefill)
 
-    def _within_thoughts(self, begun: str) -> bool:
-        opening, closing = self.thinking or ("", "")
-        return begun.rfind(opening.strip()) > begun.rfind(closing)
+    def _within_reasoning(self, prefill: str) -> bool:
+        opening, closing = self.reasoning_tags or ("", "")
+        return prefill.rfind(opening.strip()) > prefill.rfind(closing)
 
     @cached_property
     def opening(self) -> str:
@@ -324,8 +326,8 @@ def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str 
 def answer_prefill(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the last message if it begins the assistant's answer, else nothing."""
     last = messages[-1]
-    begun = last["role"] == "assistant" and not last.get("tool_calls")
-    return str(last["content"]) if begun and last["content"].strip() else ""
+    prefill = last["role"] == "assistant" and not last.get("tool_calls")
+    return str(last["content"]) if prefill and last["content"].strip() else ""
 
 
 def _read(path: Path) -> str:

@@ -78,7 +78,7 @@ class FillIn:
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
         begin = self._tokenizer.encode("")  # the tokens that begin every text
-        files, left_out = self._files(chunks, context // 2)
+        files, cut = self._files(chunks, context // 2)
         room = int(min(context // (4 if chunks else 2), most(len(begin) + len(files))))
         texts = self.encode(before), self.encode(behind), self.encode(typed)
         kept = (
@@ -88,7 +88,7 @@ class FillIn:
         )
         first, second = (self._before, *kept[0]), (self._behind, *kept[1])
         around = (*first, *second, *self._gap) if self._gap else (*second, *first)
-        return FimPrompt((*begin, *files, *around, *kept[2]), left_out or kept != texts)
+        return FimPrompt((*begin, *files, *around, *kept[2]), cut or kept != texts)
 
     def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:
         """Return the tokens of a text; tokens stay. A special token that it spells is letters."""

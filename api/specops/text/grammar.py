@@ -27,7 +27,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from specops.request import Grammar
 from specops.text.grammar_process import SHARED, GrammarProcess, Tried
-from specops.text.grammar_source import LIMITS, STACK_BYTES, GrammarError, LeftOut, check
+from specops.text.grammar_source import LIMITS, STACK_BYTES, GrammarError, IgnoredKeyword, check
 from specops.text.grammar_vocabulary import GrammarVocabulary, UnsupportedTokenizer
 from specops.text.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ class _Compiled:
 
     matcher: LLMatcher
     bytes: int = 0
-    left_out: tuple[LeftOut, ...] = ()
+    ignored: tuple[IgnoredKeyword, ...] = ()
     grown: float = 0.0
     worn: bool = False
 
@@ -179,19 +179,19 @@ class Grammars:
             except GrammarError as error:
                 reason, effort = reason or error, tried.effort + 1
                 continue
-            self._log_once(tried.left_out)
+            self._log_once(tried.ignored)
             return compiled
 
     def _made(self, vocabulary: LLTokenizer, tried: Tried) -> _Compiled:
         matcher = LLMatcher(vocabulary, tried.text, log_level=0, limits=LIMITS)
         check(matcher)
-        compiled = _Compiled(matcher, tried.bytes, tried.left_out)
+        compiled = _Compiled(matcher, tried.bytes, tried.ignored)
         self._matcher(compiled).probe()
         return compiled
 
-    def _log_once(self, left_out: Sequence[LeftOut]) -> None:
+    def _log_once(self, ignored: Sequence[IgnoredKeyword]) -> None:
         """Have each kind of keyword that is not enforced in the log once."""
-        for item in left_out:
+        for item in ignored:
             keyword = item.path.rpartition("/")[2] or "schema"
             if keyword not in self._named:
                 self._named.add(keyword)
@@ -249,9 +249,9 @@ class Matcher:
         self._credit = _CREDIT_SECONDS
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def ignored(self) -> tuple[IgnoredKeyword, ...]:
         """The keywords of JSON schemas that the answer need not follow."""
-        return () if self._compiled is None else self._compiled.left_out
+        return () if self._compiled is None else self._compiled.ignored
 
     @property
     def complete(self) -> bool:

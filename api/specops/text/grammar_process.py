@@ -10,7 +10,7 @@ from typing import Any
 
 from specops.request import Grammar
 from specops.text.confined_process import ConfinedProcess, ProgramLimitExceeded, ProgramRefusal
-from specops.text.grammar_source import MEMORY_BYTES, STACK_BYTES, GrammarError, LeftOut
+from specops.text.grammar_source import MEMORY_BYTES, STACK_BYTES, GrammarError, IgnoredKeyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Tried:
 
     Attributes:
         text: the grammar.
-        left_out: what answers need not follow.
+        ignored: what answers need not follow.
         effort: how it was written.
         bytes: memory of the compiled grammar, about.
     """
 
     text: str
-    left_out: tuple[LeftOut, ...]
+    ignored: tuple[IgnoredKeyword, ...]
     effort: int
     bytes: int
 
@@ -63,7 +63,7 @@ class GrammarProcess(ConfinedProcess):
                 f"({self.seconds:g} s, {MEMORY_BYTES >> 20} MiB of memory, {STACK_BYTES >> 20} MiB "
                 f"of stack): {limit}"
             ) from None
-        answer["left_out"] = tuple(LeftOut(*item) for item in answer["left_out"])
+        answer["ignored"] = tuple(IgnoredKeyword(*item) for item in answer["ignored"])
         return Tried(**answer)
 
 

@@ -101,7 +101,7 @@ class GrammarError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class IgnoredKeyword:
     """A keyword of a JSON schema that the answer need not follow.
 
     Attributes:
@@ -126,7 +126,7 @@ class Source:
     """A grammar in the library's form."""
 
     text: str
-    left_out: tuple[LeftOut, ...] = ()
+    ignored: tuple[IgnoredKeyword, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
     arguments: tuple[str, ...] = ()  # what the tools' schemas describe
 
@@ -203,7 +203,7 @@ def write(grammar: Grammar, effort: Effort) -> Source:
 
 def _written(grammar: Grammar, effort: Effort) -> Source:
     text: str
-    left_out: list[LeftOut] = []
+    ignored: list[IgnoredKeyword] = []
     origins: Mapping[str, str] = {}
     match grammar.kind:
         case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
@@ -217,7 +217,7 @@ def _written(grammar: Grammar, effort: Effort) -> Source:
                 )
             except ValueError as error:  # the library has a limit of depth
                 raise GrammarError(f"the schema, its references followed: {error}") from None
-            left_out += (LeftOut(path) for path in rewritten.left_out)
+            ignored += (IgnoredKeyword(path) for path in rewritten.ignored)
             origins = rewritten.origins
         case GrammarKind.REGEX:
             text = LLMatcher.grammar_from_regex(grammar.text)
@@ -236,13 +236,13 @@ def _written(grammar: Grammar, effort: Effort) -> Source:
         described, paths = _described_arguments(tool, effort)
         arguments.append(described)
         text += f"{tool.rule}: {described}\n"
-        left_out += (LeftOut(tool.path + path, tool.tool) for path in paths)
+        ignored += (IgnoredKeyword(tool.path + path, tool.tool) for path in paths)
     if grammar.said is not None:
         said = _written(grammar.said, effort)
-        left_out += said.left_out
+        ignored += said.ignored
         parts = [{"lark_grammar": text}, {"name": "said", **_part(said.text)}]
         text, origins = json.dumps({"grammars": parts}), said.origins
-    return Source(text, tuple(left_out), origins, tuple(arguments))
+    return Source(text, tuple(ignored), origins, tuple(arguments))
 
 
 def _rewritten(text: str, effort: Effort, *, strict: bool) -> Rewritten:
@@ -261,7 +261,7 @@ def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tupl
     if tool.strict or effort < Effort.FREE:
         try:
             rewritten = _rewritten(tool.schema, effort, strict=tool.strict)
-            return _described(tool, rewritten.schema), rewritten.left_out
+            return _described(tool, rewritten.schema), rewritten.ignored
         except ValueError as error:
             if tool.strict:
                 at = tool.path if isinstance(error, SchemaError) and error.path else ""

@@ -9,7 +9,7 @@ A request is:
 
     {"grammar": ..., "effort": 0, "marks": {"<|im_end|>": 2, ...}, "size": 49152}
 
-`effort` is the first way to write it that is tried. The answer is JSON, too: `text`, `left_out`,
+`effort` is the first way to write it that is tried. The answer is JSON, too: `text`, `ignored`,
 `effort` and `bytes`, or as a refusal `message` and `in_tools`.
 """
 
@@ -95,7 +95,7 @@ def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[s
                 continue
             return {
                 "text": source.text,
-                "left_out": [(item.path, item.tool) for item in source.left_out],
+                "ignored": [(item.path, item.tool) for item in source.ignored],
                 "effort": effort,
                 "bytes": _try(grammar, source, vocabulary),
             }

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from specops.request import Logprob, Piece, ThoughtMarks
+from specops.request import Logprob, ReasoningMarks, TokenOutput
 from specops.text.detokenizer import IncrementalDetokenizer
-from specops.text.thoughts import Thoughts
+from specops.text.reasoning import Reasoning
 from specops.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class TextStream:
         stop: strings that end the text.
         min_indent: the text ends before a line break behind which fewer spaces and tabs stand, an
             empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
-        marks: of thoughts, in which stop strings are only text; None: there are none.
+        marks: of reasoning, in which stop strings are only text; None: there are none.
         include_stop: the stop string is a part of the text.
 
     Attributes:
@@ -37,16 +37,16 @@ class TextStream:
         prompt_tokens: Sequence[int],
         stop: tuple[str, ...],
         min_indent: int = 0,
-        marks: ThoughtMarks | None = None,
+        marks: ReasoningMarks | None = None,
         *,
         include_stop: bool = False,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
         self._stop, self._include_stop = stop, include_stop
-        self._held: list[Piece] = []
-        self._thoughts = Thoughts(marks) if marks and stop else None
+        self._held: list[TokenOutput] = []
+        self._reasoning = Reasoning(marks) if marks and stop else None
         self._unshown = dict(marks.unshown) if marks else {}
-        self._thought = 0  # characters of the held pieces that are thoughts
+        self._num_reasoning = 0  # characters of the held pieces that are reasoning
         self._dedent: re.Pattern[str] | None = None
         if min_indent:
             self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
@@ -55,22 +55,22 @@ class TextStream:
         self.stopped: str | None = None
         self.dedented = False
 
-    def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
+    def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[TokenOutput]:
         """Add a token; return the pieces that may be sent now."""
         text = self._detokenizer.push(token)
-        piece, thoughts = Piece(token, text, origin, logprob), self._thoughts
-        waits = self._held or self._detokenizer.incomplete or thoughts is not None
+        piece, reasoning = TokenOutput(token, text, origin, logprob), self._reasoning
+        waits = self._held or self._detokenizer.incomplete or reasoning is not None
         if not waits and self._firsts.isdisjoint(text):
             return [piece]
         self._held.append(piece)
-        if thoughts is not None:
-            answer = thoughts.read(text + self._unshown.get(token, ""))
-            self._thought = sum(len(held.text) for held in self._held) - answer
-            if thoughts.over:
-                self._thoughts = None
+        if reasoning is not None:
+            answer = reasoning.read(text + self._unshown.get(token, ""))
+            self._num_reasoning = sum(len(held.text) for held in self._held) - answer
+            if reasoning.over:
+                self._reasoning = None
         return self._release()
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[TokenOutput]:
         """Return the pieces that are still held back; the request has ended."""
         rest = self._detokenizer.flush()
         if self.stopped or self.dedented:
@@ -82,14 +82,16 @@ class TextStream:
         self._held = []
         return pieces
 
-    def _release(self) -> list[Piece]:
+    def _release(self) -> list[TokenOutput]:
         if not self._firsts and not self._detokenizer.incomplete:
             pieces, self._held = self._held, []
             return pieces
-        if self._thoughts is not None and self._thoughts.undecided:
+        if self._reasoning is not None and self._reasoning.undecided:
             return []
         text = "".join(piece.text for piece in self._held)
-        ends = [(at, stop) for stop in self._stop if (at := text.find(stop, self._thought)) >= 0]
+        ends = [
+            (at, stop) for stop in self._stop if (at := text.find(stop, self._num_reasoning)) >= 0
+        ]
         line = self._dedent.search(text) if self._dedent is not None else None
         if line is not None and line["text"]:
             ends.append((line.start(), ""))
@@ -99,7 +101,7 @@ class TextStream:
             at += len(stop) if self._include_stop else 0
             pieces, self._held = _cut(self._held, at), []
             return pieces
-        shown = len(text) - self._possible_stop(text[self._thought :])
+        shown = len(text) - self._possible_stop(text[self._num_reasoning :])
         if line is not None:
             shown = min(shown, line.start())
         complete = len(self._held) - self._detokenizer.incomplete
@@ -109,7 +111,7 @@ class TextStream:
             if shown < 0:
                 break
             count += 1
-            self._thought = max(0, self._thought - len(piece.text))
+            self._num_reasoning = max(0, self._num_reasoning - len(piece.text))
         pieces, self._held = self._held[:count], self._held[count:]
         return pieces
 
@@ -121,7 +123,7 @@ class TextStream:
         return 0
 
 
-def _cut(pieces: list[Piece], length: int) -> list[Piece]:
+def _cut(pieces: list[TokenOutput], length: int) -> list[TokenOutput]:
     """Cut the text of pieces after `length` characters; their tokens stay."""
     result = []
     for piece in pieces:

@@ -9,7 +9,7 @@ from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation.ways import PLAIN, Config, Measured
 from specops.config import Settings
-from specops.request import FinishReason, GenerationStats, Piece, SourceStats
+from specops.request import FinishReason, GenerationStats, SourceStats, TokenOutput
 
 MODEL = BenchModel("made-up", "Made-up model", Settings())
 SUFFIX = Config("suffix", 4)
@@ -18,7 +18,7 @@ ADAPTIVE = Config("suffix", 8, adaptive=True)
 
 def run(tokens: str, seconds: float, steps: int = 10, requests: int = 1, **counts: Any) -> Batch:
     """Requests with the same answer; their prompts take a second."""
-    pieces = tuple(Piece(ord(letter), letter, "target") for letter in tokens)
+    pieces = tuple(TokenOutput(ord(letter), letter, "target") for letter in tokens)
     answer = Answer(pieces, FinishReason.LENGTH, GenerationStats(generated_tokens=11, **counts))
     decoded = 10 * requests
     return Batch((answer,) * requests, 1 + seconds, seconds, decoded, steps * requests)

@@ -168,12 +168,12 @@ class Request:
         most = {"chunks": 96, "single": 1, "drafts": 17, "draft model": 9}[mode]
         count = min(int(rng.integers(1, most + 1)), left)
         right = int(rng.integers(1, count + 1)) if mode == "drafts" else count
-        settled = self.at + (1 if mode == "drafts" else count)
+        num_committed = self.at + (1 if mode == "drafts" else count)
         if mode == "draft model":  # it has read more than is verified
-            settled = int(rng.integers(max(self.applied, self.at - 2), self.at + count + 1))
-            settled = max(settled, self.at + count - RING)
-        span = self.slot, self.at, count, self.applied, settled
-        self.at, self.applied = self.at + right, settled
+            num_committed = int(rng.integers(max(self.applied, self.at - 2), self.at + count + 1))
+            num_committed = max(num_committed, self.at + count - RING)
+        span = self.slot, self.at, count, self.applied, num_committed
+        self.at, self.applied = self.at + right, num_committed
         return span, right
 
 

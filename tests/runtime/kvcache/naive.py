@@ -82,8 +82,8 @@ class NaiveCache:
         texts += [item.tokens[: item.length] for item in running]
         end = max(common_prefix(text, tokens[:-1]) for text in texts)
         if self.recurrent:
-            usable = (item.usable(held.owner, tokens, end) for item in snapshots)
-            end = max(usable, default=0)
+            matchable_len = (item.matchable_len(held.owner, tokens, end) for item in snapshots)
+            end = max(matchable_len, default=0)
         start = end - end % BLOCK_TOKENS
         new = Slot(held.owner, tokens, start).shared[len(held.shared) :]
         own = max(0, held.own - len(new))
@@ -149,7 +149,7 @@ class Snapshot(NamedTuple):
     text: Tokens
     least: int
 
-    def usable(self, owner: str, tokens: Tokens, most: int) -> int:
+    def matchable_len(self, owner: str, tokens: Tokens, most: int) -> int:
         length = min(common_prefix(self.text, tokens), most)
         return length if owner == self.owner and length >= self.least else 0
 

@@ -57,14 +57,16 @@ def compute(cache: KvCache, slot: int, tokens: tuple[int, ...], end: int, client
         memory[block, position % BLOCK_TOKENS] = key(tokens[: position + 1], client)
 
 
-def recur(cache: KvCache, slot: int, tokens: tuple[int, ...], settled: int, client: str) -> None:
+def recur(
+    cache: KvCache, slot: int, tokens: tuple[int, ...], num_committed: int, client: str
+) -> None:
     """Run layers with a state over the tokens from the slot's length on, as a pass does.
 
     The state is one number that depends on all its tokens, and so are the inputs of each token.
     """
     kept, start, end = cache.recurrent, cache.length(slot), len(tokens)
     assert kept is not None
-    applied, settled = kept.write(slot, start, end - start, settled)
+    applied, num_committed = kept.write(slot, start, end - start, num_committed)
     memory = kept._memory[slot].view(np.int64)
     state, inputs = np.split(memory, [STATES.state_floats // 2])
     inputs = inputs.reshape(STATES.ring, -1)
@@ -74,7 +76,7 @@ def recur(cache: KvCache, slot: int, tokens: tuple[int, ...], settled: int, clie
         assert inputs[position % STATES.ring, 0] == key(tokens[: position + 1], client)
     for position in range(max(start, end - STATES.ring), end):
         inputs[position % STATES.ring] = key(tokens[: position + 1], client)
-    state[:] = key(tokens[:settled], client)
+    state[:] = key(tokens[:num_committed], client)
 
 
 def check(cache: KvCache, slot: int, tokens: tuple[int, ...], client: str = "") -> None:
@@ -287,8 +289,8 @@ class ComingAndGoing(RuleBasedStateMachine):
         written = tokens[:end] + (-1,) * (most - end)
         if self.cache.recurrent is not None and most > self.cache.length(slot):
             # Rejected tokens leave their inputs only; some of the final ones do, too.
-            settled = end - hash(written) % (end + ROLLBACK + 1 - most)
-            recur(self.cache, slot, written, settled, owner)
+            num_committed = end - hash(written) % (end + ROLLBACK + 1 - most)
+            recur(self.cache, slot, written, num_committed, owner)
         compute(self.cache, slot, written, most, owner)
         self.cache.commit(slot, tokens, end)
         self.naive.commit(slot, tokens, end)

@@ -192,7 +192,7 @@ UNREADABLE = {"bounded decimal", "duration", "JSON in a text", "base64"}
 def answers_by(name: str, schema: Any, left_out: set[str]) -> list[str]:
     """Answers by a schema; each follows it, apart from these keywords."""
     matcher = grammars().matcher(json_schema(schema))
-    paths = [item.path for item in matcher.left_out]
+    paths = [item.path for item in matcher.ignored]
     assert {path.rpartition("/")[2] for path in paths} == left_out
     rng = np.random.default_rng(0)
     found = []

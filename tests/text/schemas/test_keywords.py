@@ -137,7 +137,7 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
 @pytest.mark.parametrize("name", ENFORCED)
 def test_answers_keep_to_a_keyword(name: str) -> None:
     schema, right, wrong = ENFORCED[name]
-    assert rewrite(schema, strict=True).left_out == ()
+    assert rewrite(schema, strict=True).ignored == ()
     for value in (*right, *wrong):
         text = json.dumps(value, ensure_ascii=False)
         assert follows(grammars(), tokenizer(), json_schema(schema), text) is (value in right), text
@@ -181,7 +181,7 @@ LEFT_OUT: dict[str, tuple[Any, set[str]]] = {
 def test_what_is_not_enforced_is_named_or_refused(name: str) -> None:
     schema, paths = LEFT_OUT[name]
     matcher = grammars().matcher(json_schema(schema))
-    assert {item.path for item in matcher.left_out} == paths
+    assert {item.path for item in matcher.ignored} == paths
     for path in paths:
         with pytest.raises(GrammarError) as refused:
             grammars().matcher(json_schema(schema, strict=True))

@@ -108,5 +108,5 @@ def _result(file: Path, grammars: Grammars) -> Result:
         matcher = grammars.matcher(grammar)
     except GrammarError as error:
         return Result(file, REFUSED, str(error), (), time.process_time() - start)
-    left_out = tuple(item.path for item in matcher.left_out)
+    left_out = tuple(item.path for item in matcher.ignored)
     return Result(file, COMPILED, "", left_out, time.process_time() - start)

@@ -143,7 +143,7 @@ def written(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def scripts(form: ToolFormat) -> list[Script]:
-    """Make answers with and without text, thoughts and calls; they contain marks of all formats."""
+    """Make answers with and without text, reasoning, calls; they contain marks of all formats."""
     rng = random.Random(form.opening)
     words = ["Sure.", "<b>", "{", "}", '"', "\\", "größer", "[1]", "<tool", "</think", "日本", "\n"]
     words += ["functools", "</param", "<arg_key", "3", "null"]
@@ -180,8 +180,8 @@ def scripts(form: ToolFormat) -> list[Script]:
         speaks = not calls or (number % 3 == 0 and not form.bare)
         said = f"I say: {text()}".strip() if speaks else ""
         thought = text() if number % 5 == 0 else ""
-        thoughts = f"{THINKING[0][0]}\n{thought}\n{THINKING[0][1]}\n\n" if thought else ""
+        reasoning = f"{THINKING[0][0]}\n{thought}\n{THINKING[0][1]}\n\n" if thought else ""
         between = "\n" if said and calls else ""
-        answer = thoughts + said + between + (written(form, calls) if calls else "")
+        answer = reasoning + said + between + (written(form, calls) if calls else "")
         found.append(Script(answer, said, thought, tuple(calls)))
     return found

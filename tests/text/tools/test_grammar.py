@@ -34,10 +34,10 @@ THINK, END = THINKING[0], 0
 
 def allowed(name: str, text: str, **options: Any) -> bool:
     """Whether the grammar allows this text as a whole answer."""
-    thinking, begun = options.pop("thinking", None), options.pop("begun", False)
+    tags, starts = options.pop("tags", None), options.pop("starts", False)
     said, tools = options.pop("said", None), options.pop("tools", TOOLS)
     asked = {"required": True, "parallel": True, "text_grammar": said} | options
-    grammar = CallGrammar(BY_NAME[name], {}, thinking, begun).grammar(tools, **asked)
+    grammar = CallGrammar(BY_NAME[name], {}, tags, starts).grammar(tools, **asked)
     matcher = grammars().matcher(grammar)
     tokens = [*tokenizer().encode(text, special_tokens=False), END]
     return matcher.allows(tokens) == len(tokens)
@@ -84,14 +84,14 @@ def test_without_a_required_call_text_is_allowed_and_calls_are_right(name: str) 
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("begun", [False, True])
-def test_thoughts_come_before_calls(name: str, begun: bool) -> None:
+@pytest.mark.parametrize("starts_in_reasoning", [False, True])
+def test_reasoning_comes_before_calls(name: str, starts_in_reasoning: bool) -> None:
     call = written(BY_NAME[name], GOOD)
-    thoughts = "" if begun else THINK[0]
-    options = {"thinking": THINK, "begun": begun}
-    assert allowed(name, f"{thoughts}hm\n{THINK[1]}\n\n{call}", **options)
-    assert not allowed(name, f"{thoughts}hm\n{call}", **options)
-    assert allowed(name, call, **options) is not begun
+    reasoning = "" if starts_in_reasoning else THINK[0]
+    options = {"tags": THINK, "starts": starts_in_reasoning}
+    assert allowed(name, f"{reasoning}hm\n{THINK[1]}\n\n{call}", **options)
+    assert not allowed(name, f"{reasoning}hm\n{call}", **options)
+    assert allowed(name, call, **options) is not starts_in_reasoning
 
 
 PLACE = {
@@ -125,10 +125,10 @@ def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: G
     wrong_call = written(BY_NAME[name], [("get_weather", {})])
     assert allowed(name, wrong_call, **options) is (any_json and BY_NAME[name].bare)
     for tools in (TOOLS, ()):
-        thinking = options | {"thinking": THINK, "tools": tools}
+        thinking = options | {"tags": THINK, "tools": tools}
         assert allowed(name, f"{THINK[0]}hm{THINK[1]}\n{right}", **thinking)
-        assert allowed(name, f"hm{THINK[1]}{right}", begun=True, **thinking)
-        assert not allowed(name, right, begun=True, **thinking)
+        assert allowed(name, f"hm{THINK[1]}{right}", starts=True, **thinking)
+        assert not allowed(name, right, starts=True, **thinking)
         assert not allowed(name, f"{THINK[0]}hm{THINK[1]}{wrong}", **thinking)
 
 
@@ -234,7 +234,7 @@ def test_a_pattern_that_cannot_be_kept_is_named_or_refused(name: str, pattern: s
     asked: dict[str, Any] = {"required": True, "parallel": True}
     writer = CallGrammar(BY_NAME[name], {}, None, False)
     matcher = grammars().matcher(writer.grammar([Tool("f", "", schema)], **asked))
-    assert [(item.tool, item.path) for item in matcher.left_out] == [("f", "/properties/p/pattern")]
+    assert [(item.tool, item.path) for item in matcher.ignored] == [("f", "/properties/p/pattern")]
     with pytest.raises(GrammarError, match="/properties/p/pattern: `pattern` with `strict`"):
         grammars().matcher(writer.grammar([Tool("f", "", schema, strict=True)], **asked))
 
@@ -328,13 +328,11 @@ def test_literals_follow_their_schema(name: str, arguments: dict[str, Any], fits
 
 def test_marks_that_are_special_tokens_are_those_in_the_grammar() -> None:
     special = {'<|"|>': 1, "<|tool_call>": 2, "<tool_call|>": 3, "<|channel>": 4, "<channel|>": 5}
-    thinking = THINKING[2]
-    lark = CallGrammar(BY_NAME["gemma4"], special, thinking, begun=False).grammar(
-        [Tool("f", "", NESTED)], required=True, parallel=False
-    )
+    writer = CallGrammar(BY_NAME["gemma4"], special, THINKING[2], starts_in_reasoning=False)
+    lark = writer.grammar([Tool("f", "", NESTED)], required=True, parallel=False)
     for rule in (
-        "start: thoughts? <[2]> calls",
-        'thoughts: <[4]> "thought\\n" THOUGHT <[5]> SPACE',
+        "start: reasoning? <[2]> calls",
+        'reasoning: <[4]> "thought\\n" REASONING_TEXT <[5]> SPACE',
         "any_text_value: <[1]> ANY_TEXT <[1]>",
         'calls: "call:" call "}" <[3]>',
     ):
@@ -365,7 +363,7 @@ def test_tags_that_are_tokens_are_these_tokens_in_the_grammar(name: str, special
         False: (f"I ask.{call}", "I say <b>."),
     }
     for required, allowed_texts in texts.items():
-        grammar = CallGrammar(form, marks, THINK, begun=False).grammar(
+        grammar = CallGrammar(form, marks, THINK, starts_in_reasoning=False).grammar(
             TOOLS, required=required, parallel=True
         )
         for text in (*texts[True], *allowed_texts):
@@ -383,7 +381,7 @@ def test_definitions_that_many_arguments_name_make_no_grammar_of_any_size(name: 
         "$defs": {"x": {"type": "object", "properties": members}},
     }
     tool = Tool("f", parameters=parameters, strict=True)
-    grammar = CallGrammar(BY_NAME[name], {}, None, begun=False).grammar(
+    grammar = CallGrammar(BY_NAME[name], {}, None, starts_in_reasoning=False).grammar(
         (tool,), required=True, parallel=False
     )
     assert grammar.size < 20 * len(json.dumps(parameters))
@@ -398,7 +396,7 @@ def test_a_text_does_not_contain_its_closing_tag_in_letters(name: str, special: 
     known = with_tokens(form.tags, special=special)
     marks = {tag: token for tag in form.tags if (token := known.marks.get(tag)) is not None}
     assert tag in marks
-    grammar = CallGrammar(form, marks, None, begun=False).grammar(
+    grammar = CallGrammar(form, marks, None, starts_in_reasoning=False).grammar(
         TOOLS, required=True, parallel=False
     )
     matcher = Grammars(known, len(known.vocabulary()), frozenset({0})).matcher(grammar)
@@ -433,7 +431,7 @@ def test_rules_of_any_value_are_there_where_values_may_be_any() -> None:
         ("any_value", SCHEMA, False),
         ("f", {"type": "object", "properties": {"a": {}, "b": {}}}, True),
     ):
-        grammar = CallGrammar(BY_NAME["gemma4"], {}, None, begun=False).grammar(
+        grammar = CallGrammar(BY_NAME["gemma4"], {}, None, starts_in_reasoning=False).grammar(
             [Tool(name, "", schema)], required=True, parallel=False
         )
         assert grammar.text.count("any_list: ") == needed

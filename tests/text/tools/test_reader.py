@@ -18,10 +18,20 @@ THINK = THINKING[0]
 
 
 def read(
-    name: str | None, answer: str, size: int, *, begun: bool = False, think: bool = True
+    name: str | None,
+    answer: str,
+    size: int,
+    *,
+    starts_in_reasoning: bool = False,
+    think: bool = True,
 ) -> list[Block]:
     """Read an answer in pieces of `size` characters; check that its deltas make up the blocks."""
-    reader = AnswerReader(BY_NAME.get(name or ""), TOOLS, THINK if think else None, begun=begun)
+    reader = AnswerReader(
+        BY_NAME.get(name or ""),
+        TOOLS,
+        THINK if think else None,
+        starts_in_reasoning=starts_in_reasoning,
+    )
     deltas = []
     for start in range(0, len(answer), size):
         deltas += reader.push(answer[start : start + size])
@@ -127,10 +137,10 @@ def test_arguments_may_be_a_string_and_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100])
-def test_thoughts_may_have_begun_in_the_prompt(size: int) -> None:
-    blocks = read("hermes", "hm\n</think>\n\nHi ", size, begun=True)
+def test_reasoning_may_have_begun_in_the_prompt(size: int) -> None:
+    blocks = read("hermes", "hm\n</think>\n\nHi ", size, starts_in_reasoning=True)
     assert blocks == [Block("reasoning", "hm"), Block("text", "Hi ")]
-    assert read("hermes", "hm", size, begun=True) == [Block("reasoning", "hm")]
+    assert read("hermes", "hm", size, starts_in_reasoning=True) == [Block("reasoning", "hm")]
     assert read("hermes", "<think>\n\n</think>\n\nHi", size) == [Block("text", "Hi")]
 
 
@@ -274,7 +284,7 @@ def test_the_search_for_a_name_ends() -> None:
     assert (block.kind, block.text) == ("text", answer)
 
 
-def test_without_tools_and_thoughts_text_is_text() -> None:
+def test_without_tools_and_reasoning_text_is_text() -> None:
     answer = f" <tool_call>{A}</tool_call><think>\n"
     assert read(None, answer, 1, think=False) == [Block("text", answer)]
 

@@ -29,13 +29,20 @@ from specops.http.answering.ignored import answer_headers
 from specops.http.errors import ApiError, internal_error, timeout_error, unavailable
 from specops.http.sse import PAUSE, EventStream, calling_on_disconnect
 from specops.http.state import Context
-from specops.request import FinishReason, GenerationRequest, GenerationStats, Logprob, Output, Piece
+from specops.request import (
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Logprob,
+    Output,
+    TokenOutput,
+)
 from specops.serving.request_handle import RequestHandle
 from specops.text.json_values import dumps, loads
 from specops.text.tools.blocks import Block, Delta
 from specops.text.tools.reader import AnswerReader
 
-PAUSE_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
+HEARTBEAT_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other length
 FOUND_IN = (
@@ -52,7 +59,7 @@ class Answer:
     """One answer so far; it is complete once `last` is set.
 
     Attributes:
-        reader: finds text, thoughts and calls in the answer to a chat.
+        reader: finds text, reasoning and calls in the answer to a chat.
         prompt: log-probabilities of the prompt's tokens, if the client wants them.
         stats: what it cost, known at its end, or so far where the client wants to know.
         prompt_computed: tokens of the prompt, if the last step was one of those in which the client
@@ -62,7 +69,7 @@ class Answer:
 
     request: GenerationRequest
     reader: AnswerReader | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TokenOutput] = field(default_factory=list)
     prompt: Sequence[Logprob | None] = ()
     last: Output | None = None
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -82,15 +89,15 @@ class Answer:
 
     @property
     def blocks(self) -> list[Block]:
-        """Text, thoughts and calls of the answer to a chat, so far."""
+        """Text, reasoning and calls of the answer to a chat, so far."""
         return self.reader.blocks if self.reader else []
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of tokens of the thoughts, by their share of the characters."""
-        thought = sum(len(block.text) for block in self.blocks if block.kind == "reasoning")
+        """Number of reasoning tokens, by the reasoning's share of the characters."""
+        reasoning = sum(len(block.text) for block in self.blocks if block.kind == "reasoning")
         whole = sum(len(block.text) for block in self.blocks)
-        return self.generated_tokens * thought // max(1, whole)
+        return self.generated_tokens * reasoning // max(1, whole)
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
@@ -183,7 +190,7 @@ class Generation:
         Raises:
             ApiError: one of the answers failed; taking its step raises it.
         """
-        async for outputs in self.handle.outputs(PAUSE_SECONDS):
+        async for outputs in self.handle.outputs(HEARTBEAT_SECONDS):
             yield self._taken(outputs)
 
     def _taken(self, outputs: Iterable[Output]) -> Iterator[Step]:
@@ -416,7 +423,7 @@ class Writer:
 
 
 class BlockWriter(Writer):
-    """Streams the one answer to a chat as blocks: text, thoughts and calls, one after the other.
+    """Streams the one answer to a chat as blocks: text, reasoning and calls, one after the other.
 
     Attributes:
         answer: the answer.

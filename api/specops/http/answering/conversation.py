@@ -32,7 +32,7 @@ class Conversation:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
-        skipped: names of tools and parts that this server does not have, and of what
+        ignored: names of tools and parts that this server does not have, and of what
             `strip_billing_header` removed; they are reported like unknown fields.
         required: the answer must be a call.
         callable: names of the tools that may be called; None: all.
@@ -41,14 +41,14 @@ class Conversation:
         asks: the prompt ends with what begins the answer.
         truncates: the oldest messages may be left out where all of them are too long.
         template_options: more variables for the chat template.
-        most_thoughts: most tokens of thoughts; None: as many as an answer may have.
-        plain_thoughts: thoughts are part of the answer's text, marks included.
+        max_reasoning_tokens: most tokens of reasoning; None: as many as an answer may have.
+        inline_reasoning: reasoning stays in the answer's text, tags included.
     """
 
     messages: Sequence[Message]
     source: str
     tools: tuple[Tool, ...] = ()
-    skipped: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     required: bool = False
     callable: frozenset[str] | None = None
     parallel: bool = True
@@ -56,8 +56,8 @@ class Conversation:
     asks: bool = True
     truncates: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    most_thoughts: int | None = None
-    plain_thoughts: bool = False
+    max_reasoning_tokens: int | None = None
+    inline_reasoning: bool = False
 
 
 class ToolChoice(NamedTuple):
@@ -80,7 +80,7 @@ class Reasoning(Body):
     ignored_fields = frozenset({"summary", "generate_summary", "exclude", "enabled"})
 
     effort: str | None = Field(None, description="`none` turns it off; else without effect")
-    max_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
+    max_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
 
 
 def thinks_at(effort: str | None) -> bool | None:
@@ -141,7 +141,7 @@ def conversation(
     choice: ToolChoice = _ANY,
     *,
     thinks: bool | None = None,
-    left_out: Iterable[str] = (),
+    ignored: Iterable[str] = (),
     template_options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Conversation:
@@ -153,7 +153,7 @@ def conversation(
         tools: the request's tools.
         choice: which of them may be called, or must be.
         thinks: whether the model thinks, if it can; None: as it likes.
-        left_out: names of the parts that the messages are without.
+        ignored: names of the parts that the messages are without.
         template_options: more variables for the chat template.
         fields: other fields of `Conversation`.
 
@@ -176,9 +176,9 @@ def conversation(
         messages=kept,
         source=source,
         tools=offered,
-        skipped=(
+        ignored=(
             *dict.fromkeys(f"tools.{kind}" for kind, tool in known if tool is None),
-            *dict.fromkeys(left_out),
+            *dict.fromkeys(ignored),
             *removed,
         ),
         required=mode == "required",
@@ -201,7 +201,7 @@ def _with_names(messages: list[Message]) -> list[Message]:
     return messages
 
 
-# The last two are parts of OpenAI's thoughts.
+# The last two are OpenAI's reasoning.
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 
 
@@ -222,14 +222,14 @@ Content = Text | Items[Part]
 def joined(
     content: str | Sequence[Part] | None,
     source: str,
-    left_out: list[str] | None = None,
+    ignored: list[str] | None = None,
     *,
     result: bool = False,
 ) -> str:
     """Return the text of a message.
 
     Args:
-        left_out: of an answer or a tool's result: gets the names of the parts that are no texts,
+        ignored: of an answer or a tool's result: gets the names of the parts that are no texts,
             which are left out. Clients send what an agent has seen and done with every request. To
             refuse a part of it would end the conversation for good.
         result: a word stands for such a part, so that the model knows of it.
@@ -241,10 +241,10 @@ def joined(
         return content or ""
     texts = []
     for part in content:
-        if left_out is None or part.type in _TEXTS:
+        if ignored is None or part.type in _TEXTS:
             texts.append(_text(part, source))
             continue
-        left_out.append(f"{source}.{part.type}")
+        ignored.append(f"{source}.{part.type}")
         if result:
             texts.append(placeholder(part.type))
     return "\n".join(texts)  # as llama-server and vLLM do
@@ -299,17 +299,17 @@ def not_text(kind: str, source: str) -> InvalidField:
     return InvalidField(source, message, code="unsupported_parameter")
 
 
-def call_message(text: str, calls: Sequence[tuple[str, str, Any]], thoughts: str = "") -> Message:
+def call_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: str = "") -> Message:
     """Return a turn of the assistant, in the form that chat templates read.
 
     Args:
         text: what the assistant said.
         calls: id, name and arguments of each call; arguments are an object, or its JSON.
-        thoughts: what the assistant thought.
+        reasoning: what the assistant thought.
     """
     message: Message = {"role": "assistant", "content": text}
-    if thoughts:
-        message["reasoning_content"] = thoughts
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
             {

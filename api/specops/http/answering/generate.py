@@ -43,14 +43,14 @@ class Prepared:
         logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         format: how a chat model writes the answers.
         fim: how the model is asked to fill in a gap.
-        skipped: names of ignored parts of the body, besides unknown fields.
+        ignored: names of ignored parts of the body, besides unknown fields.
     """
 
     prompts: Sequence[Tokens]
     logged_prompt: Any
     format: AnswerFormat | None = None
     fim: FillIn | None = None
-    skipped: Sequence[str] = ()
+    ignored: Sequence[str] = ()
 
     @classmethod
     def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Prepared:
@@ -60,7 +60,7 @@ class Prepared:
             prompts=[prompt.tokens for prompt in encoded],
             logged_prompt=logged_prompt,
             fim=fim,
-            skipped=("prompt[far-ends]",) if cut else (),
+            ignored=("prompt[far-ends]",) if cut else (),
         )
 
 
@@ -96,12 +96,12 @@ async def generate(
         return prepared, _constraints(body, engine, prepared.format)
 
     prepared, spelled = await run_off_loop(ctx, work, ctx.body_bytes + more, renders=renders)
-    ignore(ctx, prepared.skipped)
+    ignore(ctx, prepared.ignored)
     _check_prompt_logprobs(body, prepared.prompts)
     if spelled["grammar"] is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
         ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
-        ignore_keywords(ctx, ctx.matcher.left_out, body.grammar_field)
+        ignore_keywords(ctx, ctx.matcher.ignored, body.grammar_field)
     ends = prepared.fim.ends if prepared.fim else {}
     # Those that a decoded text shows. Of the others an answer may have the letters.
     visible = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
@@ -110,7 +110,7 @@ async def generate(
         plain_request(ctx),
         **limits,
         stop=(*body.stops, *visible),
-        thoughts=prepared.format.thoughts if prepared.format else None,
+        reasoning=prepared.format.reasoning if prepared.format else None,
         stop_token_ids=(*stop_tokens, *ends.values()),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
@@ -185,11 +185,11 @@ async def generate_chat(
 
     def prepare() -> Prepared:
         asked = make()
-        prompt, left_out = truncate_to_fit(engine, asked, room)
-        form = AnswerFormat(engine, asked, begun=prompt.thinking)
-        skipped = (*asked.skipped, *((f"messages[0:{left_out}]",) if left_out else ()))
+        prompt, num_dropped = truncate_to_fit(engine, asked, room)
+        form = AnswerFormat(engine, asked, starts_in_reasoning=prompt.starts_in_reasoning)
+        ignored = (*asked.ignored, *((f"messages[0:{num_dropped}]",) if num_dropped else ()))
         return Prepared(
-            prompts=[prompt.tokens], logged_prompt=asked.messages, format=form, skipped=skipped
+            prompts=[prompt.tokens], logged_prompt=asked.messages, format=form, ignored=ignored
         )
 
     return await generate(ctx, body, prepare, more=more, renders=True)
@@ -210,10 +210,10 @@ async def chat_tokens(
 
     def work() -> tuple[Sequence[str], Tokens]:
         asked = make()
-        return asked.skipped, encode(engine, asked, any_length=True).tokens
+        return asked.ignored, encode(engine, asked, any_length=True).tokens
 
-    skipped, tokens = await run_limited(ctx, work, ctx.body_bytes + more, renders=True)
-    ignore(ctx, skipped)
+    ignored, tokens = await run_limited(ctx, work, ctx.body_bytes + more, renders=True)
+    ignore(ctx, ignored)
     return len(tokens)
 
 

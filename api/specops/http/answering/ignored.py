@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from specops.http.answering.body import Body, unknown_fields
 from specops.http.errors import InvalidField
 from specops.http.state import Context
-from specops.text.grammar_source import LeftOut
+from specops.text.grammar_source import IgnoredKeyword
 
 _MAX_NAMES = 32  # in the header
 _MAX_NAME = 64  # characters of a name
@@ -16,11 +16,11 @@ _MAX_PATH = 160  # characters of a path in a JSON schema, whose end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
-def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> None:
+def ignore_unknown(ctx: Context, body: Body, ignored: Iterable[str] = ()) -> None:
     """Note a body's unknown fields for `answer_headers`; the settings may refuse them.
 
     Args:
-        skipped: names of other ignored parts of the body.
+        ignored: names of other ignored parts of the body.
 
     Raises:
         InvalidField: there is an unknown field, and the settings refuse it.
@@ -35,7 +35,7 @@ def ignore_unknown(ctx: Context, body: Body, skipped: Iterable[str] = ()) -> Non
         names[short] = None
         if len(names) == _MAX_NAMES and not refuses:
             break
-    ignore(ctx, (*names, *skipped))
+    ignore(ctx, (*names, *ignored))
 
 
 def ignore(ctx: Context, names: Iterable[str]) -> None:
@@ -43,13 +43,13 @@ def ignore(ctx: Context, names: Iterable[str]) -> None:
     _note(ctx, (name[:_MAX_NAME] for name in names))
 
 
-def ignore_keywords(ctx: Context, left_out: Iterable[LeftOut], field: str | None) -> None:
+def ignore_keywords(ctx: Context, ignored: Iterable[IgnoredKeyword], field: str | None) -> None:
     """Note the keywords of JSON schemas that the answer need not follow.
 
     Args:
         field: the field that constrains the answer's text.
     """
-    _note(ctx, (_keyword(item, field or "") for item in left_out))
+    _note(ctx, (_keyword(item, field or "") for item in ignored))
 
 
 def answer_headers(ctx: Context) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _note(ctx: Context, names: Iterable[str]) -> None:
     ctx.ignored = list(noted)
 
 
-def _keyword(item: LeftOut, field: str) -> str:
+def _keyword(item: IgnoredKeyword, field: str) -> str:
     name = field if item.tool is None else f"tools.{item.tool}"
     path = item.path if len(item.path) <= _MAX_PATH else "/..." + item.path[-_MAX_PATH:]
     return f"{name}#{path}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from specops.request import Logprob, Piece
+from specops.request import Logprob, TokenOutput
 from specops.text.tokenizer import Tokenizer
 
 
@@ -59,7 +59,7 @@ def prompt_logprobs(
 
 
 def token_logprobs(
-    pieces: Sequence[Piece], tokenizer: Tokenizer, *, as_ids: bool = False
+    pieces: Sequence[TokenOutput], tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> list[TokenLogprob]:
     """Return the tokens' probabilities; an empty list if nobody asked for them."""
     logprobs = []

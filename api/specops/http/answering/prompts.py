@@ -25,10 +25,10 @@ Tokens = tuple[int, ...]
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation's prompt, and whether it ends with the tag that begins thoughts."""
+    """A conversation's prompt, and whether it ends with the tag that begins reasoning."""
 
     tokens: Tokens
-    thinking: bool
+    starts_in_reasoning: bool
 
 
 def prompt_tokens(
@@ -130,10 +130,10 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
             if template is None:
                 raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
-    begun = answer_prefill(asked.messages) if asked.asks else ""
-    thinking = template is not None and template.opens_thoughts(text, begun)
+    prefill = answer_prefill(asked.messages) if asked.asks else ""
+    starts_in_reasoning = template is not None and template.opens_reasoning(text, prefill)
     tokens = engine.encode_chat(text, begins=not asked.before, any_length=any_length)
-    return ChatPrompt((*asked.before, *tokens), thinking)
+    return ChatPrompt((*asked.before, *tokens), starts_in_reasoning)
 
 
 def truncate_to_fit(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:

@@ -66,7 +66,7 @@ def _read(blocks: Any) -> Any:
 
 
 class ContentBlock(TaggedPart):
-    """A part of a turn: text, thoughts, a call of a tool or its result.
+    """A part of a turn: text, reasoning, a call of a tool or its result.
 
     What an answer has of other kinds was written by another server, and is left out.
     """
@@ -80,7 +80,7 @@ class ContentBlock(TaggedPart):
     )
     text: Text | None = None
     thinking: Text | None = None
-    signature: Text | None = Field(None, description="of thoughts, as an answer had it")
+    signature: Text | None = Field(None, description="of reasoning, as an answer had it")
     id: Text | None = Field(None, description="of a call")
     name: Text | None = Field(None, description="of the tool that is called")
     input: FreeObject | None = Field(None, description="of the tool that is called")
@@ -112,7 +112,7 @@ class ContentBlock(TaggedPart):
                 return f"{self.title}\n{data}" if self.title else data
         raise not_text(self.type, _FIELD)
 
-    def result_text(self, left_out: list[str]) -> str:
+    def result_text(self, ignored: list[str]) -> str:
         """Return the text of a tool's result, with placeholders for blocks that are not text."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
@@ -121,7 +121,7 @@ class ContentBlock(TaggedPart):
             if block.has_text:
                 texts.append(block.only_text())
             else:
-                left_out.append(f"{_FIELD}.{block.type}")
+                ignored.append(f"{_FIELD}.{block.type}")
                 texts.append(placeholder(block.type))
         return "\n".join(texts)
 
@@ -156,24 +156,24 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"]
     content: Text | Blocks
 
-    def messages(self, left_out: list[str]) -> list[Message]:
+    def messages(self, ignored: list[str]) -> list[Message]:
         """Return the messages for a chat template: each result becomes a separate message.
 
         Args:
-            left_out: gets the names of blocks that are left out of them.
+            ignored: gets the names of blocks that are left out of them.
         """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         blocks = [block for block in self.content if block.type != "redacted_thinking"]
         results = [
-            result_message(block.required("tool_use_id"), block.result_text(left_out))
+            result_message(block.required("tool_use_id"), block.result_text(ignored))
             for block in blocks
             if block.type == "tool_result"
         ]
         rest = []
         for block in blocks:
-            if self._is_left_out(block):
-                left_out.append(f"{_FIELD}.{block.type}")
+            if self._is_ignored(block):
+                ignored.append(f"{_FIELD}.{block.type}")
             elif block.type != "tool_result":
                 rest.append(block)
         if self.role != "assistant":
@@ -185,11 +185,11 @@ class Turn(Body):
             for block in rest
             if block.type == "tool_use"
         ]
-        thoughts = [block.thinking or "" for block in rest if block.type == "thinking"]
+        reasoning = [block.thinking or "" for block in rest if block.type == "thinking"]
         text = _text([block for block in rest if block.type not in ("tool_use", "thinking")])
-        return [*results, call_message(text, calls, "".join(thoughts))]
+        return [*results, call_message(text, calls, "".join(reasoning))]
 
-    def _is_left_out(self, block: ContentBlock) -> bool:
+    def _is_ignored(self, block: ContentBlock) -> bool:
         if self.role == "assistant":
             return not (block.has_text or block.type in _BESIDE_TEXT)
         return block.type != "tool_result" and _SERVERS.fullmatch(block.type) is not None
@@ -231,7 +231,7 @@ class Thinking(Body):
     """Whether a model thinks, if it can, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=0, description="most tokens of thoughts")
+    budget_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
 
 
 class TokensRequest(Body):
@@ -252,8 +252,8 @@ class TokensRequest(Body):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        left_out: list[str] = []
-        messages = [message for turn in self.messages for message in turn.messages(left_out)]
+        ignored: list[str] = []
+        messages = [message for turn in self.messages for message in turn.messages(ignored)]
         if system := _text(self.system):
             messages.insert(0, {"role": "system", "content": system})
         choice = self.tool_choice or Choice(type="auto", name=None)
@@ -272,8 +272,8 @@ class TokensRequest(Body):
                 bool(choice.disable_parallel_tool_use or named),
             ),
             thinks=thinking.type != "disabled" if thinking else None,
-            left_out=left_out,
-            most_thoughts=thinking.budget_tokens if thinking else None,
+            ignored=ignored,
+            max_reasoning_tokens=thinking.budget_tokens if thinking else None,
         )
 
 
@@ -537,6 +537,6 @@ def _block(block: Block, text: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id(), "name": block.name, "input": arguments(text)}
 
 
-def _signature(thoughts: str) -> str:
-    """Return the signature that clients keep with thoughts and send back with them."""
-    return hashlib.sha256(thoughts.encode("utf-8", "replace")).hexdigest()
+def _signature(reasoning: str) -> str:
+    """Return the signature that clients keep with reasoning and send back with them."""
+    return hashlib.sha256(reasoning.encode("utf-8", "replace")).hexdigest()

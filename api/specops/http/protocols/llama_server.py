@@ -28,7 +28,7 @@ from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import MAX_CHOICES, RESPONSES, reports, timings
 from specops.http.sse import event
 from specops.http.state import Ctx
-from specops.request import FinishReason, Piece, SamplingParams
+from specops.request import FinishReason, SamplingParams, TokenOutput
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.fill_in import FillIn, FimPrompt
 from specops.text.json_values import dumps
@@ -426,7 +426,7 @@ class _Writer(Writer):
             **self._stop(answer),
         )
 
-    def _probabilities(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def _probabilities(self, pieces: Sequence[TokenOutput]) -> list[dict[str, Any]]:
         """Return the probabilities of tokens; an empty list if nobody asked for them."""
         drawn, spelling = self._body.post_sampling_probs, self._engine.tokenizer.spelling
 

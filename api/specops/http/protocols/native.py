@@ -114,9 +114,8 @@ class Details(BaseModel):
         figures = {name: getattr(stats, name) for name in cls.model_fields if hasattr(stats, name)}
         acceptance = {name: source.acceptance for name, source in stats.sources.items()}
         used = {name: getattr(request, name) for name in ("drafter", "k_draft", "adaptive")}
-        return cls.model_validate(
-            {**figures, **used, "acceptance": acceptance}, from_attributes=True
-        )
+        renamed = {"tokens_per_jump": stats.tokens_per_pass, "acceptance": acceptance}
+        return cls.model_validate({**figures, **used, **renamed}, from_attributes=True)
 
 
 class GenerateResponse(BaseModel):
@@ -189,7 +188,7 @@ class _Writer(Writer):
         return GenerateResponse(
             generated_text=answer.text,
             tokens_per_second=stats.tokens_per_second,
-            avg_tokens_per_jump=stats.tokens_per_jump,
+            avg_tokens_per_jump=stats.tokens_per_pass,
             latency_ms=(time.monotonic() - self.generation.arrival) * 1000,
             finish_reason=answer.finish_reason,
             prompt_tokens=stats.prompt_tokens,

@@ -75,12 +75,12 @@ class ApplyTemplateRequest(Body):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        left_out: list[str] = []
+        ignored: list[str] = []
         return conversation(
-            [message.for_template(left_out) for message in self.messages],
+            [message.for_template(ignored) for message in self.messages],
             "messages",
             self.tools,
-            left_out=left_out,
+            ignored=ignored,
             asks=self.add_generation_prompt is not False,
             template_options=self.chat_template_kwargs,
         )

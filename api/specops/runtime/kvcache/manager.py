@@ -52,7 +52,7 @@ class SequenceBlocks:
         end: number of positions in all blocks.
         seen_version: the prefix cache's version in which the slot last looked for its beginning.
         prompt: number of tokens with which the request began.
-        branch: where a cached beginning without a snapshot ended: one is taken there.
+        snapshot_point: where a cached beginning without a snapshot ended: one is taken there.
         message_ends: where messages of the prompt end, if a snapshot is to be taken there.
     """
 
@@ -73,7 +73,7 @@ class SequenceBlocks:
         self.registered = self.end = 0
         self.seen_version = -1
         self.prompt = len(tokens)
-        self.branch = 0
+        self.snapshot_point = 0
         self.message_ends: Sequence[int] = ()
 
     @property
@@ -267,7 +267,7 @@ class KvCache:
         path = [*held.path, *found]
         end, snapshot = self._usable(path, tokens, covered)
         if self.recurrent is not None:
-            held.branch = covered if covered - max(end, held.length) >= WORTH_A_PASS else 0
+            held.snapshot_point = covered if covered - max(end, held.length) >= WORTH_A_PASS else 0
             whole = path[end // BLOCK_TOKENS + 1 :]
             source = whole[0].block if whole else source
         taken = end > held.length and self._take(held, path, source, end)
@@ -330,7 +330,7 @@ class KvCache:
             self._prefixes.hold(node)
             held.share(node)
         if self.recurrent is not None:
-            lasts = length == held.branch or length in held.message_ends
+            lasts = length == held.snapshot_point or length in held.message_ends
             if lasts or (length % INTERVAL == 0 and length <= held.prompt):
                 self.take_snapshot(slot, lasts=lasts)
 
@@ -366,7 +366,7 @@ class KvCache:
         held = self._held(slot)
         if self.recurrent is None or held.root is None:
             return None
-        places = ((held.length // INTERVAL + 1) * INTERVAL, held.branch, *held.message_ends)
+        places = ((held.length // INTERVAL + 1) * INTERVAL, held.snapshot_point, *held.message_ends)
         return min(place for place in places if place > held.length)
 
     def zero(self, slot: int) -> None:

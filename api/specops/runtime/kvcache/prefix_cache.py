@@ -127,7 +127,7 @@ class Snapshot:
         """Bytes of the copies."""
         return self.state.nbytes + self.inputs.nbytes
 
-    def usable(self, tokens: Sequence[int], most: int) -> int:
+    def matchable_len(self, tokens: Sequence[int], most: int) -> int:
         """The number of a text's tokens, at most `most`, after which it is valid; 0: none.
 
         The text has gone through the snapshot's node.
@@ -148,7 +148,7 @@ def longest_usable(
     best: tuple[int, Snapshot | None] = 0, None
     for node in path:
         for item in node.snapshots:
-            if (length := item.usable(tokens, most)) > best[0]:
+            if (length := item.matchable_len(tokens, most)) > best[0]:
                 best = length, item
     return best
 

@@ -2,9 +2,9 @@
 
 The state is the one after the slot's first `applied` tokens. The inputs of the last positions lie
 in a ring, by position, as the cache keeps keys. A pass replays inputs of the ring on the state up
-to where its own tokens begin, and leaves the state after its `settled` tokens: those behind may be
-rejected, and of them only the inputs stay. So nothing has to be undone: the next pass overwrites
-the inputs of rejected tokens. A short convolution has no state, it reads the ring alone.
+to where its own tokens begin, and leaves the state after its `num_committed` tokens: those behind
+may be rejected, and of them only the inputs stay. So nothing has to be undone: the next pass
+overwrites the inputs of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
 snapshot: a copy of the state and of the inputs behind it. It serves texts that diverge anywhere
@@ -104,14 +104,16 @@ class RecurrentStateCache:
         self._memory[slot] = 0
         self._held[slot] = None
 
-    def write(self, slot: int, start: int, count: int, settled: int | None = None) -> list[int]:
+    def write(
+        self, slot: int, start: int, count: int, num_committed: int | None = None
+    ) -> list[int]:
         """Note that a pass computes `count` tokens of a slot from position `start` on.
 
         Args:
             slot: number of the slot.
             start: position of the first token.
             count: number of tokens.
-            settled: number of the slot's tokens behind which no later pass goes back; None: all.
+            num_committed: number of the slot's tokens that no later pass takes back; None: all.
 
         Returns:
             The numbers of tokens in the state before and after the pass, the operators' input
@@ -132,10 +134,10 @@ class RecurrentStateCache:
             self._restored.remove(slot)
             self.events["used"] += 1
         applied = min(self._applied[slot], start)
-        settled = end if settled is None else max(applied, settled)
+        num_committed = end if num_committed is None else max(applied, num_committed)
         self._held[slot] = max(min(held[0], start), end - self._ring), end
-        self._applied[slot] = settled if self._states.size else 0
-        return [applied, settled]
+        self._applied[slot] = num_committed if self._states.size else 0
+        return [applied, num_committed]
 
     def holds(self, slot: int, length: int) -> bool:
         """Whether a slot can continue after its first `length` tokens."""
@@ -209,4 +211,4 @@ class RecurrentStateCache:
 def _whole(path: Iterable[Node], tokens: Sequence[int]) -> list[Snapshot]:
     """The snapshots on a path whose tokens are all a beginning of `tokens`."""
     found = [item for node in path for item in node.snapshots]
-    return [item for item in found if item.usable(tokens, len(tokens)) == item.end]
+    return [item for item in found if item.matchable_len(tokens, len(tokens)) == item.end]

@@ -40,10 +40,10 @@ class Calibration:
         self._summands = [summand for _, summand in lines]
         self._errors = [_FIRST_ERRORS] * len(lines)  # sums of their squares
 
-    def promise(self, guess: int, sure: float, kind: int = 0) -> float:
+    def accept_prob(self, guess: int, confidence: float, kind: int = 0) -> float:
         """The probability of a guess, by its place and its kind, that the drafter is so sure of."""
         line = self._line(guess, kind)
-        against = -self._factors[line] * _logit(sure) - self._summands[line]
+        against = -self._factors[line] * _logit(confidence) - self._summands[line]
         return 1 / (1 + math.exp(min(_MAX_LOGIT, against)))
 
     def learn(
@@ -57,7 +57,7 @@ class Calibration:
 
         Args:
             tokens: [k], the draft.
-            promised: [k], what `promise` has said of each.
+            promised: [k], what `accept_prob` has said of each.
             came: the tokens that came from its first place on.
             kinds: [k], of the guesses; without them all are of the first.
         """
@@ -110,10 +110,10 @@ class Guesses:
             self._calibration.learn(last.tokens, last.promised, came, last.kinds)
         self._latest[slot] = _Latest(len(text))
 
-    def add(self, slot: int, token: int, sure: float, kind: int = 0) -> float:
+    def add(self, slot: int, token: int, confidence: float, kind: int = 0) -> float:
         """Add a token to the slot's draft; returns the probability that it is accepted."""
         latest = self._latest[slot]
-        probability = self._calibration.promise(len(latest.tokens), sure, kind)
+        probability = self._calibration.accept_prob(len(latest.tokens), confidence, kind)
         latest.tokens.append(token)
         latest.promised.append(probability)
         latest.kinds.append(kind)

@@ -98,9 +98,9 @@ class GuessingDrafter(Drafter):
 
     def _guess(self, guess: int, context: DraftContext, logits: Floats) -> None:
         """Choose a request's next guess from [V] logits."""
-        token, sure = self._choose(guess, context, logits)
+        token, confidence = self._choose(guess, context, logits)
         kind = self._kind(context, token)
-        probability = self._guesses.add(context.slot, token, sure, kind)
+        probability = self._guesses.add(context.slot, token, confidence, kind)
         self._usual[guess] += _WEIGHT * (probability - self._usual[guess])
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
@@ -111,8 +111,8 @@ class GuessingDrafter(Drafter):
         about this than how likely the drawn one was.
         """
         if context.noise is None:
-            ((row, sure),) = logprob(logits, 0, 1).top
-            return self._tokens[row], math.exp(sure)
+            ((row, confidence),) = logprob(logits, 0, 1).top
+            return self._tokens[row], math.exp(confidence)
         (probs,) = filtered_probs(logits[None], context.sampling)
         self._probs[self._rows] = probs
         token = draw_seeded(self._probs, context.noise, len(context.text) + guess)

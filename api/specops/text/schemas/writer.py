@@ -55,12 +55,12 @@ class Rewritten:
 
     Attributes:
         schema: the schema.
-        left_out: JSON pointers of the client's keywords that it does not enforce.
+        ignored: JSON pointers of the client's keywords that it does not enforce.
         origins: JSON pointer of the client's schema that each of its definitions comes from.
     """
 
     schema: Schema
-    left_out: tuple[str, ...]
+    ignored: tuple[str, ...]
     origins: Mapping[str, str]
 
 
@@ -80,7 +80,7 @@ def rewrite(schema: Any, *, strict: bool = False, plain: bool = False) -> Rewrit
         written = writer.write()
     except RecursionError:
         raise SchemaError("", "it refers to itself too deeply") from None
-    return Rewritten(written, tuple(writer.left_out), writer.origins)
+    return Rewritten(written, tuple(writer.ignored), writer.origins)
 
 
 class _Writer:
@@ -92,7 +92,7 @@ class _Writer:
         self._strict = strict
         self._most_ways = 1 if plain else _MAX_WAYS
         self._written = 0
-        self.left_out: dict[str, None] = {}
+        self.ignored: dict[str, None] = {}
         self.origins: dict[str, str] = {}
         self._defined: dict[str, Any] = {}
         self._names: dict[int, tuple[Schema, str]] = {}
@@ -149,7 +149,7 @@ class _Writer:
         if self._strict:
             keyword = path.rpartition("/")[2]
             raise SchemaError(path, f"`{keyword}` with `strict`: {reason}")
-        self.left_out[path] = None
+        self.ignored[path] = None
 
     def _value(
         self,
@@ -336,7 +336,7 @@ class _Writer:
         }
 
     def _inner(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        if at not in self.left_out:
+        if at not in self.ignored:
             written[keyword] = self._value(node[keyword], at)
 
     def _items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:

@@ -23,7 +23,7 @@ class Delta(NamedTuple):
 
 
 class AnswerBlocks:
-    """Thoughts, text and calls. If there are several, white space around them is dropped.
+    """Reasoning, text and calls. If there are several, white space around them is dropped.
 
     Attributes:
         blocks: the blocks so far.
@@ -40,15 +40,15 @@ class AnswerBlocks:
         self._place: int | None = None  # where the last character went that is not held back
         self._deltas: list[Delta] = []
         self._spaces: list[str] = []  # held back: they may be the end of a block
-        self._thought = False
+        self._has_reasoning = False
         # Arguments of the earlier calls of the tool that is being called.
         self._earlier: list[str] = []
 
-    def begin_thoughts(self) -> None:
-        """Note that thoughts begin, of which there may be none."""
-        self._thought = True
+    def begin_reasoning(self) -> None:
+        """Note that reasoning begins; it may turn out empty."""
+        self._has_reasoning = True
 
-    def end_thoughts(self) -> None:
+    def end_reasoning(self) -> None:
         """Drop the white space at their end."""
         self._spaces = []
 
@@ -121,7 +121,7 @@ class AnswerBlocks:
     def show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         """Add text. White space at its end is held back until more text follows."""
         end = len(text.rstrip())
-        begins = not self.is_open(kind) and bool(self.blocks or self._thought)
+        begins = not self.is_open(kind) and bool(self.blocks or self._has_reasoning)
         if not end:
             self._spaces.append(text)
             self._place = -1 if begins else self._place

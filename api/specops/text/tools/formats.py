@@ -217,8 +217,8 @@ def unshown_format(template: str) -> ToolFormat:
     return next((form for sign, form in _UNSHOWN if sign in template), GENERIC)
 
 
-def thinking_of(template: str) -> tuple[str, str] | None:
-    """Return the tags around the thoughts of a model with this template; None without thoughts."""
+def reasoning_tags_of(template: str) -> tuple[str, str] | None:
+    """Return the tags around a model's reasoning, by its template; None without any."""
     return next((tags for tags in THINKING if tags[1] in template), None)
 
 

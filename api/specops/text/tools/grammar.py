@@ -18,7 +18,7 @@ from specops.text.schemas.references import Document, escaped
 from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import WILDCARD, Tool, ToolFormat, parts
 
-# What may stand between thoughts and what follows: a poor model would write spaces without end.
+# What may stand between reasoning and answer: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
 # Keywords of a text's schema that are enforced where the text has no quotes.
 _OF_TEXTS = ("pattern", "minLength", "maxLength")
@@ -51,14 +51,14 @@ class CallGrammar:
     Args:
         calls: the model's format of calls.
         special: the tags that are single tokens, with their ids; see `Tokenizer.mark`.
-        thinking: the tags around the model's thoughts; None if it does not think.
-        begun: whether the prompt ends with the first of these tags.
+        reasoning_tags: the tags around the model's reasoning; None if it does not think.
+        starts_in_reasoning: whether the prompt ends with the first of these tags.
     """
 
     calls: ToolFormat
     special: Mapping[str, int]
-    thinking: tuple[str, str] | None
-    begun: bool
+    reasoning_tags: tuple[str, str] | None
+    starts_in_reasoning: bool
 
     def grammar(
         self,
@@ -72,7 +72,7 @@ class CallGrammar:
 
         Args:
             tools: the tools that may be called.
-            required: the answer must be calls, after possible thoughts. Otherwise it may also be
+            required: the answer must be calls, after possible reasoning. Otherwise it may also be
                 text, but a text that begins like a call must be one.
             parallel: whether the answer may have several calls.
             text_grammar: what the answer's text follows; then no text comes before calls.
@@ -80,7 +80,7 @@ class CallGrammar:
         formed = text_grammar is not None
         rules: list[Rule] = [f"start: {self._start(tools, required=required, formed=formed)}"]
         rules += self._call_rules(tools, parallel=parallel) if tools else []
-        rules += self._thought_rules() if self.thinking else []
+        rules += self._reasoning_rules() if self.reasoning_tags else []
         if not required and not formed:
             rules += self._text_rules()
         text = "".join(f"{rule}\n" for rule in rules if isinstance(rule, str))
@@ -89,14 +89,20 @@ class CallGrammar:
         return Grammar(GrammarKind.LARK, text, said, arguments)
 
     def _start(self, tools: Sequence[Tool], *, required: bool, formed: bool) -> str:
-        thoughts = "thoughts " if self.begun else "thoughts? " if self.thinking else ""
+        reasoning = (
+            "reasoning "
+            if self.starts_in_reasoning
+            else "reasoning? "
+            if self.reasoning_tags
+            else ""
+        )
         if formed and not tools:
-            return f"{thoughts}@said"
+            return f"{reasoning}@said"
         if required or formed:
             calls = f"{self._literal(self.calls.mark)} calls"
-            return thoughts + (calls if required else f"(@said | {calls})")
+            return reasoning + (calls if required else f"(@said | {calls})")
         opened = "calls" if self.calls.bare else f"before {self._rest()} calls"
-        return f"{thoughts}(said | {opened})"
+        return f"{reasoning}(said | {opened})"
 
     def _rest(self) -> str:
         """Return the part of the opening that `_text_rules` have not put at the end of the text."""
@@ -112,18 +118,18 @@ class CallGrammar:
             return ["said: SAID", "before: SAID", said]
         return ["said: SAID", said, rf"before[lazy]: /(.|\n)*?{_escaped(opening)}/"]
 
-    def _thought_rules(self) -> list[str]:
-        opening, closing = self.thinking or ("", "")
-        first = "" if self.begun else self._literal(opening)
+    def _reasoning_rules(self) -> list[str]:
+        opening, closing = self.reasoning_tags or ("", "")
+        first = "" if self.starts_in_reasoning else self._literal(opening)
         if closing in self.special:
             return [
-                f"thoughts: {first} THOUGHT {self._literal(closing)} SPACE",
-                f"THOUGHT: {_text_without(closing)}",
+                f"reasoning: {first} REASONING_TEXT {self._literal(closing)} SPACE",
+                f"REASONING_TEXT: {_text_without(closing)}",
                 _SPACE,
             ]
         return [
-            f"thoughts: {first} thought SPACE",
-            rf"thought[lazy]: /(.|\n)*?{_escaped(closing)}/",
+            f"reasoning: {first} reasoning_text SPACE",
+            rf"reasoning_text[lazy]: /(.|\n)*?{_escaped(closing)}/",
             _SPACE,
         ]
 

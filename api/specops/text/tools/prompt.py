@@ -121,9 +121,9 @@ def in_parts(messages: Messages) -> Messages:
 
 
 def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with a content, and with thoughts under both names, as transformers does."""
-    thoughts = message.get("reasoning_content")
-    named = {} if thoughts is None else {"thinking": thoughts}
+    """Return a message with a content, and with reasoning by both names, as transformers does."""
+    reasoning = message.get("reasoning_content")
+    named = {} if reasoning is None else {"thinking": reasoning}
     return {**named, **message, "content": message.get("content") or ""}
 
 
@@ -144,7 +144,7 @@ def _results_in_order(messages: Messages) -> Messages:
 
 
 def _text_first(message: dict[str, Any]) -> Messages:
-    """Cut the text off a message with calls, as a message before it; the thoughts stay with it."""
+    """Move a message's text into a message before its calls; the reasoning stays with it."""
     if not (message.get("tool_calls") and message["content"]):
         return [message]
     first = {key: value for key, value in message.items() if key != "tool_calls"}

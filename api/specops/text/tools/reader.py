@@ -1,4 +1,4 @@
-"""Splits an answer, while it is generated, into thoughts, text and calls of tools.
+"""Splits an answer, while it is generated, into reasoning, text and calls of tools.
 
 The reader takes the text character by character, so the borders of tokens do not matter. It holds
 back text that may be the beginning of a tag until further characters decide. Text that looks like a
@@ -46,8 +46,8 @@ class AnswerReader:
         calls: the format of calls; None: the answer has no calls.
         tools: the tools. JSON without an opening is a call only if it names one of them; arguments
             that are not written as JSON get the types of their schemas.
-        thinking: the tags around thoughts; None: the answer has no thoughts.
-        begun: whether the prompt ends with the first of these tags.
+        reasoning_tags: the tags around reasoning; None: the answer has no reasoning.
+        starts_in_reasoning: whether the prompt ends with the first of these tags.
 
     Attributes:
         unread: number of characters of the last text that came after a call that was `repeated`;
@@ -58,9 +58,9 @@ class AnswerReader:
         self,
         calls: ToolFormat | None = None,
         tools: Sequence[Tool] = (),
-        thinking: tuple[str, str] | None = None,
+        reasoning_tags: tuple[str, str] | None = None,
         *,
-        begun: bool = False,
+        starts_in_reasoning: bool = False,
     ) -> None:
         self._found = found = AnswerBlocks()
         self._marks = calls.marks if calls else ()
@@ -69,13 +69,13 @@ class AnswerReader:
         self._name_keys = {"name", self._form.name_key}
         self._argument_keys = {"arguments", "parameters", self._form.arguments_key}
         self._schemas = {tool.name: tool.parameters or {} for tool in tools}
-        self._thinking = thinking or ()
-        self._plain = calls is None and thinking is None
+        self._reasoning_tags = reasoning_tags or ()
+        self._plain = calls is None and reasoning_tags is None
         self.unread = 0
         self._say, self._think = (partial(found.show, kind) for kind in ("text", "reasoning"))
         self._emit_arguments = found.argue
         self._char = ""  # that is read next; empty: the answer has ended
-        self._machine = self._answer(begun=begun)
+        self._machine = self._answer(starts_in_reasoning=starts_in_reasoning)
         next(self._machine)
 
     @property
@@ -117,11 +117,11 @@ class AnswerReader:
 
     # -- the state machine: each `yield` goes on to the next character -----------------------------
 
-    def _answer(self, *, begun: bool) -> Reading[None]:
+    def _answer(self, *, starts_in_reasoning: bool) -> Reading[None]:
         yield
-        if begun:
-            yield from self._thoughts()
-        think = self._thinking[:1]
+        if starts_in_reasoning:
+            yield from self._reasoning()
+        think = self._reasoning_tags[:1]
         fresh = self._bare
         while self._char:
             if fresh:
@@ -130,14 +130,14 @@ class AnswerReader:
             mark = yield from self._until((*self._marks, *think), self._say)
             fresh = mark in think and self._bare
             if mark in think:
-                yield from self._thoughts()
+                yield from self._reasoning()
             elif mark:
                 yield from self._opened(mark)
 
-    def _thoughts(self) -> Reading[None]:
-        self._found.begin_thoughts()
-        yield from self._until(self._thinking[1:], self._think)
-        self._found.end_thoughts()
+    def _reasoning(self) -> Reading[None]:
+        self._found.begin_reasoning()
+        yield from self._until(self._reasoning_tags[1:], self._think)
+        self._found.end_reasoning()
 
     def _until(self, markers: tuple[str, ...], take: Take) -> Reading[str]:
         """Read text up to one of the markers; return the marker, or nothing at the end."""

@@ -47,7 +47,7 @@ from specops.http.protocols.ollama.common import (
     timestamp,
 )
 from specops.http.state import Ctx
-from specops.request import Grammar, Piece
+from specops.request import Grammar, TokenOutput
 from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import question
 from specops.text.json_values import line
@@ -384,38 +384,38 @@ class _Writer(Writer):
         self._body = body
         (self._answer,) = generation.answers
 
-    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-        """Return the fields of a reply that have its text, its thoughts and its calls."""
+    def _fields(self, text: str, reasoning: str, calls: Calls) -> dict[str, Any]:
+        """Return the fields of a reply that have its text, its reasoning and its calls."""
         raise NotImplementedError
 
     def whole(self) -> OllamaReply:
         answer = self._answer
-        text, thoughts = answer.text, ""
+        text, reasoning = answer.text, ""
         if answer.reader:
-            text, thoughts = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
-        fields = self._fields(text, thoughts, self._calls()) | self._logprobs(answer.pieces)
+            text, reasoning = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
+        fields = self._fields(text, reasoning, self._calls()) | self._logprobs(answer.pieces)
         return self.reply(**_heading(self._body), **fields, **self._figures())
 
     def step(self, step: Step) -> bytes:
-        text, thoughts = step.output.text, ""
+        text, reasoning = step.output.text, ""
         if self._answer.reader:
             kinds = [block.kind for block in self._answer.blocks]
-            text, thoughts = (
+            text, reasoning = (
                 "".join(text for index, text in step.deltas if kinds[index] == which)
                 for which in ("text", "reasoning")
             )
         logprobs = self._logprobs(step.output.pieces)
-        if not (text or thoughts or logprobs):
+        if not (text or reasoning or logprobs):
             return b""
-        return self._line(text, thoughts, (), logprobs | {"done": False})
+        return self._line(text, reasoning, (), logprobs | {"done": False})
 
     def end(self) -> bytes:
         calls = self._calls()
         called = self._line("", "", calls, {"done": False}) if calls else b""
         return called + self._line("", "", (), self._figures())
 
-    def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
-        fields = _heading(self._body) | self._fields(text, thoughts, calls) | more
+    def _line(self, text: str, reasoning: str, calls: Calls, more: dict[str, Any]) -> bytes:
+        fields = _heading(self._body) | self._fields(text, reasoning, calls) | more
         return line(fields) + b"\n"
 
     def _calls(self) -> Calls:
@@ -432,7 +432,7 @@ class _Writer(Writer):
             for index, block in enumerate(called)
         ]
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _logprobs(self, pieces: Sequence[TokenOutput]) -> dict[str, Any]:
         reported = token_logprobs(pieces, self._engine.tokenizer)
         return {"logprobs": [token.model_dump() for token in reported]} if reported else {}
 
@@ -465,10 +465,10 @@ class _Writer(Writer):
 class _ChatWriter(_Writer):
     reply = OllamaChatReply
 
-    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    def _fields(self, text: str, reasoning: str, calls: Calls) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts:
-            message["thinking"] = thoughts
+        if reasoning:
+            message["thinking"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return {"message": message}
@@ -477,9 +477,9 @@ class _ChatWriter(_Writer):
 class _PromptWriter(_Writer):
     reply = OllamaPromptReply
 
-    def _fields(self, text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    def _fields(self, text: str, reasoning: str, calls: Calls) -> dict[str, Any]:
         del calls  # a prompt has no tools
-        return {"response": text} | ({"thinking": thoughts} if thoughts else {})
+        return {"response": text} | ({"thinking": reasoning} if reasoning else {})
 
 
 def _heading(body: OllamaRequest) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def _capabilities(engine: Engine) -> list[str]:
     capabilities = {
         "completion": True,
         "tools": template is not None,
-        "thinking": bool(template and template.thinking),
+        "thinking": bool(template and template.reasoning_tags),
         "insert": FillIn.of(engine.tokenizer) is not None,
         "embedding": bool(engine.info.embedding_size),
     }

@@ -55,7 +55,7 @@ from specops.http.protocols.openai.common import (
     usage,
 )
 from specops.http.state import Ctx
-from specops.request import Piece
+from specops.request import TokenOutput
 from specops.text.tools.blocks import Block
 
 # The id of calls in OpenAI's older form, which has none. Mistral's templates take nine characters.
@@ -112,11 +112,11 @@ class Message(Body):
     refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
     function_call: FunctionCall | None = Field(None, description="older form of `tool_calls`")
 
-    def for_template(self, left_out: list[str]) -> dict[str, Any]:
+    def for_template(self, ignored: list[str]) -> dict[str, Any]:
         """Return the message for a chat template: plain text, and a role that templates know.
 
         Args:
-            left_out: gets the names of parts that are left out of it.
+            ignored: gets the names of parts that are left out of it.
         """
         name = {} if self.name is None else {"name": self.name}
         if self.role in ("tool", "function"):
@@ -124,10 +124,10 @@ class Message(Body):
             if call_id is None:
                 message = "a message of the role 'tool' needs its tool_call_id"
                 raise InvalidField("messages", message, code="missing_parameter")
-            text = joined(self.content, "messages", left_out, result=True)
+            text = joined(self.content, "messages", ignored, result=True)
             return result_message(call_id, text, self.name)
         if self.role == "assistant":
-            text = joined(self.content, "messages", left_out) or self.refusal or ""
+            text = joined(self.content, "messages", ignored) or self.refusal or ""
             calls = [call.parts() for call in self.tool_calls or ()]
             if (call := self.function_call) is not None:
                 calls.append((_FUNCTION_CALL, call.name, call.arguments))
@@ -198,12 +198,12 @@ class ChatRequest(OpenAiRequest):
     thinking_budget_tokens: int | None = Field(
         None,
         validation_alias=names_of("thinking_budget_tokens"),
-        description="most tokens of thoughts, also by llama-server's and vLLM's other names; "
+        description="most tokens of reasoning, also by llama-server's and vLLM's other names; "
         "-1: as many as the answer",
     )
     reasoning_format: Literal["auto", "deepseek", "deepseek-legacy", "none"] | None = Field(
         None,
-        description="`none`: thoughts stay in `content`, between the model's marks; "
+        description="`none`: reasoning stays in `content`, between the model's marks; "
         "`deepseek-legacy`: they do in a stream",
     )
     chat_template_kwargs: FreeObject | None = Field(
@@ -257,16 +257,16 @@ class ChatRequest(OpenAiRequest):
         if (budget := self.thinking_budget_tokens) is None:
             budget = reasoning.max_tokens
         inline = {"none", "deepseek-legacy"} if self.stream else {"none"}
-        left_out: list[str] = []
+        ignored: list[str] = []
         return conversation(
-            [message.for_template(left_out) for message in self.messages],
+            [message.for_template(ignored) for message in self.messages],
             "messages",
             self.tools,
             self._choice(),
             thinks=thinks_at(self.reasoning_effort or reasoning.effort),
-            left_out=left_out,
-            most_thoughts=budget if (budget or 0) >= 0 else None,
-            plain_thoughts=self.reasoning_format in inline,
+            ignored=ignored,
+            max_reasoning_tokens=budget if (budget or 0) >= 0 else None,
+            inline_reasoning=self.reasoning_format in inline,
             template_options=self.chat_template_kwargs,
         )
 
@@ -453,7 +453,7 @@ class _Writer(OpenAiWriter):
         more = {"prompt_token_ids": prompt_token_ids} if prompt_token_ids else {}
         return self.chunk(choice | dict(tokens), **more)
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
+    def _logprobs(self, pieces: Sequence[TokenOutput]) -> ChatLogprobs | None:
         """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
         as_ids = bool(self._body.return_tokens_as_token_ids)
         content = token_logprobs(pieces, self.engine.tokenizer, as_ids=as_ids)

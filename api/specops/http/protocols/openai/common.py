@@ -22,7 +22,7 @@ from specops.http.answering.options import ReportingOptions
 from specops.http.answering.served_model import fingerprint
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.sse import DONE, event
-from specops.request import Piece
+from specops.request import TokenOutput
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
@@ -111,7 +111,7 @@ class PromptTokensDetails(BaseModel):
 class CompletionTokensDetails(BaseModel):
     """What the tokens of the answers were for."""
 
-    reasoning_tokens: int = Field(description="by the thoughts' share of the characters")
+    reasoning_tokens: int = Field(description="by the reasoning's share of the characters")
 
 
 class Usage(BaseModel):
@@ -189,7 +189,7 @@ class OpenAiWriter(Writer):
         sent = answer.request.prompt_tokens
         return prompt_logprobs(sent, answer.prompt, top, self.engine.tokenizer)
 
-    def token_ids(self, index: int, pieces: Sequence[Piece]) -> dict[str, list[int]]:
+    def token_ids(self, index: int, pieces: Sequence[TokenOutput]) -> dict[str, list[int]]:
         """Return the tokens of these pieces, and with an answer's first also of its prompt."""
         if not self._body.return_token_ids:
             return {}

@@ -31,7 +31,7 @@ from specops.http.protocols.openai.common import (
     usage,
 )
 from specops.http.state import Ctx
-from specops.request import Logprob, Piece
+from specops.request import Logprob, TokenOutput
 from specops.text.detokenizer import IncrementalDetokenizer
 from specops.text.fill_in import FimPrompt
 from specops.text.tokenizer import Tokenizer
@@ -279,14 +279,14 @@ class _Text:
             self._spells = not (isinstance(prompt, str) and whole)
             self._echo = tokenizer.decode(sent, special=True) if self._spells else str(prompt)
 
-    def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> dict[str, Any]:
+    def choice(self, index: int, pieces: Sequence[TokenOutput], finish: Any) -> dict[str, Any]:
         """Return the fields of a choice with the text and the probabilities of these pieces."""
         logprobs = self._logprobs(pieces) if self._shows_logprobs else None
         text, self._echo = self._echo + "".join([piece.text for piece in pieces]), ""
         # Not a pydantic model: that takes five times as long, and this runs in every step.
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    def _logprobs(self, pieces: Sequence[TokenOutput]) -> dict[str, Any] | None:
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         if not self._prompt_reported:
             self._report_prompt(logprobs)

@@ -43,7 +43,7 @@ Anything = Annotated[Any, AfterValidator(written)]
 
 
 class Item(TaggedPart):
-    """A message, a thought, a call of a tool or its result.
+    """A message, reasoning, a call of a tool or its result.
 
     What other servers have done (searched the web, run code, made pictures) is left out.
     """
@@ -87,7 +87,7 @@ class Item(TaggedPart):
         call_id = self.call_id or self.id or self.required("call_id")
         return call_id, name or self.required("name"), arguments
 
-    def result(self, left_out: list[str]) -> str:
+    def result(self, ignored: list[str]) -> str:
         """Return the text of a tool's result, with placeholders for parts that are not text."""
         if self.output is None or isinstance(self.output, str):
             return self.output or ""
@@ -98,7 +98,7 @@ class Item(TaggedPart):
                 case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
                     texts.append(text)
                 case {"type": str(kind)}:
-                    left_out.append(f"{FIELD}.{kind}")
+                    ignored.append(f"{FIELD}.{kind}")
                     texts.append(placeholder(kind))
                 case _:  # what a shell wrote, with its exit code
                     texts.append(dumps(part).decode())
@@ -175,24 +175,24 @@ class FunctionNames:
 
 
 class History:
-    """Gathers items: thoughts, text and calls of one turn belong to one message.
+    """Gathers items: reasoning, text and calls of one turn belong to one message.
 
     Attributes:
         messages: for a chat template.
-        left_out: names of items and parts that are not in them.
+        ignored: names of items and parts that are not in them.
     """
 
-    def __init__(self, left_out: list[str], functions: FunctionNames) -> None:
+    def __init__(self, ignored: list[str], functions: FunctionNames) -> None:
         self.messages: list[Message] = []
-        self.left_out = left_out
+        self.ignored = ignored
         self._functions = functions
-        self._thoughts = ""
+        self._reasoning = ""
 
     def add(self, item: Item) -> None:
         """Add an item behind those before it."""
         match item.kind:
             case "reasoning":
-                self._thoughts += joined(item.content or item.summary, FIELD, self.left_out)
+                self._reasoning += joined(item.content or item.summary, FIELD, self.ignored)
                 return
             case "message":
                 self._message(item)
@@ -201,15 +201,15 @@ class History:
             case kind if kind in _RESULTS:
                 self._result(item.call_id or item.id or "", item)
             case kind:  # a reference to what is no longer known among them
-                self.left_out.append(f"{FIELD}.{kind}")
+                self.ignored.append(f"{FIELD}.{kind}")
                 return
-        self._thoughts = ""
+        self._reasoning = ""
 
     def _message(self, item: Item) -> None:
         role, content = item.required("role"), item.required("content")
         if role == "assistant":
-            text = joined(content, FIELD, self.left_out)
-            self.messages.append(call_message(text, (), self._thoughts))
+            text = joined(content, FIELD, self.ignored)
+            self.messages.append(call_message(text, (), self._reasoning))
         else:
             role = role.replace("developer", "system")
             self.messages.append({"role": role, "content": joined(content, FIELD)})
@@ -218,7 +218,7 @@ class History:
         call_id, name, arguments = item.call()
         call = call_id, self._functions.called(item.namespace, name), arguments
         last = self.messages[-1] if self.messages else {"role": ""}
-        made = call_message("", [call], self._thoughts)
+        made = call_message("", [call], self._reasoning)
         if last["role"] == "assistant":
             last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
         else:
@@ -227,4 +227,4 @@ class History:
             self._result(call_id, item)
 
     def _result(self, call_id: str, item: Item) -> None:
-        self.messages.append(result_message(call_id, item.result(self.left_out)))
+        self.messages.append(result_message(call_id, item.result(self.ignored)))

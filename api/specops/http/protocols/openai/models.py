@@ -96,7 +96,7 @@ def _model(ctx: Context, engine: Engine) -> Model:
         max_input_tokens=longest,
         max_tokens=min(longest, ctx.settings.max_new_tokens),
         capabilities=_capabilities(
-            thinks=bool(template and template.thinking), constrains=refused is None
+            thinks=bool(template and template.reasoning_tags), constrains=refused is None
         ),
         constraints_refused=refused,
         context_length=info.context,

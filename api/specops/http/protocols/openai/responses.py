@@ -206,18 +206,18 @@ class ResponsesRequest(EngineOptions):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        left_out = [f"include.{name}" for name in self.include or () if name != _LOGPROBS]
+        ignored = [f"include.{name}" for name in self.include or () if name != _LOGPROBS]
         if self.top_logprobs and self.token_logprobs is None:
-            left_out.append("top_logprobs")
+            ignored.append("top_logprobs")
         return conversation(
-            self._messages(recalled, left_out),
+            self._messages(recalled, ignored),
             FIELD,
             self.functions.tools,
             self._choice(),
             thinks=thinks_at(self.effort),
-            left_out=left_out,
+            ignored=ignored,
             truncates=self.truncation == "auto",
-            most_thoughts=self.reasoning.max_tokens if self.reasoning else None,
+            max_reasoning_tokens=self.reasoning.max_tokens if self.reasoning else None,
         )
 
     def _choice(self) -> ToolChoice:
@@ -238,19 +238,19 @@ class ResponsesRequest(EngineOptions):
             case mode:
                 return ToolChoice(mode, once=once)
 
-    def _messages(self, recalled: dict[str, bytes], left_out: list[str]) -> list[Message]:
+    def _messages(self, recalled: dict[str, bytes], ignored: list[str]) -> list[Message]:
         """Return the messages for a chat template.
 
         Args:
             recalled: see `conversation`.
-            left_out: gets the names of items and parts that are left out of them.
+            ignored: gets the names of items and parts that are left out of them.
         """
         system: list[Message] = []
         if self.instructions:
             system.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
-        history = History(left_out, self.functions)
+        history = History(ignored, self.functions)
         unread = dict(recalled)
         for item in self.input:
             text = unread.pop(item.required("id"), None) if item.refers else None

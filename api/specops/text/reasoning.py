@@ -1,4 +1,4 @@
-"""Follows an answer's thoughts: stop strings count only behind them, and a budget ends them.
+"""Follows an answer's reasoning: stop strings count only behind it, and a budget ends it.
 
 A model that thinks does so before it answers, between two marks. `tools.reader` splits a whole
 answer for a client; this tells the engine, token by token, where the answer proper begins.
@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from specops.request import ThoughtMarks
+from specops.request import ReasoningMarks
 from specops.text.tokenizer import Tokenizer
 
 
-class Thoughts:
-    """Where the text of an answer is: before, within or behind its thoughts.
+class Reasoning:
+    """Where the text of an answer is: before, within or behind its reasoning.
 
     Attributes:
-        within: the text so far ends within the thoughts.
+        within: the text so far ends within the reasoning.
         over: the answer proper has begun; nothing more is read.
     """
 
-    def __init__(self, marks: ThoughtMarks) -> None:
+    def __init__(self, marks: ReasoningMarks) -> None:
         self._opening, self._closing = marks.opening.strip(), marks.closing
-        self.within, self.over = marks.begun, False
+        self.within, self.over = marks.starts_in_reasoning, False
         self._closed = False
         self._text = ""  # the last of it, which may be the beginning of a mark
 
     @property
     def undecided(self) -> bool:
-        """Whether the text so far may be the beginning of thoughts or of the answer proper."""
+        """Whether the text so far may be the beginning of reasoning or of the answer proper."""
         return not (self.within or self._closed or self.over)
 
     def read(self, text: str) -> int:
         """Read more text; return how many of its last characters are of the answer proper.
 
-        Without thoughts these are all characters so far. White space behind thoughts is no answer.
+        Without reasoning: all characters so far. White space behind it is not part of the answer.
         """
         self._text += text
         if self.undecided:
@@ -56,27 +56,27 @@ class Thoughts:
         return len(answer)
 
 
-class ThoughtBudget:
-    """Says which tokens must come, so that thoughts end when their tokens are spent."""
+class ReasoningBudget:
+    """Says which tokens must come, so that reasoning ends when its tokens are spent."""
 
-    def __init__(self, marks: ThoughtMarks, tokenizer: Tokenizer) -> None:
-        self._thoughts = Thoughts(marks)
+    def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
+        self._reasoning = Reasoning(marks)
         self._unshown, self._decode = dict(marks.unshown), tokenizer.decode
         self._closing, self._left = marks.closing_tokens, marks.most or 0
         self._written = 0  # tokens of the closing mark, since they are spent
 
     def push(self, token: int) -> None:
         """Append a token to the answer."""
-        if self._thoughts.over:
+        if self._reasoning.over:
             return
         self._written = self._written + 1 if token == self._due else 0
-        self._left -= self._thoughts.within
-        self._thoughts.read(self._unshown.get(token) or self._decode([token]))
+        self._left -= self._reasoning.within
+        self._reasoning.read(self._unshown.get(token) or self._decode([token]))
 
     @property
     def _due(self) -> int | None:
         """The token that must come next; None: any."""
-        if not self._thoughts.within or self._left > 0:
+        if not self._reasoning.within or self._left > 0:
             return None
         return self._closing[self._written % len(self._closing)]
 
@@ -87,10 +87,10 @@ class ThoughtBudget:
             tokens: may follow the answer; they are not appended to it. The last position is behind
                 all of them, the others before the last ones.
         """
-        if self._thoughts.over or self._left > len(tokens):
+        if self._reasoning.over or self._left > len(tokens):
             return [None] * positions
         ahead = copy(self)
-        ahead._thoughts = copy(self._thoughts)
+        ahead._reasoning = copy(self._reasoning)
         found = [ahead._due]
         for token in tokens:
             ahead.push(token)

@@ -1,4 +1,4 @@
-"""Thoughts end when their tokens are spent, by the same tokens whatever is drafted."""
+"""Reasoning end when their tokens are spent, by the same tokens whatever is drafted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specops.engine.scheduler import Scheduler
-from specops.request import GenerationRequest, SamplingParams, ThoughtMarks
+from specops.request import GenerationRequest, ReasoningMarks, SamplingParams
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import SimulatedTarget, make_request, make_scheduler, serve, tokenizer
 from tests.speculation.drafters.scripted import Scripted
@@ -25,8 +25,8 @@ def made() -> Scheduler:
 
 
 def thinking(most: int | None, *, begun: bool = True) -> GenerationRequest:
-    marks = ThoughtMarks(OPENING, CLOSING, begun, (), tokenizer().encode_further(CLOSING), most)
-    return make_request(PROMPT, 60, thoughts=marks)
+    marks = ReasoningMarks(OPENING, CLOSING, begun, (), tokenizer().encode_further(CLOSING), most)
+    return make_request(PROMPT, 60, reasoning=marks)
 
 
 def text(request: GenerationRequest) -> tuple[list[int], str]:
@@ -38,7 +38,7 @@ def text(request: GenerationRequest) -> tuple[list[int], str]:
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.1, seed=3)])
 def test_the_closing_mark_comes_when_a_budget_is_spent(most: int, sampling: SamplingParams) -> None:
     asked = replace(thinking(most), sampling=sampling)
-    free, unbound = text(replace(asked, thoughts=thinking(None).thoughts))
+    free, unbound = text(replace(asked, reasoning=thinking(None).reasoning))
     assert CLOSING not in unbound  # this text has none by itself
     answers = []
     for drafter, k_draft in WAYS:
