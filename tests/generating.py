@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from specops.engine.engine import Engine
-from specops.request import GenerationRequest, GenerationStats, Piece
+from specops.request import GenerationRequest, GenerationStats, TokenOutput
 from tests.simulated_target import Served, serve
 
 _ids = count()
@@ -23,7 +23,7 @@ def run(engine: Engine, *requests: GenerationRequest) -> Served:
 
 def generate(
     engine: Engine, prompt: str | Sequence[int], tokens: int, **fields: object
-) -> tuple[list[Piece], GenerationStats]:
+) -> tuple[list[TokenOutput], GenerationStats]:
     """Return `tokens` pieces that continue a prompt, past any end, and their figures."""
     request = GenerationRequest(
         request_id=f"generated {next(_ids)}",

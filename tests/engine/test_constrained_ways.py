@@ -41,7 +41,7 @@ GRAMMARS = (
     Grammar(GrammarKind.REGEX, "(def (add|sub)[(]a, b[)]:\n)+"),
     Grammar(GrammarKind.CHOICE, '["The quick brown fox", "The quick brown dog"]'),
     *(
-        CallGrammar(BY_NAME[name], {}, None, begun=False).grammar(
+        CallGrammar(BY_NAME[name], {}, None, starts_in_reasoning=False).grammar(
             TOOLS, required=True, parallel=True
         )
         for name in ("lfm", "gemma4", "qwen3-coder")

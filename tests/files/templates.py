@@ -284,7 +284,7 @@ def _allowed() -> Row:
         if _squeezed(text) != _squeezed(template.calls.write(calls)):
             others += 1  # ids behind the arguments, or values as Python shows them
             continue
-        grammar = CallGrammar(template.calls, {}, None, begun=False).grammar(
+        grammar = CallGrammar(template.calls, {}, None, starts_in_reasoning=False).grammar(
             tools, required=True, parallel=True, text_grammar=None
         )
         tokens = tokenizer().encode(text, special_tokens=False)
