@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-# Names that no public DNS has, as in api/specops/http/hosts.py.
+# Names that no public DNS has, as in api/specops/http/security/hosts.py.
 _PRIVATE = (
     *(".localhost", ".local", ".internal", ".home.arpa", ".lan"),
     *(".svc", ".svc.cluster.local"),

@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from specops.http.address import reachable
+from specops.http.server.address import reachable
 from specops.presets import CHAT
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,7 +27,11 @@ from specops.presets import CHAT
 from specops.request import GenerationRequest
 
 _ROOT = Path(__file__).resolve().parents[2]
-FILES = ("api/specops/http/connection.py", "tests/http/test_connection.py", "loadtest/protocols.py")
+FILES = (
+    "api/specops/http/server/connection.py",
+    "tests/http/test_connection.py",
+    "loadtest/protocols.py",
+)
 THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 8192, 32_768  # the context of the presets
 OURS, BESIDE, LLAMA = "specops", f"beside {CHATS} chats", "llama-server"
 _FAMILY = "Qwen/Qwen2.5-"

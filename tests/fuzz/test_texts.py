@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from specops.http.protocols import PROTOCOLS
-from specops.http.request_body import MAX_BODY_BYTES
+from specops.http.security.request_body import MAX_BODY_BYTES
 from tests.fuzz import texts
 
 

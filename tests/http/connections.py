@@ -17,8 +17,8 @@ import httpx
 import specops
 from specops.config import Settings
 from specops.http.app import create_app
-from specops.http.connection import Connection, Limits
-from specops.http.server import make_server
+from specops.http.server.connection import Connection, Limits
+from specops.http.server.server import make_server
 from specops.metrics.series import CLOSINGS
 from specops.request import FinishReason
 from tests.fakes import FakeHandle, FakeService, output

@@ -17,7 +17,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from specops.http.request_body import MAX_BODY_BYTES
+from specops.http.security.request_body import MAX_BODY_BYTES
 from specops.text.json_values import MAX_PARTS, MAX_VALUES
 from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, MESSAGES, RESPONSES
 

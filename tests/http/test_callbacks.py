@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specops.http.connection import Connection, Limits
+from specops.http.server.connection import Connection, Limits
 from specops.metrics.series import CALLBACKS
 from tests.fakes import FakeService, output
 from tests.http.connections import ANSWER, HEAD, LIMITS, WHOLE, Served, served, stream

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specops.http.connection import Limits
 from specops.http.middleware import MAX_LARGE_BODIES
-from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
+from specops.http.security.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
+from specops.http.server.connection import Limits
 from specops.runtime.memory_plan import spare_bytes
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService, output

@@ -11,8 +11,8 @@ import pytest
 
 from scripts.native import Address, awaited
 from specops.engine.model_info import ModelState
-from specops.http import healthcheck, watchdog
-from specops.http.address import reachable
+from specops.http.server import healthcheck, watchdog
+from specops.http.server.address import reachable
 from tests.http.connections import imported_by
 from tests.loopback import HOST, Handler, can_listen, listening
 
@@ -129,8 +129,9 @@ def test_an_answer_that_is_none_is_as_good_as_silence() -> None:
 
 def test_it_starts_without_the_service() -> None:
     """It runs every five seconds: what the service imports would cost a second each time."""
-    loaded = imported_by("specops.http.healthcheck")
+    loaded = imported_by("specops.http.server.healthcheck")
+    own = "specops.http.server"
     assert {name for name in loaded if name.startswith("specops")} == {
-        *("specops", "specops.http", "specops.http.address", "specops.http.healthcheck")
+        *("specops", "specops.http", own, f"{own}.address", f"{own}.healthcheck")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx"}

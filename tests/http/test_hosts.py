@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from specops.config import ConfigError, Settings
-from specops.http.hosts import Hosts, host_name
+from specops.http.security.hosts import Hosts, host_name
 from tests.http.connections import served
 from tests.http.openai_api import CHAT, EMBEDDINGS, ENDPOINTS, MESSAGES, Api, api, events, problem
 

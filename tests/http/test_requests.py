@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from specops.http.request_body import MAX_BODY_BYTES
+from specops.http.security.request_body import MAX_BODY_BYTES
 from specops.request import FinishReason, Grammar, GrammarKind
 from specops.text.chat_template import ChatTemplate
 from specops.text.confined_process import ProgramProcessError

@@ -15,7 +15,7 @@ import pytest
 
 from specops.config import ConfigError, Settings
 from specops.http.app import create_app
-from specops.http.server import run
+from specops.http.server.server import run
 from specops.request import FinishReason
 from specops.serving.async_engine import NotReady
 from tests.fakes import FakeService, output

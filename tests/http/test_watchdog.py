@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.http import watchdog
+from specops.http.server import watchdog
 from tests.http.connections import imported_by
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.waiting import answers, wait
@@ -25,14 +25,14 @@ from tests.waiting import answers, wait
 SERVES = """
 import sys
 from http.server import HTTPServer, SimpleHTTPRequestHandler
-from specops.http.watchdog import watched
+from specops.http.server.watchdog import watched
 here = ("127.0.0.1", int(sys.argv[1]))
 with watched(*here, 300):
     HTTPServer(here, SimpleHTTPRequestHandler).serve_forever()
 """
 IMPATIENT = """
 import sys
-from specops.http import watchdog
+from specops.http.server import watchdog
 watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS, watchdog._IDLE_SECONDS = 0.2, 0.01, 0.5
 watchdog.main(sys.argv[1:])
 """
@@ -192,8 +192,9 @@ def test_the_watchdog_ends_with_its_server(
 
 def test_it_starts_without_the_service() -> None:
     """It stays as long as the server: what that imports would take its memory once more."""
-    loaded = imported_by("specops.http.watchdog")
+    loaded = imported_by("specops.http.server.watchdog")
+    own = "specops.http.server"
     assert {name for name in loaded if name.startswith("specops")} == {
-        *("specops", "specops.http", "specops.http.address", "specops.http.watchdog")
+        *("specops", "specops.http", own, f"{own}.address", f"{own}.watchdog")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx", "logging", "ssl"}

@@ -105,7 +105,7 @@ def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["compose.yaml", "api/Dockerfile"])
 def test_the_same_check_runs_in_the_container(file: str) -> None:
-    assert "specops.http.healthcheck" in (ROOT / file).read_text()
+    assert "specops.http.server.healthcheck" in (ROOT / file).read_text()
 
 
 # An engine with one fault. What the client says is from Docker 26.1 and 28.2.

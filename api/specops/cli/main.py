@@ -140,8 +140,8 @@ def _serve(options: argparse.Namespace) -> int:
     from specops.system.allocator import configure_malloc  # noqa: PLC0415
 
     configure_malloc()  # libraries start threads
-    from specops.http import server  # noqa: PLC0415
     from specops.http.app import create_app  # noqa: PLC0415
+    from specops.http.server import server  # noqa: PLC0415
     from specops.system import logs  # noqa: PLC0415
 
     settings = settings_of(options)

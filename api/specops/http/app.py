@@ -30,11 +30,11 @@ from specops.http.errors import (
     queue_full,
     unavailable,
 )
-from specops.http.hosts import Cors, Hosts, cors
-from specops.http.keys import ApiKeys
 from specops.http.middleware import Endpoints, RequestContext
 from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
+from specops.http.security.hosts import Cors, Hosts, cors
+from specops.http.security.keys import ApiKeys
 from specops.http.state import AppState, Context
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong

@@ -30,11 +30,11 @@ from specops.http.errors import (
     queue_full,
     unavailable,
 )
-from specops.http.hosts import Hosts
-from specops.http.keys import ApiKeys
 from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
-from specops.http.request_body import (
+from specops.http.security.hosts import Hosts
+from specops.http.security.keys import ApiKeys
+from specops.http.security.request_body import (
     LARGE_BODY_BYTES,
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,

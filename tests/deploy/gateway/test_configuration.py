@@ -11,8 +11,8 @@ import yaml
 
 from deploy.gateway import run as gateway
 from specops.config import Settings
-from specops.http.connection import Limits
-from specops.http.request_body import MAX_BATCH_BYTES
+from specops.http.security.request_body import MAX_BATCH_BYTES
+from specops.http.server.connection import Limits
 from tests.http.openai_api import PROMPTS
 from tests.stack.support import succeed, tool
 

@@ -13,7 +13,7 @@ import pytest
 
 from specops.http.errors import ApiError
 from specops.http.protocols import PROTOCOLS
-from specops.http.request_body import MAX_BATCH_BYTES
+from specops.http.security.request_body import MAX_BATCH_BYTES
 from specops.http.sse import END_OF_STREAM
 from specops.system import logs
 from tests.deploy.gateway.running import Fake, Row, row

@@ -15,8 +15,8 @@ import yaml
 from deploy.gateway import run as gateway
 from specops.config import PREFIX, Settings
 from specops.http.app import create_app
-from specops.http.hosts import Hosts
 from specops.http.protocols import PROTOCOLS
+from specops.http.security.hosts import Hosts
 from specops.metrics.metrics import Metrics
 from specops.runtime.kernels import BLOCK_TOKENS
 from tests.deploy.infra.manifests import (

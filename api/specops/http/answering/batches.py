@@ -17,7 +17,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from specops.http.errors import InvalidField
-from specops.http.request_body import MAX_BODY_BYTES
+from specops.http.security.request_body import MAX_BODY_BYTES
 from specops.http.state import Context
 from specops.text.json_values import in_whole_characters
 

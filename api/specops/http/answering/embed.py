@@ -19,7 +19,7 @@ from specops.http.answering.ignored import ignore_unknown
 from specops.http.answering.offload import run_off_loop
 from specops.http.answering.prompts import Tokens, mixed_tokens
 from specops.http.errors import ApiError, InvalidField
-from specops.http.request_body import MAX_BATCH_TOKENS
+from specops.http.security.request_body import MAX_BATCH_TOKENS
 from specops.http.state import Context
 
 Vector = npt.NDArray[np.float32]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from specops.http.answering.turns import in_turn
 from specops.http.errors import timeout_error, unavailable
-from specops.http.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
+from specops.http.security.request_body import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from specops.http.state import Context
 
 _T = TypeVar("_T")

@@ -24,9 +24,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from specops.config import ConfigError, Settings, client_keys
-from specops.http.connection import Connection, Limits
+from specops.http.server.connection import Connection, Limits
+from specops.http.server.watchdog import watched
 from specops.http.state import AppState
-from specops.http.watchdog import watched
 from specops.serving.async_engine import AsyncEngine
 from specops.system.failures import Failures
 from specops.system.resources import raise_open_files

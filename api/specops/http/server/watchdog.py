@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specops.http.address import reachable
+from specops.http.server.address import reachable
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> None:
 
         logs.configure("info")
         fields = {"process": server, "reason": hangs}
-        logging.getLogger("specops.http.watchdog").critical(
+        logging.getLogger("specops.http.server.watchdog").critical(
             "the server hangs: it is killed", extra={"fields": fields}
         )
         os.kill(server, signal.SIGKILL)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specops.http.address import reachable
+from specops.http.server.address import reachable
 
 _ON_ITS_WAY = ("starting", "downloading", "converting", "loading")
 _REQUEST_SECONDS = 4.0
@@ -81,7 +81,9 @@ def ask_health(host: str, port: int) -> dict[str, Any] | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m specops.http.healthcheck", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m specops.http.server.healthcheck", description=__doc__
+    )
     port = int(os.environ.get("SPECOPS_PORT") or 8000)
     host = os.environ.get("SPECOPS_HOST") or "127.0.0.1"
     parser.add_argument("--host", default=host, help="on which it listens (%(default)s)")
