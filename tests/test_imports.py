@@ -6,8 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import specops
 
@@ -86,6 +90,43 @@ def test_imports_go_in_one_direction() -> None:
                 assert LEVEL[own] < LEVEL[other] or LAYERS[-1] >= {own, other}, (
                     f"{module} imports {name}"
                 )
+
+
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Module path → those of the modules that it imports, also for types alone, or names."""
+    known = {
+        f"specops.{name}".replace("/", ".").removesuffix(".__init__"): name for name in modules()
+    }
+    found = {}
+    for module in modules():
+        names = set(named()[module])
+        for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    names.add(whole if whole in known else str(node.module))
+        found[module] = {known[name] for name in names if name in known} - {module}
+    return found
+
+
+def room(module: str) -> str:
+    """`http/protocols/openai/chat` → `http/protocols`; a module of a package is its own room."""
+    folder, _, rest = module.partition("/")
+    return f"{folder}/{rest.split('/')[0]}"
+
+
+@pytest.mark.parametrize("place", [str, room], ids=["modules", "packages"])
+def test_nothing_imports_itself_in_a_circle(place: Callable[[str], str]) -> None:
+    """Neither modules nor the packages inside packages."""
+    found: dict[str, set[str]] = {}
+    for module, others in arrows().items():
+        found.setdefault(place(module), set()).update({place(one) for one in others})
+    assert "models/graph/prepack" in arrows()["models/graph/weight_cache"]  # by name, with `-m`
+    order = TopologicalSorter({one: others - {one} for one, others in found.items()})
+    assert {*order.static_order()} == {*found}
 
 
 def test_every_package_says_what_lives_there() -> None:

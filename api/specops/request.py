@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, takewhile, zip_longest
 from operator import mul
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 if TYPE_CHECKING:  # the command line reads these words before it needs arrays
     import numpy as np
     import numpy.typing as npt
-
-    from specops.tracing import RequestTrace
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
@@ -140,6 +138,20 @@ class ReasoningMarks:
     most: int | None = None  # tokens; None: as many as the answer
 
 
+class RequestObserver(Protocol):
+    """Follows a client's requests through the engine, as traces do."""
+
+    trace_id: str
+
+    def submitted(self, request: GenerationRequest) -> None:
+        """Take note of a request that the engine has got."""
+
+    def finished(
+        self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
+    ) -> None:
+        """Take note of its end; without statistics it never ran."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
@@ -176,7 +188,7 @@ class GenerationRequest:
     priority: int = 0  # lower numbers go first: each step is worth `PRIORITY_SECONDS` of waiting
     predict_seconds: float | None = None  # from the first token's pass on: the answer so far counts
     min_indent: int | None = None  # a later line with fewer spaces and tabs ends the answer before
-    trace: RequestTrace | None = field(default=None, compare=False)  # None: nobody follows it
+    trace: RequestObserver | None = field(default=None, compare=False)  # None: nobody follows it
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:

@@ -10,8 +10,8 @@ import pytest
 from anthropic.types import ContentBlockParam
 from openai.types.responses import ResponseInputItemParam
 
-from specops.http.answering.recent_items import RecentItems
 from specops.http.protocols.openai.responses import ResponsesRequest
+from specops.http.recent_items import RecentItems
 from specops.http.security.request_body import LARGE_BODY_BYTES
 from tests.http.chat_clients import RESPONSES_TOOLS, clients, whole
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES

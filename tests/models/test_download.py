@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specops.models import download
-from specops.models.hub import HubModel, fetch, is_complete
-from specops.models.prepare import ModelError
+from specops.models.hub import HubModel, is_complete
+from specops.models.prepare import ModelError, fetch
 from tests.models.disks import small_disk
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, NEEDED, REPO, ignore, names

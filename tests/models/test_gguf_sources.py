@@ -15,8 +15,8 @@ from specops.models.convert import export_checkpoint
 from specops.models.convert.check import check
 from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import prepacked_graph
-from specops.models.hub import HubModel, fetch
-from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
+from specops.models.hub import HubModel
+from specops.models.prepare import ModelError, ModelFolder, Source, choose, fetch, prepare
 from specops.text.chat_template import ChatTemplateError
 from tests.checkpoints import make_llama_checkpoint
 from tests.generating import generate

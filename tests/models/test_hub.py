@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specops.models.hub import HubModel, choose_files, fetch, is_complete
-from specops.models.prepare import ModelError
+from specops.models.hub import HubModel, choose_files, is_complete
+from specops.models.prepare import ModelError, fetch
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.hub_server import COMMIT, Hub, folder_files
 from tests.models.tiny_repo import MODEL, NEEDED, REPO, ignore, names

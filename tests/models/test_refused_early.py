@@ -14,8 +14,8 @@ import pytest
 from specops.models import download
 from specops.models.folder import GENAI_CONFIG
 from specops.models.gguf_files import shards_of
-from specops.models.hub import HubModel, fetch
-from specops.models.prepare import ModelError, Source, located, prepare
+from specops.models.hub import HubModel
+from specops.models.prepare import ModelError, Source, fetch, located, prepare
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf
 from tests.models.convert.runner import edit_config

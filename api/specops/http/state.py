@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.http.answering.recent_items import RecentItems
 from specops.http.protocol import Protocol
+from specops.http.recent_items import RecentItems
 from specops.metrics.metrics import Metrics
 from specops.serving.async_engine import AsyncEngine
 from specops.serving.client_turns import ClientTurns

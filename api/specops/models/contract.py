@@ -5,6 +5,7 @@ MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 GGUF_MATMUL, GGUF_GATHER = "GgufMatMul", "GgufGather"  # see `specops.models.convert.graph`
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int8, block by block
 SOURCE = "source-"  # how the location of a weight begins that stays in the converted file
+USED = "used"  # a file by a prepacked graph: how many bytes of its weights a pass reads
 WARNING = "warning: "  # how a line begins that the converter prints for people
 STATES, NEXT_STATES, FUSED = "states", "next_states", "fused"  # tensors of a draft head's graphs
 MAX_GUESSABLE = 1 << 16

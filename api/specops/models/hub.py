@@ -1,14 +1,12 @@
 """Names models on the hub, and says where their files are and which files a model needs.
 
 A download is complete when its manifest is there, which is written last. From then on the service
-uses it without any request to the hub. The code that downloads is another module, which is loaded
-only when needed: most starts of the service download nothing.
+uses it without any request to the hub.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +16,6 @@ from specops.models.folder import GENAI_CONFIG, ModelError
 from specops.models.gguf_files import SUFFIX, shards_of
 from specops.models.head_folder import NGRAMS
 from specops.sampling_defaults import GENERATION_CONFIG
-from specops.system.folders import locked
 from specops.text import files
 
 MANIFEST = "download.json"
@@ -115,52 +112,6 @@ class HubModel:
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" + (f":{self.subfolder}" if self.subfolder else "")
-
-
-def fetch(
-    model: HubModel,
-    cache_dir: Path,
-    progress: Progress,
-    *,
-    tokenizer: bool = True,
-    check: Check = lambda *files: len(files),
-) -> Path:
-    """Return the folder with a model's files; download them unless they are complete.
-
-    Args:
-        model: the model.
-        cache_dir: downloads are kept below `hub/` in it.
-        progress: called during a download.
-        tokenizer: whether there must be one; a draft head has none.
-        check: called during a download of a model, before weights that need a conversion.
-
-    Raises:
-        ModelError: the download failed; the message says why and what to do.
-    """
-    folder = model.folder(cache_dir)
-    if is_complete(folder, model):
-        return folder
-    offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    if any(value.upper() in ("1", "ON", "YES", "TRUE") for value in offline):
-        raise ModelError(
-            f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
-            "unset it for one start, or give SPECOPS_TARGET a folder"
-        )
-    # Compose passes unset variables on as empty ones, which huggingface_hub takes for an address.
-    if not os.environ.get("HF_ENDPOINT", "").strip():
-        os.environ.pop("HF_ENDPOINT", None)
-    from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
-
-    try:
-        with locked(folder):
-            if not is_complete(folder, model):  # another process may have downloaded it meanwhile
-                download.snapshot(model, folder, progress, tokenizer=tokenizer, check=check)
-    except OSError as error:
-        raise ModelError(
-            f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a folder "
-            "that can"
-        ) from error
-    return folder
 
 
 def is_complete(folder: Path, model: HubModel) -> bool:

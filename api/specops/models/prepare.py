@@ -24,10 +24,11 @@ from specops.models.conversions import converted
 from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.models.head_folder import EagleFolder, is_head_checkpoint
-from specops.models.hub import CONFIG, HubModel, fetch
+from specops.models.hub import CONFIG, Check, HubModel, Progress, is_complete
 from specops.models.layout import LayoutError, Parts, parts_of
 from specops.models.progress import every
 from specops.presets import CHAT, chat_model, in_environment, presets
+from specops.system.folders import locked
 from specops.weights import WeightsName
 
 log = logging.getLogger(__name__)
@@ -219,6 +220,52 @@ def located(
 
     check = partial(_check if tokenizer else _check_draft, str(source))
     return fetch(source, cache_dir, tell, tokenizer=tokenizer, check=check) / source.gguf
+
+
+def fetch(
+    model: HubModel,
+    cache_dir: Path,
+    progress: Progress,
+    *,
+    tokenizer: bool = True,
+    check: Check = lambda *files: len(files),
+) -> Path:
+    """Return the folder with a model's files; download them unless they are complete.
+
+    Args:
+        model: the model.
+        cache_dir: downloads are kept below `hub/` in it.
+        progress: called during a download.
+        tokenizer: whether there must be one; a draft head has none.
+        check: called during a download of a model, before weights that need a conversion.
+
+    Raises:
+        ModelError: the download failed; the message says why and what to do.
+    """
+    folder = model.folder(cache_dir)
+    if is_complete(folder, model):
+        return folder
+    offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    if any(value.upper() in ("1", "ON", "YES", "TRUE") for value in offline):
+        raise ModelError(
+            f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
+            "unset it for one start, or give SPECOPS_TARGET a folder"
+        )
+    # Compose passes unset variables on as empty ones, which huggingface_hub takes for an address.
+    if not os.environ.get("HF_ENDPOINT", "").strip():
+        os.environ.pop("HF_ENDPOINT", None)
+    from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
+
+    try:
+        with locked(folder):
+            if not is_complete(folder, model):  # another process may have downloaded it meanwhile
+                download.snapshot(model, folder, progress, tokenizer=tokenizer, check=check)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a folder "
+            "that can"
+        ) from error
+    return folder
 
 
 # -- the choice ------------------------------------------------------------------------------------

@@ -29,13 +29,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.contract import MAX_GUESSABLE
+from specops.models.contract import MAX_GUESSABLE, USED
 from specops.models.folder import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import is_fusion, rewrite
 from specops.models.graph.tensors import append, fill_page, locate, values_of
 from specops.models.graph.tiles import Written, named, write_tiles
-from specops.models.graph.weight_cache import USED
 from specops.runtime import kernels, layer_shapes
 from specops.runtime.layer_shapes import LayerShape
 from specops.runtime.session import ModelLoadError, load, plain_options

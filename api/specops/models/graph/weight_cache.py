@@ -21,7 +21,7 @@ from glob import escape
 from pathlib import Path
 
 from specops.models.child import ChildError, run_module
-from specops.models.contract import MANIFEST
+from specops.models.contract import MANIFEST, USED
 from specops.models.folder import ModelError
 from specops.models.progress import every
 from specops.runtime import session
@@ -34,7 +34,6 @@ from specops.system.page_cache import forget
 log = logging.getLogger(__name__)
 
 _FORMAT = 19  # counts up when what is written here or by `prepack` changes
-USED = "used"  # a file: how many bytes of the weights a pass reads
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
 _REPORT_SECONDS = 1.0

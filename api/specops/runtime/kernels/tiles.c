@@ -18,7 +18,7 @@ typedef struct {
     int64_t blocks, block;
 } Codes;
 
-static inline uint32_t word_at(const uint8_t *from) {
+static inline uint32_t packed_word(const uint8_t *from) {
     uint32_t word;
     memcpy(&word, from, sizeof word);
     return word;
@@ -32,7 +32,7 @@ static inline uint32_t in_each_byte(uint32_t bits) { return bits * 0x01010101u; 
 static inline void take(uint32_t *words, int count, const uint8_t *packed, int from, uint32_t mask,
                         int to) {
     for (int i = 0; i < count; i++)
-        words[i] |= (word_at(packed + 4 * i) >> from & in_each_byte(mask)) << to;
+        words[i] |= (packed_word(packed + 4 * i) >> from & in_each_byte(mask)) << to;
 }
 
 // Codes of 4 bits in 16 bytes: all low halves, then all high ones.
@@ -44,7 +44,7 @@ static inline void take_halves(uint32_t *words, const uint8_t *packed) {
 // The fifth bits of 32 codes, the first code's lowest. The product puts four bits into four bytes.
 static inline void take_fifths(uint32_t *words, const uint8_t *packed) {
     for (int i = 0; i < WORDS; i++)
-        words[i] |= ((word_at(packed) >> 4 * i & 15) * 0x00204081u & in_each_byte(1)) << 4;
+        words[i] |= ((packed_word(packed) >> 4 * i & 15) * 0x00204081u & in_each_byte(1)) << 4;
 }
 
 // A unit's codes: the block at `at`, or unit `unit` of the block of 256 there.
@@ -56,7 +56,7 @@ static void read_unit(int type, const uint8_t *at, int unit, uint32_t *words) {
         case Q5_0: take_halves(words, at + 6), take_fifths(words, at + 2); break;
         case Q5_1: take_halves(words, at + 8), take_fifths(words, at + 4); break;
         case Q8_0:  // signed codes, plus 128
-            for (int i = 0; i < WORDS; i++) words[i] = word_at(at + 2 + 4 * i) ^ in_each_byte(128);
+            for (int i = 0; i < WORDS; i++) words[i] = packed_word(at + 2 + 4 * i) ^ in_each_byte(128);
             break;
         case Q2_K: take(words, WORDS, at + 16 + unit / 4 * 32, unit % 4 * 2, 3, 0); break;
         case Q3_K:
@@ -108,7 +108,7 @@ static inline uint8_t *put_plane(const int bits, const uint32_t *words, int from
 static inline const uint8_t *get_plane(const int bits, const uint8_t *plane, int from,
                                        uint32_t *words) {
     for (int line = 0; line < bits; line++) {
-        const uint32_t word = word_at(plane + line * LINE);
+        const uint32_t word = packed_word(plane + line * LINE);
         for (int i = 0; i < 8 / bits; i++)
             words[line * 8 / bits + i] |= (word >> bits * i & in_each_byte((1u << bits) - 1)) << from;
     }
