@@ -4,8 +4,6 @@ Without a name it measures what takes minutes and needs no network. Progress goe
 tables go to standard output, JSON, Markdown and pictures into the results folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -1,7 +1,5 @@
 """All benchmarks by name: how each is run, how much it measures, and the options of the command."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import replace

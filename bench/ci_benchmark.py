@@ -16,8 +16,6 @@ it ends the measurement; a loss twice as large will not; and a machine that dist
 throughout fails honest code: run it again on a quiet one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

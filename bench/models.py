@@ -4,8 +4,6 @@ Weights of 1.1 billion parameters are out of reach without a network, and they a
 long a pass takes depends on the shapes, not on the values of the weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -5,8 +5,6 @@ Neither model was trained on this text. The docstring of each function says how 
 The same seed gives the same prompts on every Python version.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import random

@@ -4,8 +4,6 @@ The page has no login. Any page in the same browser could send it a form, and re
 far as CORS or DNS rebinding let it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping

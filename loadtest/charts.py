@@ -4,8 +4,6 @@ Lines are broken where nothing was measured. Text has no colour of its own, so t
 a light and a dark page.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ overloaded server should refuse. The exit status is 1 if anything failed or noth
 a gate of `slo.py` is missed.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

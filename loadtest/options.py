@@ -4,8 +4,6 @@ Names are those of other benchmarks of LLM servers where these have one. The nam
 (`dest`) are what Locust's page shows.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ and at the end of the HTML report. They are built by Locust's extension points: 
 is none for charts: a script shows them below the tables.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import Namespace

@@ -4,8 +4,6 @@ Each makes the body of a request and reads the answer, whole or event by event. 
 Locust.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

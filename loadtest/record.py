@@ -15,8 +15,6 @@ the seconds in which its requests were: from its start to the last of their ends
 each worker records its own results and sends new ones to the master, which adds them up.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -211,7 +209,7 @@ class Tally:
         self.last = max(self.last, other["last"])
 
 
-COUNTS = tuple(one.name for one in fields(Tally) if one.type == "int")
+COUNTS = tuple(one.name for one in fields(Tally) if one.type is int)
 
 
 def _rounded(value: float) -> float:

@@ -8,8 +8,6 @@ every objective. Goodput has limits on single requests: it counts those that kee
 Nothing keeps a limit on a figure that was not measured: a run without answers misses its gates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

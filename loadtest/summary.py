@@ -1,7 +1,5 @@
 """A run's figures together with its limits: what the terminal, the page and the files show."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

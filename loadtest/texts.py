@@ -7,8 +7,6 @@ code of the standard library on which the demo pair was not trained, with other 
 with something made. People, places and things stay what they are throughout a conversation.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

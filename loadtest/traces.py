@@ -13,8 +13,6 @@ A line that cannot be used is left out, with its number and why. The file may be
 memory.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import math

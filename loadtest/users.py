@@ -5,8 +5,6 @@ or not earlier ones have been answered. Locust counts requests and nothing else;
 are the recorder's.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence

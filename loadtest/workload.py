@@ -6,8 +6,6 @@ would. A process that joins during a run has numbers of its own, none of a file,
 limits that were shared out at the start.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from argparse import Namespace

@@ -4,8 +4,6 @@ On anybody's machine `make test` skips what cannot run there. `scripts/check` an
 STRICT_SKIPS=1: then a skipped test that is not in this list fails the run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

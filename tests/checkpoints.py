@@ -5,8 +5,6 @@ with an index) and a byte-level tokenizer.json, trained on the spot. Keys of the
 names of tensors, order of axes and buffers are those of published checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 The models are made once for each worker of pytest. They are real graphs with random weights.
 """
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

@@ -4,8 +4,6 @@ The reference follows the paper and the format, not our code: it is slow, begins
 guess, and reads a checkpoint by itself.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ for that request. Tests run it for a moment. The full run is
 `python -m tests.faults --honest 4000 --faulty 1000`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Requests through an engine of this process, to their ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 

@@ -5,8 +5,6 @@ real architectures, with random weights and a chat template. No log may have an 
 tests/e2e serves the same kinds in containers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

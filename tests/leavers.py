@@ -1,7 +1,5 @@
 """Clients that leave an engine at random moments; the clients that stay must not notice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ can have. The tokens of a prompt come with its answer: of requests that were cut
 API alone knows them. Otherwise every count of the whole run is equal.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

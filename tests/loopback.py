@@ -1,7 +1,5 @@
 """HTTP servers on the loopback interface, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -4,8 +4,6 @@ Names and order are those of Qwen3.5's files; Qwen3 is the same without states, 
 The reference is slow, begins anew for every guess, and reads a checkpoint by itself.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

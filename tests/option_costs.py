@@ -5,8 +5,6 @@ of one core, the least of several runs. Every option is as costly as a request c
 biases, 64 bad words, 20 probabilities, penalties for as many different tokens as a prompt has.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

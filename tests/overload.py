@@ -1,7 +1,5 @@
 """A real server in a process of its own, and many clients that send at the same moment."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs a graph as the service does: prepacked for this processor, over a KV cache in blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

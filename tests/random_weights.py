@@ -1,7 +1,5 @@
 """Random tensors in safetensors files, written one at a time and as fast as the disk allows."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

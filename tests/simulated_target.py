@@ -5,8 +5,6 @@ numbers before it, read through the block tables. The next token depends on all 
 a wrong block, a stale number or a missing copy changes the text, as it does with a model.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ streams, plainly and with its drafters: tokens per second, and microseconds of t
 each token. All are medians of a few rounds in turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

@@ -1,7 +1,5 @@
 """A run that must leave no test out fails for one that is skipped, whichever process skipped it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings are read from the environment, and every wrong value is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import product

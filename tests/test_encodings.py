@@ -1,7 +1,5 @@
 """Text files are read and written as UTF-8, whatever the locale of the machine says."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

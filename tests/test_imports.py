@@ -1,7 +1,5 @@
 """The walls: who may import whom."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Sampling that requests leave open: what a text and a model's files say, and in which order."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ In the page every `code` is either a path of the repository or a name that one o
 same step defines: `Class`, `function` or `Class.method`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import reduce

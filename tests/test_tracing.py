@@ -1,7 +1,5 @@
 """Traces: what a collector gets of each kind of request, and what requests owe to a collector."""
 
-from __future__ import annotations
-
 import builtins
 import itertools
 import logging

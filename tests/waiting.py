@@ -1,7 +1,5 @@
 """Waiting for other processes and tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

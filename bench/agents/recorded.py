@@ -7,8 +7,6 @@ every request, so that two requests agree as far as they did. Names of tools and
 are kept, paths and accounts are replaced.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

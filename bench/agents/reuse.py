@@ -6,8 +6,6 @@ figure is the share of a prompt's tokens, up to where its system prompt and tool
 found, so a template that puts the history before the tools is judged with the history.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -5,8 +5,6 @@ trace meets a server that was just started. Lookups are measured on the real Smo
 tokens for gaps and continues the text, where the line at hand stands elsewhere in the prompt too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext

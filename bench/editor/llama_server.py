@@ -3,8 +3,6 @@
 That takes some five minutes on two cores, and needs CMake and a C++ compiler.
 """
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -4,8 +4,6 @@ llama.cpp's own quantizer writes the file, and both sides read it. The vocabular
 one of Qwen2, from llama.cpp's source archive, with the tokens for gaps that it lacks.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -8,8 +8,6 @@ answer has come; at all others the typist waits for the suggestion, however long
 on at once. So which key strokes are measured does not depend on how fast a server is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ per machine (graphs, their tiles, the costs of passes) is made before, without a
 volume that outlives containers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -7,8 +7,6 @@ prompts of 200 tokens for answers of 64; it fails if fewer than four requests ru
 or if the kernel kills the service.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Both versions of cgroups are in use, so both are supported. A program moves itse
 before it begins, so that all its pages are charged to the group.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ with the same file TinyLlama's shape made 59 tokens per second and, half an hour
 from the disk can be repeated.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specops.system.page_cache import forget

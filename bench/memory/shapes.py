@@ -7,8 +7,6 @@ weights, so its time is compared with what as many bytes take in TinyLlama's sha
 loaded at once and alternate.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -4,8 +4,6 @@ llama-cpp-python comes as source and is compiled for this processor, as it is fo
 takes some ten minutes on two cores and happens once.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

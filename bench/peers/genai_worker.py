@@ -4,8 +4,6 @@ It runs in the peers' environment. Everything but the number of threads has its 
 keys and values in int8, prompts split and fused with decoding, 256 tokens in a pass.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ It runs in the peers' environment: `python -m bench.peers.llama_model GGUF FOLDE
 FOLDER/TYPE.gguf. Which tensors get more bits than the type's name says is llama.cpp's choice.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -11,8 +11,6 @@ are its fastest settings. CPU milliseconds of one thread on an AMD EPYC with AVX
 | Q4_K_M | 30, 195, 197, 1900 | 30, 192, 201, 2105 | 31, 300, 309, 2541 |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import llama_cpp

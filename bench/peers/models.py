@@ -5,8 +5,6 @@ OpenVINO has one model of the checkpoint: NNCF's int4. It is compared with our o
 every GGUF of the checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

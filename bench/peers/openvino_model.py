@@ -10,8 +10,6 @@ lists of token ids, it rounds them with its best settings: asymmetrically in gro
 and scale estimation over these texts. It leaves embedding and head at 8 bits per row, as we do.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It runs in the peers' environment. Everything but the number of threads has its 
 quantization of activations, keys and values in int8, the precision that the processor suggests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The side loads the whole engine and uses its model runner. So tiles, read-ahead,
 and the number of tokens in a prompt's passes are the service's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 

@@ -4,8 +4,6 @@ It also runs in the other engines' environments, so it needs the standard librar
 is timed by the code below, around the same passes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ Bits per byte are those that the model needs for held-out code. Times are taken 
 sides in turns.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

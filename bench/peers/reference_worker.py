@@ -1,7 +1,5 @@
 """transformers in float32: the reference that all kinds of weights are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

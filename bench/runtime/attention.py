@@ -1,7 +1,5 @@
 """Attention's milliseconds in a pass, by past and rows: caches of two checkouts, in turns."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Sequence

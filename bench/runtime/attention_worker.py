@@ -3,8 +3,6 @@
 So this file uses only parts of the project that have been the same in every version.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

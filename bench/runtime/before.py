@@ -5,8 +5,6 @@ Each side is a process with its own checkout's interpreter, so old and new code 
 case: one computes while the other is idle. Ratios are taken round by round.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The interpreter decides which checkout's `specops` is measured. So this file use
 project that have been the same in every version: `Engine.load`, `scheduler.add`, `scheduler.step`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -4,8 +4,6 @@ Quality is measured with the logits of every token of a text. They do not depend
 cut into passes, so these are the logits that the service would sample from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

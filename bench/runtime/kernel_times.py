@@ -9,8 +9,6 @@ Each time is the least of some rounds, in turns, of eight products one after ano
 do not fit into a core's own cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -5,8 +5,6 @@ the graph's overhead. Shares are of the time inside kernels, which the profiler 
 a whole pass is taken in a session without the profiler, because profiling itself takes time.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Clients of the replicas: they send a plan's requests, and time the way through the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ The table is Envoy 1.40's, bit for bit, for replicas of equal weight (`maglev_lb
 with the real Envoy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

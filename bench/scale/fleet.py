@@ -1,7 +1,5 @@
 """Replicas of the service behind the real gateway, each on processors of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ would compute every conversation again. If it sent them by key alone, one replic
 while others idle. This benchmark shows whether the gateway avoids both, and what it costs itself.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The same traffic goes to one, two and three replicas, request for request. Every
 one of a few preambles, like the prompts of an application's users.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

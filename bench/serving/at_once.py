@@ -6,8 +6,6 @@ process of its own, asked over connections that stream. The peers are called dir
 them HTTP and text. Sides take turns round by round as in `compare`, with the same prompts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Draws latency, refusals and tokens per second over the rate of arrivals for each
 prints the knees (see `loadtest/slo.py`) as a table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -6,8 +6,6 @@ itself, because some clients send half a request or leave in the middle, and bec
 shares two cores with the server must take little of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -6,8 +6,6 @@ after a long document, and a document under a stream of questions, each beside t
 take turns run by run, on servers with empty caches.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """The service as its users run it: `specops serve` in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -10,8 +10,6 @@ is easily guessed. So the first figure is that of English questions whose answer
 the others stand in rows of their own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

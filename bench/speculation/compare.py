@@ -1,7 +1,5 @@
 """Which drafter for which text: plain, suffixes, draft, cascade and adaptive, per category."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 

@@ -4,8 +4,6 @@ All requests of a batch share every pass, with the draft tokens of all of them. 
 little as long as a pass is short. Whether a draft token pays depends on the load and on the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 

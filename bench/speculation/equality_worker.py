@@ -5,8 +5,6 @@ Threads and kernels belong to a process, so every choice of them takes a process
 and tokens, not in seconds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

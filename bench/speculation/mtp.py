@@ -6,8 +6,6 @@ nothing. The block drafts alone, lookups alone, or both, as by default: what the
 lookups is judged against lookups alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -5,8 +5,6 @@ weights. So a script knows the target's own greedy continuations from an earlier
 position wrong with a given probability, whatever drafts it. A table with such figures says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

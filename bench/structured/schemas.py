@@ -1,7 +1,5 @@
 """More than 200 JSON schemas: every keyword that llguidance knows, alone and in other schemas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Schema = dict[str, Any]

@@ -7,8 +7,6 @@ drafter, alone and among others. Each complete answer must parse and validate, a
 give the same tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace

@@ -1,8 +1,6 @@
 """Describes the machine, the software and the command of a measurement: without them no figure can
 be compared."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

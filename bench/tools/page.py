@@ -1,7 +1,5 @@
 """Makes one HTML page of all results. It needs no network, no script and no other file."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draws charts (`report.Chart`) as SVG."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

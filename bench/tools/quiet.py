@@ -5,8 +5,6 @@ After a forward pass the threads of ONNX Runtime's pool spin while they wait for
 begins when all sides are idle, and the CPU time of the idle sides is reported.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Looks at something again and again beside the work that is measured."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

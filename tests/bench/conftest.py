@@ -1,7 +1,5 @@
 """The tiny model that benchmarks run in tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.models import BenchModel

@@ -1,7 +1,5 @@
 """The quality gate closes for a loss and for short jumps; a loss is measured on before."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench import ci_benchmark

@@ -1,7 +1,5 @@
 """Prompts are of the kind that they say, held out, and the same every time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m bench NAME --quick` for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

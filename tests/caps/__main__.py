@@ -9,8 +9,6 @@ a plan that is too large gives away KV cache. Of the KV cache, blocks count that
 stays level after so many requests. The exit status is 1 if that does not hold; the reasons follow.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

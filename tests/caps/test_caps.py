@@ -1,7 +1,5 @@
 """A run below a memory limit finds kills, growth, long waits and plans that do not hold."""
 
-from __future__ import annotations
-
 import random
 from argparse import Namespace
 from collections import Counter

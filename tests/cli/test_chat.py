@@ -1,7 +1,5 @@
 """`specops chat`: reads lines, prints answers, and can save the conversation."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command line, on the tiny models with random weights."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

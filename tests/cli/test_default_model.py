@@ -1,7 +1,5 @@
 """`specops generate`, `chat` and `info` as a person types them, on the default model."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

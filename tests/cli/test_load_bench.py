@@ -1,7 +1,5 @@
 """`specops bench load`: the times add up, and the memory is what a serving process holds."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

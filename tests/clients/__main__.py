@@ -5,8 +5,6 @@ prints a table of all clients and features. The exit status is 1 where a cell is
 has it. `--only NAME` tries the clients whose names have this in them.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

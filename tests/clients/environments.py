@@ -3,8 +3,6 @@
 What is there already stays; a change of a pin installs anew. `make clean` removes all of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Whether what a client reported is what its users expect."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

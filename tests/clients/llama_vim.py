@@ -7,8 +7,6 @@ exit status is 1 if no suggestion is shown or accepted, or if one goes on after 
 plug-in sends one request at a time: keys pressed meanwhile wait for its answer, and cancel nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A client's driver in a process of its own, which tries one feature at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `docs/api.md` shows this table. The versions are those that the files beside it pin.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

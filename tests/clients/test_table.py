@@ -1,7 +1,5 @@
 """The table of clients is complete, and is what the drivers have."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Clients of the API for the tests of containers: one answer, or a stream to watch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """One stack for all tests of containers, and lines about it in the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

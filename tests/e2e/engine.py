@@ -1,7 +1,5 @@
 """The Docker Engine and the Docker Compose of the tests: those of the machine, or our own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

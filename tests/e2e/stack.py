@@ -1,7 +1,5 @@
 """The project in compose.yaml, started beside other projects on the engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ Debian does not package it. Downloads stay in .cache/e2e.
     python -m tests.e2e.stand_ins     downloads only: two minutes, which mostly wait for the disk
 """
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import os

@@ -3,8 +3,6 @@
 And what the engine of these tests leaves behind.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

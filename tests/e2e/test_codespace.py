@@ -3,8 +3,6 @@
 Its image has to be pulled for that; tests/stack/test_codespace.py has the rules as a model.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import secrets

@@ -1,7 +1,5 @@
 """compose.yaml, unchanged, on a Docker Engine: hardened, limited, watched, killed and drained."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What a new user does on each page of the stack in containers, on each kind of preset."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A process loads a model from the hub and generates tokens. Its changes to the ca
 counted; before one of them all its processes are killed. `KILLS=all` tries each change.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The README's commands, typed as a newcomer does: the path with Docker, from start to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

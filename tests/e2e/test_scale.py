@@ -1,7 +1,5 @@
 """compose.scale.yaml over compose.yaml on a Docker Engine: three replicas, one killed, one hung."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Answers follow their grammar, and drafts change nothing about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `python -m bench structured` compares 200 prompts of a real model.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

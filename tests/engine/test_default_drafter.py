@@ -1,7 +1,5 @@
 """SPECOPS_DRAFTER with each kind of draft: it serves, or the message says what is missing."""
 
-from __future__ import annotations
-
 import pytest
 
 from specops.config import ConfigError, Settings

@@ -1,7 +1,5 @@
 """The bundled pair on held-out prompts: the output is the target's own, whatever was drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count

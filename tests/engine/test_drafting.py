@@ -1,7 +1,5 @@
 """Which drafters are asked: the cheapest first, each where it pays and has read the text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

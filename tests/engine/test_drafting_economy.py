@@ -3,8 +3,6 @@
 That goes for a draft head, whatever it reads and says, and for a draft model beside a lookup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

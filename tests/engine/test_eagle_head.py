@@ -1,7 +1,5 @@
 """An EAGLE-3 head computes what the format says, whatever happens to its requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import count, product

@@ -1,8 +1,6 @@
 """Embeddings: the mean of transformers' hidden states, the same bits however they were computed,
 and nothing that requests beside them would notice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loading: what is asked for is what is loaded, and what does not fit is refused by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

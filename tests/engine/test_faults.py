@@ -1,7 +1,5 @@
 """A request in which something goes wrong fails alone; a drafter that fails costs only speed."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

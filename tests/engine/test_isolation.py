@@ -1,7 +1,5 @@
 """What a client has asked saves no other client work: neither the target's nor a draft model's."""
 
-from __future__ import annotations
-
 import pytest
 
 from specops.runtime.kvcache.prefix_cache import PrefixSharing

@@ -1,7 +1,5 @@
 """A request that ends early leaves within a step, in any phase, and changes no other request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Probabilities of tokens: the target's own, for any drafter and any way to choose tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model's own MTP block drafts for it: as its format says, and without changing any output."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

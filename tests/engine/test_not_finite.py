@@ -1,7 +1,5 @@
 """A model whose numbers are NaN or infinite ends every request in an error, and never with text."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

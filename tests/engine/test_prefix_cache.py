@@ -1,7 +1,5 @@
 """What requests leave in the cache saves others work and changes no token of theirs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

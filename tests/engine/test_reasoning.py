@@ -1,7 +1,5 @@
 """Reasoning end when their tokens are spent, by the same tokens whatever is drafted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of the queue: no client starves, and clients with the same demand get the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import count
 from unittest.mock import patch

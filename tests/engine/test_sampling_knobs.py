@@ -1,7 +1,5 @@
 """Every way to choose tokens gives speculative requests what plain decoding gives them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Requests through the scheduler: one pass per step, and what each would get alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whatever comes, leaves, is preempted or shared: everybody gets what he would get alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st

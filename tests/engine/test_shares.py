@@ -1,7 +1,5 @@
 """Whoever sends what and when: everybody is served, and clients that want alike get alike."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

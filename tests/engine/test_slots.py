@@ -1,7 +1,5 @@
 """Slots and blocks: which sequence gets them and gives them up, and that the first goes on."""
 
-from __future__ import annotations
-
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager

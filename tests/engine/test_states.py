@@ -5,8 +5,6 @@ rule has a state, and a small Granite 4, whose Mamba-2 has one; a small Gemma 4,
 read the keys and values of others, with windows of 40. Their weights are random.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """All models of a process compute on one set of threads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

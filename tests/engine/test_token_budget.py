@@ -1,7 +1,5 @@
 """A long prompt makes nobody wait longer than allowed, and does not wait long itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

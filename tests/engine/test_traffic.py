@@ -6,8 +6,6 @@ takes that for `PATIENCE`; with a record of `bench order --other` it sends the s
 and compares.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

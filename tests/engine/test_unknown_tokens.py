@@ -1,7 +1,5 @@
 """A token that the tokenizer has and the model has not ends its request, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ results.md, and the table of keys into keys.md. `make test` has no part in this:
 network.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -6,8 +6,6 @@ becomes U+FFFD, whole characters too. A stream cannot wait for the end of a run,
 have no such runs.
 """
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -6,8 +6,6 @@ architectures are read. A key without a line in `KEYS` is a failure, and so is a
 otherwise than what was observed: nothing that has a meaning may be passed over unnoticed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import tempfile

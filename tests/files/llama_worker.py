@@ -4,8 +4,6 @@ It runs in an environment of its own, with llama.cpp's library: `llama_worker.py
 The first line that it writes says which tokens begin and end texts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

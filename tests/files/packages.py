@@ -5,8 +5,6 @@ chat templates of published models. The library, compiled from it, has an enviro
 Packages of npm carry tokenizers as their authors published them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

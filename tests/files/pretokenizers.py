@@ -7,8 +7,6 @@ expressions differently from the tokenizer.json that they come from, because its
 of them: `APPROXIMATED` says where. Such texts are replaced by others.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -6,8 +6,6 @@ service runs under caps of 4 GB and 700 MiB, which takes root. Gemma's licence a
 and no default; where the package index lacks it, its row says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """How many documents were tried, equal and refused, and the pages that have the figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

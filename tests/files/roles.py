@@ -5,8 +5,6 @@ absent, impossible or unusual. Each is also asked for the tokens of texts, with 
 adds. `EXCEPTIONS` names what is done otherwise on purpose.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

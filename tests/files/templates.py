@@ -7,8 +7,6 @@ leaves something out, or the model's form of calls is not known here, the prompt
 text. Calls that a template has written, cut at random places, are read as those calls.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

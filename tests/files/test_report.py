@@ -1,7 +1,5 @@
 """The figures of `make files` stand on their page, and nothing different is passed over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

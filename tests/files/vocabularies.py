@@ -6,8 +6,6 @@ documents of their own have all documents of the others. The library leaves norm
 which the published tokenizers of Qwen have, to its users: there it gets normalized texts.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

@@ -9,8 +9,6 @@ The command prints how many cases ran. A finding ends its subject; it is printed
 which `--seed` repeats the case, and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """What all fuzzers have in common: how many cases they try, and what a finding is."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Damages the content of files, of JSON or any other kind; random numbers choose how."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

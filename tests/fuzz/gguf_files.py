@@ -1,7 +1,5 @@
 """Damaged and hostile GGUF files: each is converted completely or refused."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

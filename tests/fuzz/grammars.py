@@ -6,8 +6,6 @@ Of those that are compiled no call holds the engine up for longer than `_STALL_S
 processor, whatever tokens and drafts come, and the process does not grow.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import random

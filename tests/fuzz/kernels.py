@@ -1,7 +1,5 @@
 """Builds `kernels.c` with the kernels, under sanitizers, and runs it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex

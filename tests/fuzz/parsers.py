@@ -4,8 +4,6 @@ A case is a seed, which chooses what is damaged and how. Any other exception of 
 or more than `LONGEST` seconds of CPU is a finding, reported with its seed.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

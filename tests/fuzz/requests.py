@@ -6,8 +6,6 @@ small. A finding is a failure of the server, a refusal without a word, a long wa
 that holds the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

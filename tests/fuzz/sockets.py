@@ -6,8 +6,6 @@ that failed, a request or a descriptor that is left, or a log of more than a meg
 lines of requests that came whole and were answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

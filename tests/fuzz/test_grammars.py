@@ -1,7 +1,5 @@
 """Hostile grammars end and stall nothing; `make fuzz ARGS="--only grammars"` tries more."""
 
-from __future__ import annotations
-
 from tests.fuzz import grammars
 
 

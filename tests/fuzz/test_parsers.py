@@ -1,7 +1,5 @@
 """Damaged files are read or refused with an error of ours; `make fuzz` tries more of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

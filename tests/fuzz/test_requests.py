@@ -1,7 +1,5 @@
 """Odd bodies of every endpoint; `make fuzz ARGS="--only requests"` sends more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specops.http.protocols import PROTOCOLS

@@ -1,7 +1,5 @@
 """Clients that cut, reset and stall hurt nobody; `make fuzz ARGS="--only sockets"` tries more."""
 
-from __future__ import annotations
-
 from tests.fuzz import sockets
 
 

@@ -1,7 +1,5 @@
 """Long texts reach every endpoint that encodes one; `make fuzz ARGS="--only texts"` sends them."""
 
-from __future__ import annotations
-
 import json
 
 from specops.http.protocols import PROTOCOLS

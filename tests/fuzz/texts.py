@@ -6,8 +6,6 @@ answer that is the server's failure or has no word why, a request that is left, 
 every plan leaves spare, or, where a run has a time, a neighbour who waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

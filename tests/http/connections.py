@@ -1,7 +1,5 @@
 """A server on the loopback interface and raw clients; the test says when it looks at them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The API with a fake service, and a client of it, for the tests of endpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Clients of the application with a real engine, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 

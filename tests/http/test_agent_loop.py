@@ -1,7 +1,5 @@
 """An agent's loop with a real model: calls are made, answered and talked about, turn after turn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

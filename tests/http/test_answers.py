@@ -1,7 +1,5 @@
 """The answers of /generate, completions and chats: their form, streams, choices, probabilities."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import asdict, replace

@@ -4,8 +4,6 @@
 them, and schemathesis' 6,000 systematic ones, which take half a minute.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

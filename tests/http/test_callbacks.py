@@ -1,7 +1,5 @@
 """A failing callback of the server ends one connection; the process and the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

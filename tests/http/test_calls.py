@@ -1,7 +1,5 @@
 """Rules of calls with a real engine, in each format and protocol (an agent: test_agent_loop)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

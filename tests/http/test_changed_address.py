@@ -3,8 +3,6 @@
 Each request is the smallest that those servers answer and a client of theirs sends.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace

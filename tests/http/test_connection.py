@@ -1,7 +1,5 @@
 """Clients that are too slow, too many, or not HTTP are answered, counted and disconnected."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

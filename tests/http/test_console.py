@@ -1,7 +1,5 @@
 """The console's page and its figures, without a browser: what is sent, and when it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

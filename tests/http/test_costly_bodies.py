@@ -1,7 +1,5 @@
 """A body that is wrong in a thousand places, or long, costs other requests nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

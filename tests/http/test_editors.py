@@ -1,7 +1,5 @@
 """Editors that write the model's tokens for gaps themselves: what Zed and Continue send."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/embeddings through OpenAI's own client: against a scripted engine, and a real one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tracemalloc

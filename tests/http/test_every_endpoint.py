@@ -1,7 +1,5 @@
 """What all endpoints that generate do alike: refusals, failures, and clients that leave."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import replace

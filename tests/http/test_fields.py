@@ -1,7 +1,5 @@
 """Every field, by path: what it becomes in the engine, or the error that names it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The healthcheck waits for a model that is on its way, and for nothing else."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

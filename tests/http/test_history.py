@@ -1,7 +1,5 @@
 """Histories as clients keep them: with parts of other servers, of older forms, and with gaps."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints

@@ -1,7 +1,5 @@
 """Grammars that are made to take long, sent to a real engine while other requests stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Names and origins: what DNS rebinding needs is refused, what people use is taken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """llama-server's protocol: what llama.vim and llama.vscode send, and what they read of answers."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

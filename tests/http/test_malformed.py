@@ -3,8 +3,6 @@
 `MALFORMED_CASES` is their number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -4,8 +4,6 @@ Clients validate answers. A field that may be missing need not be allowed to be 
 SDK, for example, throws an answer of `/v1/messages` away whose text has `"citations": null`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What JSON can spell and other formats cannot: half characters, long numbers, odd line ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

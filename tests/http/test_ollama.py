@@ -1,7 +1,5 @@
 """Ollama's own client, and bodies that Go would read (the table of its calls: test_protocols)."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

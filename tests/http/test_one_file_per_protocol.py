@@ -5,8 +5,6 @@ one line in the table of protocols. So its module defines its bodies, its endpoi
 and no module of the service but the table imports it or has one of its paths.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Promises of SECURITY.md that belong to no endpoint: what clients name is not followed or run."""
 
-from __future__ import annotations
-
 import ast
 import hmac
 import json

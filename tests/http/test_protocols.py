@@ -1,8 +1,6 @@
 """The parts that only one chat protocol has: events, finish reasons, errors; and the table of calls
 in client_calls.md, row by row."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

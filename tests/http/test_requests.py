@@ -1,7 +1,5 @@
 """Prompts, templates and bodies of requests; their fields: test_fields.py."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """JSON schemas in every protocol: what cannot be enforced is left out and named, or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

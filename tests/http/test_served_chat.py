@@ -1,8 +1,6 @@
 """The chat model itself, where `make up` has fetched it: the first question of a client that sends
 no system message has an answer, whatever protocol it speaks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

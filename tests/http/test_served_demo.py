@@ -1,7 +1,5 @@
 """`specops serve` with the bundled pair and a crowd."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections import Counter

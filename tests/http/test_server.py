@@ -1,7 +1,5 @@
 """Ending on a signal: running requests get their answers, later ones get 503."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """What the service says of itself: models, health, metrics, links; ids, keys and the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Tools through the official clients: each of them understands what the model wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients take turns at encoding and templates, and what those have sent who left is dropped."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Metrics: the page shows what was observed, and every series is there before any traffic."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

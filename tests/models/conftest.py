@@ -1,7 +1,5 @@
 """Fixtures: a hub with a tiny model in this process, and child processes that get killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

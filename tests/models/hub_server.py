@@ -4,8 +4,6 @@ Serves `/api/models/{repo}/revision/{revision}` and `/{repo}/resolve/{revision}/
 files redirect to `/storage/{sha256}` on another host, which must not get the token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

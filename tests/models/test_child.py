@@ -1,7 +1,5 @@
 """Child processes run our modules, whatever lies in the working directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

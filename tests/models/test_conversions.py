@@ -1,7 +1,5 @@
 """Conversions: one for each content, made by one process at a time, never used half-made."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

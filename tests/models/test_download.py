@@ -1,7 +1,5 @@
 """Downloads over bad connections, to full disks, from hubs that refuse: the result is whole."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from pathlib import Path

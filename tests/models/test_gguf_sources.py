@@ -1,7 +1,5 @@
 """A GGUF as a source: a local file or one on the hub, whole or in shards, converted once."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models on the hub: their names, their folders, and which of their files are downloaded."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

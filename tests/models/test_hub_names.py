@@ -1,7 +1,5 @@
 """Names that the hub does not allow are refused before anything is asked."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id

@@ -1,7 +1,5 @@
 """From the hub to tokens: downloads are reported, conversions are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `scripts/native.py` starts it again here, and Compose's restart policy in a container.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

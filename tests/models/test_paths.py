@@ -1,7 +1,5 @@
 """Paths that a repository's file names stay inside its folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

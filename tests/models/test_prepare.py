@@ -1,7 +1,5 @@
 """From a name to a folder: presets are valid, and every layout loads."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What cannot run is refused in words before its weights are downloaded or read."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each version is a copy of the package with a conversion format of its own, as a 
 changes what the converter writes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

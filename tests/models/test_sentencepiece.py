@@ -1,7 +1,5 @@
 """A tokenizer.model becomes the same tokenizer as the published tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib import import_module

@@ -1,7 +1,5 @@
 """State dicts are read as torch reads them, and no code in the file ever runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

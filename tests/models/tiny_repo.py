@@ -1,7 +1,5 @@
 """The tiny model on the hub of these tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specops.models.hub import HubModel

@@ -5,8 +5,6 @@ or several), with or without the prefix of the class, or torch's own. Layers can
 rest of a configuration stays true.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from abc import ABC, abstractmethod

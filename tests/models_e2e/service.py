@@ -1,7 +1,5 @@
 """Runs `specops serve` as a process and watches its states, times and memory from the start."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

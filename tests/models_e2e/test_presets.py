@@ -7,8 +7,6 @@ presets that it names: Phi-3's 3.8 billion parameters need 30 GB of disk and som
 `make check` runs the smallest preset of each kind, `make presets` the others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A model writes conversations that follow from their numbers, and they are kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A table is made from start to end, with interruptions, and then serves; more time goes on."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

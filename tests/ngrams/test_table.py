@@ -1,7 +1,5 @@
 """A table of n-grams says what mostly followed in a model's own texts, as a scan of them would."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

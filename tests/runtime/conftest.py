@@ -1,7 +1,5 @@
 """Fixtures for tests that run several kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from specops.runtime import kernels

@@ -1,7 +1,5 @@
 """A batch is spans one after the other, and counts what they cost."""
 
-from __future__ import annotations
-
 import pytest
 
 from specops.runtime.batch import Batch, Span

@@ -1,7 +1,5 @@
 """Costs are measured at the first start and checked at each later one; the least times are kept."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

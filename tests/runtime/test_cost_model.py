@@ -1,7 +1,5 @@
 """Predicted costs are monotone and invertible, and follow the machine's speed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

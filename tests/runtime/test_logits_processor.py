@@ -1,7 +1,5 @@
 """Penalties, biases and forbidden words: each position's logits by the tokens before it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

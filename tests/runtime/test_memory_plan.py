@@ -1,7 +1,5 @@
 """A plan fits, is no smaller than it has to be, and a refusal has the numbers."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The runner gives each pass to the graph as it is, and refuses graphs that do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

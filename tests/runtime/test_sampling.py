@@ -1,7 +1,5 @@
 """Filters keep the right tokens, draws follow the weights, and all kernels agree to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The asynchronous engine with a real model, for tests of it and of what stands on it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Admission: who is refused and why, queue positions, and waits that follow earlier requests."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

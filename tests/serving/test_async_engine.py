@@ -1,7 +1,5 @@
 """The asynchronous engine: admission, cancellation, draining, and errors of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

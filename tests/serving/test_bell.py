@@ -1,7 +1,5 @@
 """The bell: a thread has the event loop call a function, and keeps the interpreter meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Clients take turns at a thread; who leaves is dropped, and short work passes long work."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -12,8 +12,6 @@ not. The 95th percentile of the last sixth may be 15 % above that of the first o
 than ten minutes reports it without a judgement.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

@@ -4,8 +4,6 @@ Clients arrive at fixed moments (open loop), however busy the server is. The mom
 in each window, so that windows can be compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

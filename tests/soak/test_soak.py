@@ -1,7 +1,5 @@
 """A soak finds growth, leftovers, slowness and different answers."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

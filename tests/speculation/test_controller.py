@@ -1,7 +1,5 @@
 """The controller against a simulated machine: its costs are given, nothing depends on a clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Verification gives the target's own output: token by token, or in distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

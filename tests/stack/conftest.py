@@ -1,7 +1,5 @@
 """What several tests share: a browser, a running console, and the load test's modules."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace

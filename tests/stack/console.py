@@ -1,7 +1,5 @@
 """What tests do with the console in a browser: open, ask, wait, script answers, measure."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

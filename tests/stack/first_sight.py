@@ -3,8 +3,6 @@
 An error on a page, an answer with the status of an error or an empty place fails the test.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

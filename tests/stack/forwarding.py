@@ -7,8 +7,6 @@ Observed in public reports: symfony/demo issue 1542, mastodon pull request 26400
 issue 384.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

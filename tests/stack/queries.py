@@ -1,7 +1,5 @@
 """What dashboards and rules ask Prometheus for, and the series that the service exposes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Requests wait, run and end in simulated time, and the service's own `Metrics` co
 and panels are asked about series that fit together, and what really happened stays at hand.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Where things are and how to run them, for the tests of the stack."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The browser of the tests does not notice interfaces that come and go beside it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The chat model is fetched whole and verified, or `make up` says in a line why it is not."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Grafana is only to be had as an image: tests/e2e/test_codespace.py asks it wheth
 browser's requests behind the proxy, where that image can be pulled.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The commands of the project: short targets, clear refusals, clean ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """compose.yaml and compose.scale.yaml: hardened, limited, pinned, passing every setting on."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

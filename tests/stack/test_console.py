@@ -4,8 +4,6 @@ Needs playwright and a Chromium (Debian: `apt-get install chromium`); skipped wi
 model does not do by itself (refuse, fail in the middle of an answer) is scripted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

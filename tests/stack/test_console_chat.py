@@ -3,8 +3,6 @@
 On the default model. Answers that it would never give are scripted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -4,8 +4,6 @@ In the other direction, every metric of the service is documented. A metric that
 code fails here.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Dashboards: generated, explained, and reading only what exists."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

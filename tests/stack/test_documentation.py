@@ -1,7 +1,5 @@
 """The documentation agrees with the code: settings, commands, files, fields, layers, figures."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Typing traces: what is typed is the files' text, and requests are those of llama.vim."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import islice, pairwise

@@ -3,8 +3,6 @@
 On the default model, as `make up` starts it, and on a preset of each other kind.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `grafana_types/schema.json` holds the types of `@grafana/schema`; schema.mjs beside it wrote it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

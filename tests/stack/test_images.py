@@ -1,7 +1,5 @@
 """The Dockerfiles: no root, checked for health, no torch, no BuildKit-only syntax."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

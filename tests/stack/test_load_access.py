@@ -1,7 +1,5 @@
 """What Locust's page refuses, and which host gets the API's key: pages of strangers try both."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

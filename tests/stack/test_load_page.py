@@ -1,7 +1,5 @@
 """Locust's page as a person uses it: the form, START, the tabs, STOP and the report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The load test's prompts: no two alike, of the lengths of real ones, and the same for a seed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

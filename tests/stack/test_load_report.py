@@ -1,7 +1,5 @@
 """The load test's figures: stages, limits, the knee, and the prompts and shapes that it uses."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

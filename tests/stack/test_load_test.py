@@ -1,7 +1,5 @@
 """The load test on a stand-in API: what it counts, and its exit status."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Traces of real traffic: each format by a file of its kind with a tenth of its lines broken."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

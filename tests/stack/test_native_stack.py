@@ -1,7 +1,5 @@
 """The real stack without Docker: API on the default model, Prometheus and Locust as processes."""
 
-from __future__ import annotations
-
 import bisect
 import csv
 import json

@@ -3,8 +3,6 @@
 One dead replica of three: `test_dashboards.py`, by the rules and queries alone.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterator

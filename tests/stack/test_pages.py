@@ -1,7 +1,5 @@
 """Pages of a service that asks for a key, in a real browser: without one, and with a wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

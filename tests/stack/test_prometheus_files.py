@@ -1,7 +1,5 @@
 """Prometheus' configuration and rules, checked by the real promtool."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dashboards and alerts over idle times, loads and restarts: the right figure at every step."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """swap-setup.sh: refusals, and swap on loop devices that are formatted, mounted and filled."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 On an engine that cannot start a container with a memory limit it says why, and runs natively.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What opens a workspace and what checks a change: the dev container, the workflow, the lock."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -20,8 +20,6 @@ Every other test must pass; the exit status is 1 if one fails. The suites need a
 time; then they take less than 15 minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

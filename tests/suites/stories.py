@@ -6,8 +6,6 @@ suite's prompts the same numbers. Its weights are random, and it never writes a 
 single byte. A second one has the tokens that mark a gap in a text.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is not claimed of other servers' tests is listed with a reason each, and readable."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The imitated machine of these tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

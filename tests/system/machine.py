@@ -1,7 +1,5 @@
 """A machine's /proc and /sys/fs/cgroup, as folders that a test fills."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

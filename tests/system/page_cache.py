@@ -1,7 +1,5 @@
 """Looks into the page cache."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Threads share one pool of memory, large blocks are mapped apart, and holes are returned."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

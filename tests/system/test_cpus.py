@@ -1,7 +1,5 @@
 """Threads follow the cgroup's quota and the affinity."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

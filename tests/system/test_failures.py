@@ -1,7 +1,5 @@
 """Failures of callbacks are counted each time, and logged once a minute for each kind."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

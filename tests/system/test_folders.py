@@ -1,7 +1,5 @@
 """Folders and files appear whole, and one process writes at a time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a cache keeps: the two generations used last, and whatever was used within a week."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

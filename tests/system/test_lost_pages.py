@@ -1,7 +1,5 @@
 """A mapped file that becomes shorter ends the process with one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Memory readings from imitated procfs and cgroup trees, and from this machine."""
 
-from __future__ import annotations
-
 import mmap
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Without the parts that only Linux has, the rest works: each test takes one part away."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """`read_ahead` brings a file into the page cache, `forget` drops it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

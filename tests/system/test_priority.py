@@ -1,7 +1,5 @@
 """Threads that compute get a lower priority; other threads keep theirs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Resources: both cgroup versions are read; without cgroups the figures are zeros."""
 
-from __future__ import annotations
-
 import mmap
 import resource
 from pathlib import Path

@@ -5,8 +5,6 @@ of the published tokenizer.json. The merges come from a few lines of text. Furth
 vocabulary up to the published size, so that every id has a text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache

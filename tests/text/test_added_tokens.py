@@ -1,7 +1,5 @@
 """Tokens that stand only beside tokenizer.json are tokens, as in transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

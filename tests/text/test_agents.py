@@ -1,7 +1,5 @@
 """What agents write that changes with every request is removed, and nothing that a user wrote."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

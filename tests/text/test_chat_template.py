@@ -1,7 +1,5 @@
 """Chat templates give the prompts of transformers, and can do nothing else."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

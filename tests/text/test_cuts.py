@@ -1,7 +1,5 @@
 """A long text is encoded in parts, and has the same tokens as at once."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Filling in: special tokens in the order of each family."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Grammars become masks of the allowed tokens, or an error that says why not."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

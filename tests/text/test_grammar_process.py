@@ -1,7 +1,5 @@
 """Grammars that exceed a limit cost their own request an error, and the process a restart."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

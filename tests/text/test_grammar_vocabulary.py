@@ -1,7 +1,5 @@
 """The grammar library gets the tokens that it would read itself, in the memory that is planned."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """JSON of models and clients becomes values that can be written, or an error."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

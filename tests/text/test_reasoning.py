@@ -1,7 +1,5 @@
 """Stop strings count only behind an answer's reasoning, however tokens and marks are cut."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Stop strings end the text exactly, wherever the tokens were cut."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Text comes back from its tokens; wrong tokenizers are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

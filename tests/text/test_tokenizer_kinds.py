@@ -1,7 +1,5 @@
 """Every published kind of tokenizer gives every text back, as a whole and token by token."""
 
-from __future__ import annotations
-
 import random
 import sys
 import unicodedata

@@ -1,7 +1,5 @@
 """Recorded requests hold no prose of others, and agree as far as the originals did."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.agents.recorded import FOLDER, expanded, load

@@ -1,7 +1,5 @@
 """What is played of a typing trace, and what becomes of the requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """What counts as decoding of several requests at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

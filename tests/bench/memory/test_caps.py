@@ -1,7 +1,5 @@
 """The cap table: what is measured under a real cap, kept case by case and drawn."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, replace
 from pathlib import Path

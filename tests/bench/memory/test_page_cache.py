@@ -1,7 +1,5 @@
 """What is evicted has to be read from the disk again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

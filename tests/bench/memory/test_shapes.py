@@ -1,7 +1,5 @@
 """Whole shapes: a byte's time is compared with TinyLlama's, and each bound is a target."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

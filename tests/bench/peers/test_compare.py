@@ -1,7 +1,5 @@
 """The comparison itself, with our own decoder on every side, and with the real peers."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What weights cost: the figures follow from the logits, and a picture shows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

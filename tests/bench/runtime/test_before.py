@@ -1,7 +1,5 @@
 """A worker of either checkout does what it is asked to."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.runtime import before_worker

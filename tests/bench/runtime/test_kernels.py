@@ -1,7 +1,5 @@
 """The profile adds up: every kernel of the passes that count, and no other."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.models import BenchModel

@@ -1,7 +1,5 @@
 """Maglev's table sends each key to the replica that the real Envoy chooses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.scale.envoy import Maglev

@@ -1,7 +1,5 @@
 """Tables say what was measured, and targets are judged by it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The client of all loads: what it sends, and how it says that an answer ended."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The order of prompts over HTTP: a real service, and judgement on made-up figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The server under test reads the benchmark's settings, and says why it does not start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches as a benchmark would have made them: eleven tokens an answer, ten of them decoded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.engine.together import Answer, Batch

@@ -1,7 +1,5 @@
 """Every experiment runs on a tiny pair, and targets are judged by what was measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Output is compared with plain decoding alone, request by request: no difference is lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark of MTP blocks: a trained one has to gain, and one that guesses nothing is free."""
 
-from __future__ import annotations
-
 from bench.speculation import mtp
 from bench.speculation.ways import PLAIN, Config, Measured
 from tests.bench.speculation.runs import ADAPTIVE, measured

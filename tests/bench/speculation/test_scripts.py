@@ -1,7 +1,5 @@
 """A script is right as often as it is told to be."""
 
-from __future__ import annotations
-
 from bench.speculation.scripts import Script
 
 VOCAB = 320

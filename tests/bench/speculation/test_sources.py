@@ -1,7 +1,5 @@
 """Draft tokens by source and position: metrics, answers and benchmarks say the same of one run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The gain of speculation: every figure of a row follows from the requests' counts, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.models import BenchModel

@@ -1,7 +1,5 @@
 """The benchmark of structured output runs on a tiny model and finds what does not fit."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

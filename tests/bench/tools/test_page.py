@@ -1,7 +1,5 @@
 """Charts become pictures, and all results one page that needs nothing else."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sides compute in turns, each while all others are idle."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

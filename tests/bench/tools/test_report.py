@@ -1,7 +1,5 @@
 """Figures, tables and results say the same on the screen, in Markdown and in JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process under comparison answers, or is named with the last lines of its output."""
 
-from __future__ import annotations
-
 import os
 import sys
 

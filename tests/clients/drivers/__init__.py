@@ -3,8 +3,6 @@
 They run in the clients' own environment, where the service is not installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar

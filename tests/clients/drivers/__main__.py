@@ -6,8 +6,6 @@ whoever drives it can look at the server while this process, and all that the cl
 lives. `drivers.mjs` does the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

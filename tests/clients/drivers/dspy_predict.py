@@ -1,7 +1,5 @@
 """DSPy; the model's prefix chooses the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 

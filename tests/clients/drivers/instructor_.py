@@ -1,7 +1,5 @@
 """Instructor, which is for structured output; it wraps a client of another package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """LangChain's chat models; what `langchain_openai` and `langchain_ollama` share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LangChain with `langchain-ollama`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LiteLLM; the model's prefix chooses the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ollama's own client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

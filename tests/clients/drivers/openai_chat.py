@@ -1,7 +1,5 @@
 """OpenAI's own client, with its chat protocol."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients that ask a gateway without a pause, and what they see."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The real Envoy on deploy/gateway/envoy.yaml, in front of replicas that are real or fakes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

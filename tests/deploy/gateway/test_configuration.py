@@ -1,7 +1,5 @@
 """deploy/gateway/envoy.yaml is valid and agrees with the service."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 The last test asks the same gateway for what it must not show.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which replica is asked, and what happens if one refuses, breaks off, hangs or is gone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """docs/scale.md as written: three replicas at one URL, killed, stopped, full and restarted."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

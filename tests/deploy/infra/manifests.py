@@ -1,7 +1,5 @@
 """The manifests, plain and as kustomize renders them, and the schemas that they must fit."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The manifests are valid, agree with each other and promise what the service keeps."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The inverse of quantization, as MatMulNBits computes it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specops.models.convert.quantize import Codes, Float, QuantizedWeight

@@ -1,7 +1,5 @@
 """Calibrated rounding loses less than rounding to the nearest, for every family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading safetensors folders: every dtype and layout, and errors that name the file or tensor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

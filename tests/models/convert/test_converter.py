@@ -1,7 +1,5 @@
 """A whole export: its files, its errors, its progress and its memory."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -3,8 +3,6 @@
 Checkpoints are small, with random weights and the proportions of published models.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

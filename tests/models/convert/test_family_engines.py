@@ -1,7 +1,5 @@
 """From checkpoint folders of several families to text: converted, loaded and speculated with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that a family does not support are refused by the name of their key."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

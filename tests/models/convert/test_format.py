@@ -8,8 +8,6 @@ Digests are of what has the same bits on every processor. The frequencies of rot
 may be rounded differently, are compared up to that, and so are weights of a calibrated conversion.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The graph contract on every quantization: what a program with ONNX Runtime alone may rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

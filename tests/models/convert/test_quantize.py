@@ -1,7 +1,5 @@
 """Blockwise quantization: its error bounds, and that ONNX Runtime's kernels read it alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Checkpoints whose tensors say something else than config.json, or have other names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

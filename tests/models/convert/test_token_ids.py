@@ -1,7 +1,5 @@
 """The tokens that begin and end a text: from every file that names them, and only real ones."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

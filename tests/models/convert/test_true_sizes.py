@@ -7,8 +7,6 @@ which transformers' own float32 errs by 3e-6.
 `pytest -m release tests/models/convert/test_true_sizes.py` takes some minutes and 5 GB of memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

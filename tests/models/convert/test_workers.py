@@ -1,7 +1,5 @@
 """A conversion keeps as many threads busy as the quota allows, not one for each CPU of the host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Heads' checkpoints are read in every published form, and refused where they do not fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Queries, keys and values are three products or one. Nodes of their own add biase
 and a product. The embedding and rotations are plain tables, and names are paths.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

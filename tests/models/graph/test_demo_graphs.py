@@ -1,7 +1,5 @@
 """The demo pair's graphs give the same bits however a text is cut, in every kind of KV cache."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

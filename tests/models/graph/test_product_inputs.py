@@ -1,7 +1,5 @@
 """Norms and gates become parts of the products that read them; results stay the same."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Graphs of several origins become the engine's; an unknown part is refused by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

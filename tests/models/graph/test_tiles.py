@@ -1,7 +1,5 @@
 """Weights in tiles: the kernels compute every product that they know."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Prepacked graphs compute the same, are checked at every start, and are made again if damaged."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

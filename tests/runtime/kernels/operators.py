@@ -1,7 +1,5 @@
 """Makes sessions of one operator, and cases for its tests."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence

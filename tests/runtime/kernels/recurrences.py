@@ -3,8 +3,6 @@
 The functions take what the operators take, without leading dimensions; see `states_operator.c`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

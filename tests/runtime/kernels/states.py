@@ -1,7 +1,5 @@
 """Layers with a recurrent state over the memory of a few slots, for tests of their operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention agrees with float64, and a token gets the same bits in any pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

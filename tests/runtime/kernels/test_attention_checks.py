@@ -1,7 +1,5 @@
 """Attention refuses wrong inputs and says what is wrong, so it never reads beyond memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

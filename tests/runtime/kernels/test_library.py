@@ -1,7 +1,5 @@
 """The library builds for every target, or the installation says what is missing."""
 
-from __future__ import annotations
-
 import os
 import platform
 import struct

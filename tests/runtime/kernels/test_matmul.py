@@ -4,8 +4,6 @@ Norms, too. `test_packing` shows that tiles hold a file's numbers; here the oper
 reads them, and a product must be what these numbers and the rounded activations give.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

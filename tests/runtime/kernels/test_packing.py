@@ -1,7 +1,5 @@
 """Weights packed into tiles, and rows looked up in them, are the file's own numbers to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ quantization, right and wrong. It computes each with all kernels and prints a di
 `make check` sets `KERNEL_CASES`: more cases, and groups of all numbers of rows.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """Threads round parts of K of the same rows at once; each row has the bits that it has alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

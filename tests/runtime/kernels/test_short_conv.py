@@ -1,7 +1,5 @@
 """The short convolution over spans: the right numbers, and the same bits however tokens come."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

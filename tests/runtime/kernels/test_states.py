@@ -4,8 +4,6 @@ A request's tokens come in chunks, one by one or with draft tokens, some of whic
 beside other requests'. What counts is that outputs and states are those of the whole sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

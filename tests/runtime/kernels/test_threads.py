@@ -4,8 +4,6 @@ The cut alone shows that many cores would share a pass evenly. More threads than
 cores show that the bits stay the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools

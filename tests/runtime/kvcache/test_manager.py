@@ -1,7 +1,5 @@
 """In the KV cache each slot's blocks hold exactly its own tokens, in any order of events."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -3,8 +3,6 @@
 `test_manager` shows what snapshots give back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

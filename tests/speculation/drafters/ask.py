@@ -1,7 +1,5 @@
 """Asking a drafter, with what tests rarely care about filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A simulated draft model: its text agrees with the target's in about half of all places."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simulated_target import SimulatedTarget, Text

@@ -1,7 +1,5 @@
 """Drafters that are as right as a test wants them to be: they know what the target will say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Of two drafts the one that brings more tokens is taken; a lookup learns how right it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from specops.speculation.drafters.base import NO_DRAFT, Draft, better

@@ -1,7 +1,5 @@
 """What a head promises becomes true, whatever it was calibrated on."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

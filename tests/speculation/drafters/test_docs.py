@@ -1,7 +1,5 @@
 """The drafter in the documentation works as it stands there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

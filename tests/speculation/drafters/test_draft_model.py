@@ -1,7 +1,5 @@
 """Draft tokens by a smaller model: computed as if nothing had ever been rejected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

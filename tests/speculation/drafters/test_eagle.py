@@ -1,7 +1,5 @@
 """An EAGLE-3 head reads each state once, in few passes, and guesses for all slots."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

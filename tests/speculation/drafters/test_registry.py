@@ -1,7 +1,5 @@
 """The drafters that can be made of what there is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specops.request import DRAFTERS

@@ -1,7 +1,5 @@
 """Draft tokens looked up in the request's own text and in what its client's earlier ones said."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain

@@ -9,8 +9,6 @@ themselves, apart from the keywords that the service names as not enforced. The 
 fewer than 95 % compile, one takes too long or crashes, or an answer is invalid.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ Each token is drawn from those that the grammar allows. After a while the walk p
 end something, so that most answers end.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable

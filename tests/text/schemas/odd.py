@@ -1,7 +1,5 @@
 """JSON of every type, and schemas whose keywords have values of every type, for hypothesis."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An object that lists its properties has no others, unless its schema says otherwise."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schemas that are made to grow: they are compiled or refused, and what is written stays small."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

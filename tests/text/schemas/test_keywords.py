@@ -1,7 +1,5 @@
 """Keywords beyond the library's own are enforced where they can be, and named where they cannot."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A keyword with a value of a wrong shape is refused by its name, wherever its schema stands."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

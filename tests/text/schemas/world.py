@@ -1,7 +1,5 @@
 """Compiles thousands of schemas in a process of its own, so that a crash or a hang is a result."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import time

@@ -1,7 +1,5 @@
 """Templates and answers of each family of models: fifty answers for each format."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass

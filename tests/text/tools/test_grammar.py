@@ -1,7 +1,5 @@
 """The grammar of calls: it allows every call in the family's format, and no other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversations with tools become the prompts of transformers, or plain text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An answer is split into the same blocks, wherever its text is cut."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes checkpoints as GGUF files like llama.cpp's converter, with llama.cpp's own library."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every file is read or refused with a clear error, without a crash and in little memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -4,8 +4,6 @@ Activations have 8 bits in every product of the kernels. Weights in the file's o
 further error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

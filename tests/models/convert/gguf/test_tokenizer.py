@@ -1,7 +1,5 @@
 """A GGUF's tokenizer gives the same tokens as the tokenizer.json from which it was made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

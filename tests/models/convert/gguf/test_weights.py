@@ -1,7 +1,5 @@
 """Weights of every type reach the conversion as they are in the file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
