@@ -32,7 +32,7 @@ int specops_filter(const float *, int64_t, int64_t, const Filter *, float *);
 void specops_share(int64_t threads);
 void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
 int64_t specops_draw(const float *, int64_t, double);
-int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
+int64_t specops_gumbel_argmax(const float *, int64_t, uint64_t, uint64_t);
 double specops_top(const float *, int64_t, int64_t, int64_t *);
 void specops_adjust(float *, int64_t, int64_t, const int32_t *, const int64_t *, const int64_t *,
                     const Adjustment *);
@@ -48,8 +48,8 @@ int specops_pack_rows(int, const uint8_t *, int64_t, int64_t, uint8_t *);
 void specops_pack_codes(int, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, int64_t,
                         int64_t, uint8_t *);
 
-enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 13, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
-static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
+enum { MAX_KERNELS = 10, MAX_RANK = 10, MAX_TENSORS = 13, MAX_ATTRIBUTES = 16, OUTPUTS = 3 };
+static const char *names[MAX_KERNELS];  // plain C, the reference, comes first
 static int kernels;
 
 #if defined(__x86_64__)
@@ -152,7 +152,7 @@ static float some_float(int64_t odd) {
 
 struct OrtValue {
     void *data;
-    int64_t dimensions[MOST_RANK];
+    int64_t dimensions[MAX_RANK];
     size_t count;
 };
 struct OrtStatus { char message[1]; };
@@ -160,12 +160,12 @@ typedef struct {
     const char *name;
     int64_t whole;
     float real;
-    int64_t list[MOST_SEGMENTS + 1];
+    int64_t list[MAX_SEGMENTS + 1];
     size_t count;
 } Attribute;
-struct OrtKernelInfo { Attribute attributes[MOST_ATTRIBUTES]; size_t count; };
+struct OrtKernelInfo { Attribute attributes[MAX_ATTRIBUTES]; size_t count; };
 struct OrtKernelContext {
-    OrtValue *inputs[MOST_TENSORS], outputs[OUTPUTS];
+    OrtValue *inputs[MAX_TENSORS], outputs[OUTPUTS];
     int fill, order, absent;  // absent: outputs that the graph does not have, a bit each
 };
 
@@ -292,7 +292,7 @@ static const OrtApi API = {.CreateStatus = create_status,
 typedef struct {
     const OrtCustomOp *operator;
     OrtKernelInfo info;
-    OrtValue inputs[MOST_TENSORS];
+    OrtValue inputs[MAX_TENSORS];
     size_t count;
     int absent;   // outputs
     char *cache;  // of attention, or what other layers keep; each kernel gets a copy
@@ -327,11 +327,11 @@ static void put_floats(Case *c, size_t index, int64_t odd, size_t count, const i
 // Changes a tensor's shape and gives it memory of the new size. Its numbers become 0; block numbers
 // become -1, because two slots must not write the same block.
 static void reshape(OrtValue *input, int64_t size) {
-    int64_t shape[MOST_RANK];
+    int64_t shape[MAX_RANK];
     size_t count = input->count;
     memcpy(shape, input->dimensions, sizeof shape);
     if (one_in(3)) {
-        count = (size_t)below(MOST_RANK + 1);
+        count = (size_t)below(MAX_RANK + 1);
         for (size_t i = input->count; i < count; i++) shape[i] = 1;
     }
     if (count) {
@@ -355,7 +355,7 @@ static void make_wrong(Case *c, const int64_t *sizes) {
     if (one_in(3)) {
         Attribute *one = c->info.attributes + below((int64_t)c->info.count);
         one->whole = odd_number(), one->real = odd_float();
-        if (one->count && one_in(4)) one->count = (size_t)below(MOST_SEGMENTS + 2);
+        if (one->count && one_in(4)) one->count = (size_t)below(MAX_SEGMENTS + 2);
         else one->list[one->count ? below((int64_t)one->count) : 0] = odd_number();
         if (one_in(8)) c->info.count--;
     } else if (one_in(4)) {
@@ -472,7 +472,7 @@ static void product(Case *c) {
     const int bias = one_in(2), of_file = one_in(2);
     const Matrix first = some_matrix(of_file);
     specops_share(from_to(1, 16));
-    int64_t columns[MOST_SEGMENTS] = {one_in(32) ? 200 : first.columns}, types[MOST_SEGMENTS] = {first.type};
+    int64_t columns[MAX_SEGMENTS] = {one_in(32) ? 200 : first.columns}, types[MAX_SEGMENTS] = {first.type};
     for (int64_t i = 1; i < count; i++) {
         const Matrix other = some_matrix(of_file);
         columns[i] = other.columns, types[i] = other.type;
@@ -604,7 +604,7 @@ static void short_conv(Case *c) {
     static const int64_t SIZES[] = {4, 4, 4, 8, 8};
     const int64_t odd = oddness(), channels = 16 * from_to(1, one_in(32) ? 40 : 4);
     const int64_t width = one_in(2) ? 3 * channels : channels;
-    const int64_t taps = from_to(1, MOST_TAPS), ring = taps + below(6), slots = from_to(1, 3);
+    const int64_t taps = from_to(1, MAX_KERNEL_SIZE), ring = taps + below(6), slots = from_to(1, 3);
     const int64_t first = below(20), total = first + channels + below(20);
     c->operator = &SHORT_CONV_OPERATOR.op;
     put_attribute(c, "first", first, 0), put_attribute(c, "total", total, 0);
@@ -717,9 +717,9 @@ static int run(Case *c, OrtKernelContext *context, char *cache) {
 static void try_operator(void (*make)(Case *)) {
     Case c = {0};
     make(&c);
-    OrtKernelContext contexts[MOST_KERNELS] = {0};
-    int computed[MOST_KERNELS] = {0};
-    char *caches[MOST_KERNELS] = {0};
+    OrtKernelContext contexts[MAX_KERNELS] = {0};
+    int computed[MAX_KERNELS] = {0};
+    char *caches[MAX_KERNELS] = {0};
     const int of_floats = c.cache && c.operator != &ATTENTION_OPERATOR.op;
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
@@ -855,7 +855,7 @@ static void try_adjusting(float *logits, int64_t rows, int64_t count) {
 static void try_sampling(void) {
     const int64_t count = one_in(64) ? from_to(1, 5000) : from_to(1, 100), rows = from_to(1, 2);
     const int64_t odd = oddness(), all = rows * count;
-    float *logits = malloc((size_t)all * sizeof *logits), *probs[MOST_KERNELS] = {0};
+    float *logits = malloc((size_t)all * sizeof *logits), *probs[MAX_KERNELS] = {0};
     const float spread = one_in(3) ? 30.0f : 1.0f;
     for (int64_t i = 0; i < all; i++) logits[i] = some_float(odd) * spread;
     Filter filter = {one_in(4) ? fabsf(some_float(3)) : 0.7f, one_in(2) ? 0 : from_to(1, count),
@@ -868,10 +868,10 @@ static void try_sampling(void) {
     const int64_t words = (count + 31) / 32 + below(2);
     uint32_t *mask = malloc((size_t)(rows * words) * sizeof *mask);
     for (int64_t i = 0; i < rows * words; i++) mask[i] = (uint32_t)random_word();
-    float *masked[MOST_KERNELS] = {0};
+    float *masked[MAX_KERNELS] = {0};
     int refused_logits = 0;
-    int64_t drawn[MOST_KERNELS], raced[MOST_KERNELS], tops[MOST_KERNELS][21];
-    double sums[MOST_KERNELS];
+    int64_t drawn[MAX_KERNELS], raced[MAX_KERNELS], tops[MAX_KERNELS][21];
+    double sums[MAX_KERNELS];
     const int64_t top = below((count < 20 ? count : 20) + 1);
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
@@ -882,7 +882,7 @@ static void try_sampling(void) {
         check(status == refused_logits && (!status || status == -2), "logits that are not finite");
         for (int64_t i = 0; status && i < all; i++) probs[k][i] = 1;  // for what follows
         drawn[k] = specops_draw(probs[k], count, uniform);
-        raced[k] = specops_race(probs[k], count, word, position);
+        raced[k] = specops_gumbel_argmax(probs[k], count, word, position);
         masked[k] = malloc((size_t)all * sizeof(float));
         memcpy(masked[k], logits, (size_t)all * sizeof(float));
         specops_mask(masked[k], rows, count, mask, words);
@@ -926,15 +926,15 @@ static void try_suffixes(void) {
             const int64_t count = from_to(0, 30), begin = length, most = from_to(0, 20);
             while (length < begin + count)
                 seen[length++] = one_in(16) ? (int32_t)odd_number() : (int32_t)below(kinds);
-            int32_t tokens[SUFFIX_LONGEST_DRAFT], found_in;
-            float promised[SUFFIX_LONGEST_DRAFT];
+            int32_t tokens[SUFFIX_MAX_DRAFT], found_in;
+            float promised[SUFFIX_MAX_DRAFT];
             const float line = one_in(8) ? odd_float() : (float)below(100) / 100;
             const Text *const past = one_in(2) ? history : NULL;
             const uint64_t *const known = one_in(2) ? table : NULL;
             const int64_t found = specops_look_up(lookups, past, known, estimate, seen + begin, count,
                                                   most, line, tokens, promised, &found_in);
             executions++;
-            check(found >= 0 && found <= most && found <= SUFFIX_LONGEST_DRAFT, "a draft's length");
+            check(found >= 0 && found <= most && found <= SUFFIX_MAX_DRAFT, "a draft's length");
             check(found_in >= 0 && found_in <= (known ? 2 : past ? 1 : 0), "a draft's source");
             digest_words(tokens, found), digest_words(promised, found);
             for (int64_t i = 0; i < found; i++)
@@ -966,8 +966,8 @@ static void try_blocks(void) {
     for (int64_t i = 0; i < all; i++)
         if (isinf(weights[i])) weights[i] = 0;
     for (int64_t i = 0; importance && i < block; i++) importance[i] = fabsf(importance[i]);
-    float *grids[MOST_KERNELS];  // scales, zero points
-    uint8_t *codes[MOST_KERNELS];
+    float *grids[MAX_KERNELS];  // scales, zero points
+    uint8_t *codes[MAX_KERNELS];
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
         grids[k] = malloc((size_t)(2 * blocks) * sizeof(float));
@@ -987,14 +987,14 @@ static void try_blocks(void) {
 }
 
 static void try_compensation(void) {
-    const int64_t columns = from_to(1, one_in(4) ? MOST_BLOCK : 20), rows = from_to(1, 70);
+    const int64_t columns = from_to(1, one_in(4) ? MAX_BLOCK : 20), rows = from_to(1, 70);
     const int64_t all = columns * rows, pitch = columns + below(20);
     float *weights = finite(all, 1000), *wanted = finite(all, 1000);
     float *feedback = finite(columns * columns, 1), *grids = finite(2 * rows, 15);
     for (int64_t i = 0; i < columns * columns; i++) feedback[i] /= (float)columns;
     for (int64_t i = 0; i < 2 * rows; i++) grids[i] = i < rows ? grids[i] : truncf(fabsf(grids[i]));
-    float *errors[MOST_KERNELS];
-    uint8_t *codes[MOST_KERNELS];
+    float *errors[MAX_KERNELS];
+    uint8_t *codes[MAX_KERNELS];
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
         errors[k] = malloc((size_t)all * sizeof(float));

@@ -110,7 +110,7 @@ def draw_seeded(probs: Floats, seed: int, position: int) -> int:
         position: of the token in its sequence.
     """
     probs = np.ascontiguousarray(probs, np.float32)
-    index: int = library.specops_race(address(probs), len(probs), seed & _WORD, position)
+    index: int = library.specops_gumbel_argmax(address(probs), len(probs), seed & _WORD, position)
     return index
 
 

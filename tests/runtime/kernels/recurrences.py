@@ -11,12 +11,12 @@ Floats = NDArray[np.float32]
 
 
 def short_conv(x: Floats, weight: Floats, bias: Floats | None = None) -> Doubles:
-    """x [T, 3 * channels] with gates, or [T, channels] without; weight [taps, channels]."""
-    taps, channels = weight.shape
+    """x [T, 3 * channels] with gates, or [T, channels] without; weight [kernel_size, channels]."""
+    kernel_size, channels = weight.shape
     gates = x.shape[1] == 3 * channels
     b, c, x = np.split(np.float64(x), 3, axis=1) if gates else (1.0, 1.0, np.float64(x))
-    padded = np.concatenate([np.zeros((taps - 1, channels)), b * x])
-    out = sum(padded[tap : tap + len(x)] * weight[tap] for tap in range(taps))
+    padded = np.concatenate([np.zeros((kernel_size - 1, channels)), b * x])
+    out = sum(padded[tap : tap + len(x)] * weight[tap] for tap in range(kernel_size))
     out = out if bias is None else out + bias
     return c * out if gates else _silu(out)
 

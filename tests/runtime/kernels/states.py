@@ -15,7 +15,7 @@ LAST = ("spans", "progress", "kept_inputs")
 
 Floats = NDArray[np.float32]
 Tokens = dict[str, Floats]  # of one sequence, by the operator's inputs
-Span = tuple[int, int, int, int, int]  # slot, start, tokens, applied, settled
+Span = tuple[int, int, int, int, int]  # slot, start, tokens, applied, committed
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ Spans = Sequence[tuple[int, int, int]]
 class Convolution:
     """A layer of the operator, and the memory of its slots, which nothing initializes."""
 
-    def __init__(self, taps: int = 3, *, gates: bool = True, bias: bool = False) -> None:
-        rng = np.random.default_rng(taps)
+    def __init__(self, kernel_size: int = 3, *, gates: bool = True, bias: bool = False) -> None:
+        rng = np.random.default_rng(kernel_size)
         parts = 3 if gates else 1
-        self.weights = {"weight": rng.normal(size=(taps, CHANNELS)).astype(np.float32)}
+        self.weights = {"weight": rng.normal(size=(kernel_size, CHANNELS)).astype(np.float32)}
         if bias:
             self.weights["bias"] = rng.normal(size=CHANNELS).astype(np.float32)
         self.x = rng.normal(size=(SLOTS, LENGTH, parts * CHANNELS)).astype(np.float32)
@@ -55,9 +55,9 @@ def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("gates", [True, False], ids=["gates", "no gates"])
-@pytest.mark.parametrize("taps", [1, 3, 4])
-def test_it_computes_what_numpy_computes(taps: int, gates: bool, bias: bool) -> None:
-    made = Convolution(taps, gates=gates, bias=bias)
+@pytest.mark.parametrize("kernel_size", [1, 3, 4])
+def test_it_computes_what_numpy_computes(kernel_size: int, gates: bool, bias: bool) -> None:
+    made = Convolution(kernel_size, gates=gates, bias=bias)
     expected = recurrences.short_conv(made.x[0], **made.weights)
     np.testing.assert_allclose(made.step((0, 0, LENGTH)), expected, rtol=1e-5, atol=1e-5)
 

@@ -272,8 +272,8 @@ WRONG: list[tuple[str, np.ndarray, str]] = [
     ("progress", whole_numbers((0, 5), (0, 0)), r"progress is \[S, 2\]"),
     ("progress", whole_numbers((1, 5)), "behind the first token"),
     ("progress", whole_numbers((-1, 5)), "behind the first token"),
-    ("progress", whole_numbers((0, 6)), "settled tokens are not between"),
-    ("progress", whole_numbers((0, -1)), "settled tokens are not between"),
+    ("progress", whole_numbers((0, 6)), "committed tokens are not between"),
+    ("progress", whole_numbers((0, -1)), "committed tokens are not between"),
     ("kept_inputs", np.zeros(4, np.int64), "five numbers"),
 ]
 

@@ -68,7 +68,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "filter": (_INT, _POINTER, _SIZE, _SIZE, ctypes.POINTER(Filter), _POINTER),
     "mask": (None, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE),
     "draw": (_SIZE, _POINTER, _SIZE, _DOUBLE),
-    "race": (_SIZE, _POINTER, _SIZE, _WORD, _WORD),
+    "gumbel_argmax": (_SIZE, _POINTER, _SIZE, _WORD, _WORD),
     "top": (_DOUBLE, _POINTER, _SIZE, _SIZE, _POINTER),
     "adjust": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3, ctypes.POINTER(Adjustment)),
     "text_new": (_POINTER, *[_SIZE] * 3),

@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct {
     Tensor inputs[INPUTS];
-    Span spans[MOST_SLOTS];
+    Span spans[MAX_SLOTS];
     Pass pass;
     int64_t tokens;
 } Arguments;
@@ -66,7 +66,7 @@ static const char *check_layer(const Layer *layer, int64_t interleaved) {
     if (interleaved != 0 && interleaved != 1) return "Attention: rotary_interleaved is 0 or 1";
     if (layer->rotary_within < 0 || !isfinite(layer->rotary_factor))
         return "Attention: rotary_within is below 0 or rotary_factor not finite";
-    if (layer->window < 0 || layer->window > MOST_POSITIONS)
+    if (layer->window < 0 || layer->window > MAX_POSITIONS)
         return "Attention: window is too large or below 0";
     if (!isfinite(layer->scale)) return "Attention: scale is not finite";
     if (!(layer->softcap >= 0) || isinf(layer->softcap))
@@ -176,7 +176,7 @@ static const char *read_cache(const Arguments *arguments, Pass *pass, int64_t *b
         return "Attention: cache has four numbers";
     if (!tables->data || tables->count != 2)
         return "Attention: block_tables is [slots, max_blocks]";
-    if (tables->dimensions[0] > MOST_SLOTS) return "Attention: at most 1024 slots";
+    if (tables->dimensions[0] > MAX_SLOTS) return "Attention: at most 1024 slots";
     const int64_t *numbers = cache->data;
     *blocks = numbers[1];
     if (numbers[3] < 0 || numbers[3] >= TYPES) return "Attention: the cache's type is 0, 1 or 2";

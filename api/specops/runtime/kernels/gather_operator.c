@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 enum { IDS, TABLE, INPUTS };
-enum { MOST_ROWS = 16 };  // of a thread's job
+enum { MAX_ROWS = 16 };  // of a thread's job
 
 typedef struct {
     int64_t columns, depth, type, block, tiled;
@@ -60,7 +60,7 @@ static void look_up(const Kernel *self, const uint8_t *table, int64_t row, float
     const int64_t group_depth = GROUP_BLOCKS * self->block;
     const int64_t blocks = (self->depth + self->block - 1) / self->block;
     const uint8_t *group = table + row / TILE * self->tile_bytes;
-    uint8_t packed[MOST_GROUP];
+    uint8_t packed[MAX_GROUP];
     for (int64_t first = 0, k = 0; k < self->depth; first += GROUP_BLOCKS, k += group_depth) {
         const int64_t count = group_blocks(blocks, first);
         const int64_t depth = self->depth - k < group_depth ? self->depth - k : group_depth;
@@ -77,8 +77,8 @@ static void look_up(const Kernel *self, const uint8_t *table, int64_t row, float
 static void look_up_some(void *argument, size_t number) {
     const Work *work = argument;
     const Kernel *self = work->kernel;
-    const int64_t first = (int64_t)number * MOST_ROWS;
-    for (int64_t i = first; i < first + MOST_ROWS && i < work->count; i++) {
+    const int64_t first = (int64_t)number * MAX_ROWS;
+    for (int64_t i = first; i < first + MAX_ROWS && i < work->count; i++) {
         const int64_t id = work->ids[i];
         look_up(self, work->table, id < 0 ? id + self->columns : id, work->out + i * self->depth);
     }
@@ -91,7 +91,7 @@ OrtStatus *compute_gather(void *kernel, OrtKernelContext *context) {
     if (status) return status;
     Tensor rows = tensors[IDS];
     const Tensor *table = tensors + TABLE;
-    if (!rows.data || rows.count == MOST_DIMENSIONS)
+    if (!rows.data || rows.count == MAX_DIMENSIONS)
         return failure("QuantizedGather: the ids are missing or have too many dimensions");
     const int64_t bytes = (self->columns + TILE - 1) / TILE * self->tile_bytes;
     if (!(self->tiled ? has_shape(table, 1, bytes, bytes)
@@ -108,7 +108,7 @@ OrtStatus *compute_gather(void *kernel, OrtKernelContext *context) {
     if (status || !count) return status;
     Call call = {context, NULL};
     const Threads threads = threads_of(&call);
-    const size_t jobs = (size_t)((count + MOST_ROWS - 1) / MOST_ROWS);
+    const size_t jobs = (size_t)((count + MAX_ROWS - 1) / MAX_ROWS);
     if (jobs == 1) look_up_some(&work, 0);
     else threads.run(threads.context, look_up_some, jobs, &work);
     return call.status;

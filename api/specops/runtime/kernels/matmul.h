@@ -18,7 +18,7 @@
 #include "threads.h"
 #include "tiles.h"
 
-enum { AHEAD = 16384, MOST_SEGMENTS = 8 };
+enum { AHEAD = 16384, MAX_SEGMENTS = 8 };
 // Kinds of inputs. No product has the last one.
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT_CAP };
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
@@ -53,8 +53,8 @@ typedef struct {
     int64_t depth, block, blocks;   // K, cut into blocks
     int64_t columns, tiles, bytes;  // of all segments
     int count, kinds;               // of segments, and of the terms that they need
-    Segment segments[MOST_SEGMENTS];
-    Terms terms[MOST_SEGMENTS];
+    Segment segments[MAX_SEGMENTS];
+    Terms terms[MAX_SEGMENTS];
 } Weights;
 
 // Fills the weights' description. Returns what is wrong with it; NULL: nothing.
@@ -92,7 +92,7 @@ typedef struct {
     int64_t depth, block, blocks;
     int64_t bytes, pitch;  // of a code, and of a row's codes
     int kinds;
-    Terms terms[MOST_SEGMENTS];
+    Terms terms[MAX_SEGMENTS];
 } Activations;
 
 // A piece of a product: `tiles` tiles of a segment, side by side, for some rows. `weights`, `bias`, which

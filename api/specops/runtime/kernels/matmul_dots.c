@@ -35,7 +35,7 @@ enum { MOST = ROWS_UP_TO(5) };
 
 #include "matmul_kernel.h"
 
-enum { PARTS = LINE / REGISTER, MOST_CHAINS = 4 };
+enum { PARTS = LINE / REGISTER, MAX_CHAINS = 4 };
 
 typedef int32_t Columns __attribute__((vector_size(REGISTER)));
 
@@ -189,7 +189,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
         x = at->codes;
         UNROLLED
         for (int half = 0; half < halves; half++) {
-            Sums sums[MOST][MOST_CHAINS][PARTS];
+            Sums sums[MOST][MAX_CHAINS][PARTS];
             for (int row = 0; row < count; row++)
                 for (int chain = 0; chain < chains; chain++)
                     for (int part = 0; part < together; part++)

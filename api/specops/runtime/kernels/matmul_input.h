@@ -12,7 +12,7 @@
 #include "vectors.h"
 
 // Numbers that are computed at a time.
-enum { CHUNK = 4 * MOST_BLOCK };
+enum { CHUNK = 4 * MAX_BLOCK };
 
 INLINE Floats summed(const Input *input, int64_t at, int64_t count) {
     const Floats x = some(input->x + at, count);
@@ -129,7 +129,7 @@ typedef struct {
 
 // Rounds a block of `size` numbers, padded with zeros, to codes, four of them every `stride` bytes.
 INLINE Rounded round_block(const float *x, int64_t size, int64_t block, int8_t *codes, int64_t stride) {
-    float padded[MOST_BLOCK];
+    float padded[MAX_BLOCK];
     if (size < block) {
         memcpy(padded, x, size * sizeof(float));
         for (int64_t k = size; k < block; k++) padded[k] = 0;

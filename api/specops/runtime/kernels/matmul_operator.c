@@ -35,16 +35,16 @@ static const char *check_input(const Kernel *self) {
 OrtStatus *create_matmul(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
                          void **out) {
     (void)op, (void)given;
-    int64_t depth, block, columns[MOST_SEGMENTS], types[MOST_SEGMENTS], count, as_many;
+    int64_t depth, block, columns[MAX_SEGMENTS], types[MAX_SEGMENTS], count, as_many;
     Kernel self = {.kernel = choose_processor()->matmul};
     const AttributeTo attributes[] = {
         {"K", &depth, NULL}, {"block_size", &block, NULL}, {"bias", &self.bias, NULL},
         {"input", &self.input, NULL}, {"epsilon", NULL, &self.epsilon}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
-    if (!status) status = read_list(info, "N", MOST_SEGMENTS, columns, &count);
-    if (!status) status = read_list(info, "types", MOST_SEGMENTS, types, &as_many);
+    if (!status) status = read_list(info, "N", MAX_SEGMENTS, columns, &count);
+    if (!status) status = read_list(info, "types", MAX_SEGMENTS, types, &as_many);
     if (status) return status;
-    if (count < 1 || count > MOST_SEGMENTS || count != as_many)
+    if (count < 1 || count > MAX_SEGMENTS || count != as_many)
         return failure("QuantizedMatMul: N and types have as many numbers, 1 to 8");
     const char *wrong = describe_weights(&self.weights, depth, block, count, columns, types);
     if (!wrong) wrong = check_input(&self);

@@ -20,7 +20,7 @@ static OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tens
     if (!status) status = api->GetTensorTypeAndShape(value, &shape);
     if (status) return status;
     status = api->GetDimensionsCount(shape, &tensor->count);
-    if (!status && (tensor->count < 1 || tensor->count > MOST_DIMENSIONS))
+    if (!status && (tensor->count < 1 || tensor->count > MAX_DIMENSIONS))
         status = failure("an input has no dimensions or too many");
     if (!status) status = api->GetDimensions(shape, tensor->dimensions, tensor->count);
     api->ReleaseTensorTypeAndShapeInfo(shape);
@@ -97,7 +97,7 @@ const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span 
     enum { NUMBERS = 3 };
     static const char *const sum = "spans have another number of tokens than the input";
     if (!spans->data || spans->count != 2 || spans->dimensions[1] != NUMBERS) return "spans is [S, 3]";
-    uint64_t seen[MOST_SLOTS / 64] = {0};
+    uint64_t seen[MAX_SLOTS / 64] = {0};
     int64_t first = *count = 0;
     const int64_t *numbers = spans->data;
     for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += NUMBERS) {
@@ -106,7 +106,7 @@ const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span 
         if (span.tokens < 0 || span.tokens > tokens - first) return sum;
         if (span.slot < 0 || span.slot >= slots) return "there is no such slot";
         if (seen[span.slot / 64] >> span.slot % 64 & 1) return "a slot has two spans in a pass";
-        if (span.start < 0 || span.start > MOST_POSITIONS) return "a position is below 0 or too large";
+        if (span.start < 0 || span.start > MAX_POSITIONS) return "a position is below 0 or too large";
         seen[span.slot / 64] |= (uint64_t)1 << span.slot % 64;
         out[(*count)++] = span;
         first += span.tokens;
@@ -114,16 +114,16 @@ const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span 
     return first == tokens ? NULL : sum;
 }
 
-const char *read_kept(const Tensor *tensor, int64_t total, Kept *out) {
-    enum { NUMBERS = 5, MOST_RING = 1 << 16 };
+const char *read_kept(const Tensor *tensor, int64_t total, RecurrentState *out) {
+    enum { NUMBERS = 5, MAX_RING = 1 << 16 };
     if (!has_shape(tensor, 1, NUMBERS, NUMBERS)) return "kept_inputs has five numbers";
     const int64_t *numbers = tensor->data;
     if (!numbers[0] || numbers[0] % 4) return "the address of kept inputs is 0 or not aligned";
-    if (numbers[1] < 0 || numbers[1] > MOST_SLOTS) return "at most 1024 slots keep inputs";
-    if (numbers[2] < 1 || numbers[2] > MOST_RING) return "a slot keeps inputs of 1 to 65536 positions";
+    if (numbers[1] < 0 || numbers[1] > MAX_SLOTS) return "at most 1024 slots keep inputs";
+    if (numbers[2] < 1 || numbers[2] > MAX_RING) return "a slot keeps inputs of 1 to 65536 positions";
     if (numbers[3] != total) return "a position has another number of kept floats than the model's";
-    if (numbers[4] < 0 || numbers[4] > MOST_STATES) return "a slot's states are too large or below 0";
-    *out = (Kept){(float *)(intptr_t)numbers[0], numbers[1], numbers[2], total, numbers[4]};
+    if (numbers[4] < 0 || numbers[4] > MAX_STATES) return "a slot's states are too large or below 0";
+    *out = (RecurrentState){(float *)(intptr_t)numbers[0], numbers[1], numbers[2], total, numbers[4]};
     return NULL;
 }
 

@@ -7,13 +7,13 @@
 #include "spans.h"
 #include "threads.h"
 
-enum { MOST_DIMENSIONS = 8 };
+enum { MAX_DIMENSIONS = 8 };
 
 extern const OrtApi *api;
 
 typedef struct {
     void *data;  // NULL: a missing optional input
-    int64_t dimensions[MOST_DIMENSIONS];
+    int64_t dimensions[MAX_DIMENSIONS];
     size_t count;
 } Tensor;
 
@@ -58,14 +58,14 @@ const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *resi
 const char *check_epsilon(float epsilon);
 
 // The spans that are not empty: int64 [S, 3], one for a slot at most, of `tokens` tokens in all, into `out`
-// of MOST_SLOTS. Returns what is wrong; NULL: nothing.
-static const int64_t MOST_POSITIONS = 1 << 30;
+// of MAX_SLOTS. Returns what is wrong; NULL: nothing.
+static const int64_t MAX_POSITIONS = 1 << 30;
 const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span *out, int64_t *count);
 
 // What layers keep of each slot: int64 [5], address, slots, positions of a ring, floats of a position
 // (`total` of them) and of the states. Returns what is wrong; NULL: nothing.
-static const int64_t MOST_FLOATS = 1 << 24, MOST_STATES = (int64_t)1 << 34;  // of a position, a slot
-const char *read_kept(const Tensor *numbers, int64_t total, Kept *out);
+static const int64_t MAX_FLOATS = 1 << 24, MAX_STATES = (int64_t)1 << 34;  // of a position, a slot
+const char *read_kept(const Tensor *numbers, int64_t total, RecurrentState *out);
 
 // ONNX Runtime's threads during a call; the struct keeps the first error.
 typedef struct {

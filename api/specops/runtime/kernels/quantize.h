@@ -1,12 +1,12 @@
 // Rounds a model's weights to 4 or 8 bits, for the converter.
 //
-// A block is `block` weights in a row, a multiple of 16 up to MOST_BLOCK, that share one scale. A weight
+// A block is `block` weights in a row, a multiple of 16 up to MAX_BLOCK, that share one scale. A weight
 // is stored as round(weight / scale) + zero point. Weights are finite; the scale of a block of zeros is 0.
 
 #ifndef SPECOPS_QUANTIZE_H
 #define SPECOPS_QUANTIZE_H
 
-#include "matmul.h"  // MOST_BLOCK, TINY
+#include "matmul.h"  // MAX_BLOCK, TINY
 
 // The kernel for one kind of processor.
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     // half. 8 bits: to codes from 1 to 255 with the zero point 128; `zero_points` is not read.
     void (*codes)(const float *weights, int64_t blocks, int64_t block, int bits, const float *scales,
                   const float *zero_points, uint8_t *codes);
-    // Rounds the columns of a block, up to MOST_BLOCK, one after the other. Column c is rounded after
+    // Rounds the columns of a block, up to MAX_BLOCK, one after the other. Column c is rounded after
     // feedback[c][j] times the error of each column j before it was added.
     //
     //   weights: [columns, rows].

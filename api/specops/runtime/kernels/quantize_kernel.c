@@ -24,7 +24,7 @@ INLINE float inverse(float scale) { return scale == 0 ? 0 : 1 / scale; }
 // wins (as in llama.cpp's `make_qx_quants`).
 INLINE void best_grid(const float *weights, int64_t vectors, const float *importance, float *scale,
                       float *zero_point) {
-    Floats relative[MOST_BLOCK / LANES], high = {0}, low = {0};
+    Floats relative[MAX_BLOCK / LANES], high = {0}, low = {0};
     for (int64_t i = 0; i < vectors; i++) {
         relative[i] = load(weights + i * LANES);
         // The range includes 0, because its code, the zero point, must be one of the 16.
@@ -101,7 +101,7 @@ INLINE void compensate_rows(const float *weights, const float *target, int64_t c
                             int64_t rows, int64_t count, const float *feedback, const float *scales,
                             const float *zero_points, float *errors, uint8_t *codes,
                             int64_t pitch, int vectors) {
-    Floats done[MOST_BLOCK][GROUP], scale[GROUP], by[GROUP], zero[GROUP];
+    Floats done[MAX_BLOCK][GROUP], scale[GROUP], by[GROUP], zero[GROUP];
     int64_t lanes[GROUP];
     for (int v = 0; v < vectors; v++) {
         lanes[v] = count - v * LANES < LANES ? count - v * LANES : LANES;

@@ -26,8 +26,8 @@ int64_t specops_draw(const float *weights, int64_t count, double uniform) {
     return choose_processor()->sampling->draw(weights, count, uniform);
 }
 
-int64_t specops_race(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
-    return choose_processor()->sampling->race(weights, count, seed, position);
+int64_t specops_gumbel_argmax(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
+    return choose_processor()->sampling->gumbel_argmax(weights, count, seed, position);
 }
 
 double specops_top(const float *logits, int64_t count, int64_t top, int64_t *indices) {

@@ -37,9 +37,9 @@ typedef struct {
     void (*mask)(float *logits, int64_t count, const uint32_t *mask);
     // The first index at which the sum of weights exceeds `uniform` (0 to 1) of the whole sum.
     int64_t (*draw)(const float *weights, int64_t count, double uniform);
-    // The index that wins a race: index i arrives after an exponential time with rate weights[i], which
-    // depends on `seed`, `position`, i and the weight alone.
-    int64_t (*race)(const float *weights, int64_t count, uint64_t seed, uint64_t position);
+    // The winner of the Gumbel-max trick, an exponential race: index i arrives after a time with rate
+    // weights[i], which depends on `seed`, `position`, i and the weight alone.
+    int64_t (*gumbel_argmax)(const float *weights, int64_t count, uint64_t seed, uint64_t position);
     // The logarithm of the sum of e^logit; NaN if a logit is NaN or all are -INFINITY. Writes the indices of
     // the `top` largest logits, the largest first, of equal ones the first; `top` is at most `count`.
     double (*top)(const float *logits, int64_t count, int64_t top, int64_t *indices);

@@ -214,7 +214,7 @@ static inline double logarithm(double x) {
            (half - (s * (half + even + odd) + n * 1.90821492927058770002e-10) - f);
 }
 
-static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
+static int64_t gumbel_argmax(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
     const uint64_t start = mixed(mixed(seed) + position);
     double best = INFINITY;
     int64_t winner = 0;
@@ -264,4 +264,4 @@ static double top(const float *logits, int64_t count, int64_t wanted, int64_t *i
     return all >= 1 ? (double)highest + logarithm(all) : NAN;  // no number among the logits, or not only
 }
 
-const SamplingKernel SAMPLING = {filter, mask, draw, race, top};
+const SamplingKernel SAMPLING = {filter, mask, draw, gumbel_argmax, top};

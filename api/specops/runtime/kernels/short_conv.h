@@ -1,8 +1,8 @@
 // The short convolution, over the spans of a pass: a layer of its own, gated (LFM2), or in front of a layer
 // with a recurrent state (states.h).
 //
-// Each channel's inputs of the last `taps` positions, times a weight each, are added to the bias from the
-// oldest to the newest. So a result depends neither on other slots' tokens, nor on the chunks of a prompt,
+// Each channel's inputs of the last `kernel_size` positions, times a weight each, are added to the bias
+// from the oldest to the newest. So a result depends neither on other slots' tokens, nor on the chunks of a prompt,
 // nor on threads. With gates a token has three vectors, B, C and x: the inputs are B * x, the output is the
 // sum times C. Without them the output is SiLU of the sum.
 //
@@ -16,17 +16,17 @@
 #include "spans.h"
 #include "threads.h"
 
-enum { MOST_TAPS = 8 };
+enum { MAX_KERNEL_SIZE = 8 };
 
 typedef struct {
-    int64_t channels, taps;  // channels are a multiple of 16
+    int64_t channels, kernel_size;  // channels are a multiple of 16
     int gated;
     const float *x;             // [tokens][3 * channels] with gates, else [tokens][channels]
-    const float *weight, *bias; // [taps][channels], [channels]; no bias: NULL
+    const float *weight, *bias; // [kernel_size][channels], [channels]; no bias: NULL
     float *out;                 // [tokens][channels]
     const Span *spans;          // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;
-    Kept kept;
+    RecurrentState kept;
     int64_t first;  // this layer's place in a row of kept inputs
 } ConvPass;
 

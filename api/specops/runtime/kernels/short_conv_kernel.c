@@ -16,13 +16,13 @@ static inline float *kept_at(const ConvPass *pass, const Span *span, int64_t pos
 }
 
 INLINE void convolve(const ConvPass *pass, const int gated, const Span *span, int64_t from, int64_t to) {
-    const int64_t before = pass->taps - 1, end = span->start + span->tokens;
+    const int64_t before = pass->kernel_size - 1, end = span->start + span->tokens;
     for (int64_t position = span->start; position < end; position++) {
         const int64_t row = span->first + position - span->start;
         const float *c = pass->x + (row * 3 + 1) * pass->channels;
         for (int64_t channel = from; channel < to; channel += LANES) {
             Floats sum = pass->bias ? load(pass->bias + channel) : (Floats){0};
-            for (int64_t tap = 0; tap < pass->taps; tap++) {
+            for (int64_t tap = 0; tap < pass->kernel_size; tap++) {
                 const int64_t at = position - before + tap;
                 if (at < 0) continue;
                 const Floats input = at < span->start ? load(kept_at(pass, span, at) + channel)

@@ -3,7 +3,7 @@
 //   specops.ShortConv(x, weight, bias, spans, kept_inputs) -> float32 [..., T, channels]
 //   x            float32 [..., T, 3 * channels]: B, C and x behind each other; or [..., T, channels],
 //                without gates
-//   weight       float32 [taps, channels]
+//   weight       float32 [kernel_size, channels]
 //   bias         float32 [channels], optional
 //   spans        int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   kept_inputs  int64 [5]: address, number of slots, positions of a ring, floats of a position, floats
@@ -38,7 +38,7 @@ OrtStatus *create_short_conv(const OrtCustomOp *op, const OrtApi *given, const O
     const AttributeTo attributes[] = {{"first", &self.first, NULL}, {"total", &self.total, NULL}};
     OrtStatus *status = read_attributes(info, attributes, 2);
     if (status) return status;
-    if (self.first < 0 || self.first > self.total || self.total > MOST_FLOATS)
+    if (self.first < 0 || self.first > self.total || self.total > MAX_FLOATS)
         return failure("ShortConv: first is not among the total");
     return keep(&self, sizeof self, out);
 }
@@ -46,10 +46,11 @@ OrtStatus *create_short_conv(const OrtCustomOp *op, const OrtApi *given, const O
 static const char *read_sizes(const Tensor *inputs, ConvPass *pass) {
     const Tensor *x = inputs + X, *weight = inputs + WEIGHT, *bias = inputs + BIAS;
     if (!x->data || x->count < 2 || !weight->data || weight->count != 2)
-        return "ShortConv: x is [..., T, channels or 3 * channels] and weight [taps, channels]";
-    pass->taps = weight->dimensions[0], pass->channels = weight->dimensions[1];
-    if (pass->taps < 1 || pass->taps > MOST_TAPS) return "ShortConv: 1 to 8 taps";
-    if (pass->channels < LANES || pass->channels % LANES || pass->channels > MOST_FLOATS)
+        return "ShortConv: x is [..., T, channels or 3 * channels] and weight [kernel_size, channels]";
+    pass->kernel_size = weight->dimensions[0], pass->channels = weight->dimensions[1];
+    if (pass->kernel_size < 1 || pass->kernel_size > MAX_KERNEL_SIZE)
+        return "ShortConv: a kernel size of 1 to 8";
+    if (pass->channels < LANES || pass->channels % LANES || pass->channels > MAX_FLOATS)
         return "ShortConv: channels are a multiple of 16";
     pass->gated = x->dimensions[x->count - 1] == PARTS * pass->channels;
     if (!pass->gated && x->dimensions[x->count - 1] != pass->channels)
@@ -73,8 +74,8 @@ static const char *read_pass(const Tensor *inputs, int64_t total, ConvPass *pass
         return NULL;
     }
     wrong = read_kept(inputs + KEPT, total, &pass->kept);
-    if (!wrong && pass->kept.ring < pass->taps)
-        wrong = "ShortConv: a slot keeps at least as many positions as there are taps";
+    if (!wrong && pass->kept.ring < pass->kernel_size)
+        wrong = "ShortConv: a slot keeps at least as many positions as the kernel size";
     if (!wrong && pass->channels > total - pass->first)
         wrong = "ShortConv: the channels are not among the floats of a position";
     if (!wrong) wrong = read_spans(inputs + SPANS, pass->kept.slots, rows, spans, &pass->count);
@@ -94,7 +95,7 @@ static void piece(void *argument, size_t index) {
 OrtStatus *compute_short_conv(void *kernel, OrtKernelContext *context) {
     const Kernel *self = kernel;
     Tensor inputs[INPUTS];
-    Span spans[MOST_SLOTS];
+    Span spans[MAX_SLOTS];
     OrtStatus *status = read_inputs(context, INPUTS, inputs);
     if (status) return status;
     ConvPass pass = {.first = self->first};
@@ -104,7 +105,8 @@ OrtStatus *compute_short_conv(void *kernel, OrtKernelContext *context) {
     if (status || !pass.out) return status;
     Call call = {context, NULL};
     Threads threads = threads_of(&call);
-    if (rows_of_tensor(inputs + X) * pass.channels * pass.taps < FEW_PRODUCTS) threads.run = run_in_turn;
+    if (rows_of_tensor(inputs + X) * pass.channels * pass.kernel_size < FEW_PRODUCTS)
+        threads.run = run_in_turn;
     Job job = {self->kernel, &pass, (pass.channels + CHUNK - 1) / CHUNK};
     threads.run(threads.context, piece, (size_t)(pass.count * job.chunks), &job);
     return call.status;

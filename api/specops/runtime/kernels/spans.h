@@ -6,13 +6,13 @@
 
 #include <stdint.h>
 
-enum { MOST_SLOTS = 1024 };
+enum { MAX_SLOTS = 1024 };
 
 // Tokens of a slot in consecutive positions.
 typedef struct {
     int64_t slot, start, tokens;
     int64_t first;             // the first token's row in the pass
-    int64_t applied, settled;  // of layers with a recurrent state alone; see states.h
+    int64_t applied, num_committed;  // of layers with a recurrent state alone; see states.h
 } Span;
 
 // What layers keep of each slot beside keys and values: recurrent states, and behind them a ring with a row
@@ -21,13 +21,13 @@ typedef struct {
 typedef struct {
     float *memory;  // [slots][states + ring * total]; NULL: nothing stays
     int64_t slots, ring, total, states;
-} Kept;
+} RecurrentState;
 
-static inline float *kept_states(const Kept *kept, int64_t slot) {
+static inline float *kept_states(const RecurrentState *kept, int64_t slot) {
     return kept->memory + slot * (kept->states + kept->ring * kept->total);
 }
 
-static inline float *kept_inputs(const Kept *kept, int64_t slot, int64_t position) {
+static inline float *kept_inputs(const RecurrentState *kept, int64_t slot, int64_t position) {
     return kept_states(kept, slot) + kept->states + position % kept->ring * kept->total;
 }
 

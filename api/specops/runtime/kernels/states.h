@@ -14,8 +14,8 @@
 // inputs, decays) is kept in a ring by position (spans.h), so rejecting tokens costs nothing. A pass
 //   1. repeats the kept updates of the positions from `applied` to below `start`,
 //   2. goes on with its own tokens, and
-//   3. leaves in memory the state after the first `settled` tokens, and keeps the updates behind them.
-// So a prompt's chunk settles all of its tokens, and a request that decodes settles its first one, because
+//   3. leaves in memory the state after the first `num_committed` tokens, and keeps later updates.
+// So a prompt's chunk commits all of its tokens, and a request that decodes commits its first one, because
 // its draft tokens may be rejected. With applied = 0 the state counts as zeros, whatever is in memory.
 //
 // All sums have one order, and each token updates the state as it would alone. So a result depends neither
@@ -32,7 +32,7 @@
 #include "threads.h"
 
 // Limits of heads, numbers of a key, and numbers of a head's state.
-enum { MOST_STATE_HEADS = 1024, MOST_KEY = 256, MOST_STATE = 1 << 15 };
+enum { MAX_STATE_HEADS = 1024, MAX_KEY = 256, MAX_STATE = 1 << 15 };
 
 typedef struct {
     int delta;  // the gated delta rule
@@ -48,12 +48,12 @@ typedef struct {
     float *out;                              // [tokens][heads * value_size]
     const Span *spans;                       // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;
-    Kept kept;
+    RecurrentState kept;
     int64_t first, state_first;  // this layer's place in a row of kept inputs, and among a slot's states
 } StatesPass;
 
 // Floats of a row of kept inputs: keys, inputs and decays.
-static inline int64_t kept_floats(const StatesPass *pass) {
+static inline int64_t ring_floats_per_token(const StatesPass *pass) {
     return pass->groups * pass->key_size + pass->heads * pass->value_size + (pass->heads + 15) / 16 * 16;
 }
 

@@ -18,7 +18,7 @@ INLINE Floats flushed(Floats x) { return (Floats)((Ints)x & ~(Ints)(magnitude(x)
 // Some tokens of a span, for one head.
 typedef struct {
     int64_t count, position, row;  // of the first token
-    float keys[TOKENS][MOST_KEY], queries[TOKENS][MOST_KEY];
+    float keys[TOKENS][MAX_KEY], queries[TOKENS][MAX_KEY];
     float dots[TOKENS], decays[TOKENS], rates[TOKENS];  // dots: key * query
     float inputs[TOKENS][COLUMNS];
 } Tile;
@@ -74,17 +74,17 @@ typedef struct {
     const float *key;  // NULL: none
     const float *input;
     float decay;
-    int flush, settled;
+    int flush, commits;
 } Update;
 
 static Update update_of(const Span *span, int64_t position, const float *key, const float *input,
                         float decay) {
     const int flush = position % TOKENS == 0 || !(decay >= 0.5f);
-    return (Update){key, input, decay, flush, position < span->settled};
+    return (Update){key, input, decay, flush, position < span->num_committed};
 }
 
 typedef struct {
-    float *home, *apart;  // [WIDE][rows][LANES]: in memory, and where updates go that may not stay
+    float *committed, *scratch;  // [WIDE][rows][LANES]: in memory, and where updates go that may not stay
     float *at;            // one of them
     int64_t rows;
     Update pending;
@@ -95,7 +95,7 @@ INLINE void step(Part *part, const int update, const int flush, const float *key
                  Floats *keyed, Floats *asked) {
     const int64_t rows = part->rows;
     const float *from = part->at;
-    float *to = part->pending.settled ? part->home : part->apart;
+    float *to = part->pending.commits ? part->committed : part->scratch;
     const Floats decay = splat(part->pending.decay);
     Floats a[WIDE], b[WIDE], input[WIDE];
     for (int v = 0; v < WIDE; v++) {
@@ -135,7 +135,7 @@ INLINE void ask(Part *part, const float *key, const float *query, Floats *keyed,
 static void replay(const StatesPass *pass, const Span *span, int64_t head, int64_t column, Part *part) {
     const int64_t inputs = pass->groups * pass->key_size, group = group_of(pass, head);
     const int64_t decays = inputs + pass->heads * pass->value_size;
-    if (!span->applied) memset(part->home, 0, (size_t)(COLUMNS * part->rows) * sizeof(float));
+    if (!span->applied) memset(part->committed, 0, (size_t)(COLUMNS * part->rows) * sizeof(float));
     for (int64_t position = span->applied; position < span->start; position++) {
         const float *kept = kept_inputs(&pass->kept, span->slot, position) + pass->first;
         finish_update(part);
@@ -163,7 +163,7 @@ INLINE void compute(const StatesPass *pass, const int delta, const Span *span, i
         part->pending = update_of(span, t->position + i, t->keys[i], t->inputs[i], t->decays[i]);
     }
     // The last update is carried out unless nobody will read it.
-    if (part->pending.settled || t->position + t->count < span->start + span->tokens) finish_update(part);
+    if (part->pending.commits || t->position + t->count < span->start + span->tokens) finish_update(part);
 }
 
 // -- a head ----------------------------------------------------------------------------------------
@@ -189,11 +189,11 @@ static void finish_outputs(const StatesPass *pass, const Tile *t, int64_t head) 
     }
 }
 
-// Keeps a tile's inputs and decays behind the settled tokens.
+// Keeps a tile's inputs and decays behind the committed tokens.
 static void keep(const StatesPass *pass, const Span *span, int64_t head, int64_t column, const Tile *t) {
     const int64_t inputs = pass->groups * pass->key_size, place = head * pass->value_size + column;
     for (int64_t i = 0; i < t->count; i++) {
-        if (t->position + i < span->settled) continue;
+        if (t->position + i < span->num_committed) continue;
         float *kept = kept_inputs(&pass->kept, span->slot, t->position + i) + pass->first + inputs;
         memcpy(kept + place, t->inputs[i], sizeof t->inputs[i]);
         if (column + COLUMNS == pass->value_size)  // each part has read the decays of before
@@ -202,11 +202,12 @@ static void keep(const StatesPass *pass, const Span *span, int64_t head, int64_t
 }
 
 static void compute_head(const StatesPass *pass, const Span *span, int64_t head) {
-    _Alignas(64) float apart[MOST_STATE];
+    _Alignas(64) float scratch[MAX_STATE];
     Tile tile, *t = &tile;
     const int64_t floats = pass->key_size * pass->value_size, end = span->start + span->tokens;
-    float *home = apart;
-    if (pass->kept.memory) home = kept_states(&pass->kept, span->slot) + pass->state_first + head * floats;
+    float *committed = scratch;
+    if (pass->kept.memory)
+        committed = kept_states(&pass->kept, span->slot) + pass->state_first + head * floats;
     for (t->position = span->start; t->position < end; t->position += t->count) {
         t->count = end - t->position < TOKENS ? end - t->position : TOKENS;
         t->row = span->first + t->position - span->start;
@@ -214,8 +215,9 @@ static void compute_head(const StatesPass *pass, const Span *span, int64_t head)
         prepare_rates(pass, t, head);
         for (int64_t column = 0; column < pass->value_size; column += COLUMNS) {
             const int64_t place = column * pass->key_size;
-            Part part = {.home = home + place, .apart = apart + place, .rows = pass->key_size};
-            part.at = t->position > span->start && t->position > span->settled ? part.apart : part.home;
+            Part part = {.committed = committed + place, .scratch = scratch + place, .rows = pass->key_size};
+            const int apart = t->position > span->start && t->position > span->num_committed;
+            part.at = apart ? part.scratch : part.committed;
             if (t->position == span->start) replay(pass, span, head, column, &part);
             if (pass->delta) compute(pass, 1, span, head, column, t, &part);
             else compute(pass, 0, span, head, column, t, &part);
@@ -226,7 +228,7 @@ static void compute_head(const StatesPass *pass, const Span *span, int64_t head)
 }
 
 static void keep_keys(const StatesPass *pass, const Span *span) {
-    const int64_t behind = span->settled > span->start ? span->settled : span->start;
+    const int64_t behind = span->num_committed > span->start ? span->num_committed : span->start;
     for (int64_t position = behind; position < span->start + span->tokens; position++)
         for (int64_t group = 0; group < pass->groups; group++) {
             float *kept = kept_inputs(&pass->kept, span->slot, position) + pass->first;

@@ -37,7 +37,7 @@
 
 #include <math.h>
 
-enum { MOST_INPUTS = 10 };
+enum { MAX_INPUTS = 10 };
 enum { SPANS, PROGRESS, KEPT, LAST };  // the last inputs of both
 
 typedef struct {
@@ -59,9 +59,9 @@ static OrtStatus *create(const OrtKernelInfo *info, Kernel *self, void **out) {
         {"state_first", &pass->state_first, NULL}, {"state_total", &self->state_total, NULL}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
     if (status) return status;
-    if (pass->first < 0 || pass->first > self->total || self->total > MOST_FLOATS)
+    if (pass->first < 0 || pass->first > self->total || self->total > MAX_FLOATS)
         return failure("first is not among the total");
-    if (pass->state_first < 0 || pass->state_first > self->state_total || self->state_total > MOST_STATES)
+    if (pass->state_first < 0 || pass->state_first > self->state_total || self->state_total > MAX_STATES)
         return failure("state_first is not among state_total");
     return keep(self, sizeof *self, out);
 }
@@ -100,8 +100,8 @@ static const char *read_sizes(const Tensor *inputs, const Tensor *rates, const T
                               StatesPass *pass) {
     const Tensor *mixed = inputs, *gate = inputs + 1, *decays = inputs + 2, *bias = decay + 1;
     if (!mixed->data || mixed->count < 2) return "a layer with a state has no input of [..., T, sizes]";
-    if (pass->heads < 1 || pass->heads > MOST_STATE_HEADS) return "a layer has 1 to 1024 heads";
-    if (pass->value_size < 32 || pass->value_size % 32 || pass->value_size > MOST_STATE)
+    if (pass->heads < 1 || pass->heads > MAX_STATE_HEADS) return "a layer has 1 to 1024 heads";
+    if (pass->value_size < 32 || pass->value_size % 32 || pass->value_size > MAX_STATE)
         return "the size of a value's head is a multiple of 32";
     const int64_t rows = rows_of_tensor(mixed), values = pass->heads * pass->value_size;
     pass->width = mixed->dimensions[mixed->count - 1];
@@ -110,10 +110,10 @@ static const char *read_sizes(const Tensor *inputs, const Tensor *rates, const T
     else pass->groups = keys / pass->key_size;
     if (pass->groups < 1 || pass->groups > pass->heads || pass->heads % pass->groups)
         return "the number of heads is no multiple of those of keys";
-    if (pass->key_size < 16 || pass->key_size % 16 || pass->key_size > MOST_KEY ||
+    if (pass->key_size < 16 || pass->key_size % 16 || pass->key_size > MAX_KEY ||
         pass->width != values + 2 * pass->groups * pass->key_size)
         return "the size of a key's head is a multiple of 16, up to 256";
-    if (pass->key_size * pass->value_size > MOST_STATE) return "a head's state has more than 32768 numbers";
+    if (pass->key_size * pass->value_size > MAX_STATE) return "a head's state has more than 32768 numbers";
     if (!fits(gate, rows, values)) return "the gate has another shape than the output";
     if (!fits(decays, rows, pass->heads) || !fits(rates, rows, pass->heads))
         return "rates or decays are not one for each head of each token";
@@ -131,12 +131,12 @@ static const char *read_progress(const Tensor *spans, const Tensor *progress, in
     for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += 2, of += 3) {
         if (!of[2]) continue;
         const int64_t end = out->start + out->tokens;
-        out->applied = numbers[0], out->settled = numbers[1];
+        out->applied = numbers[0], out->num_committed = numbers[1];
         if (out->applied < 0 || out->applied > out->start)
             return "the state in memory is behind the first token of a span";
-        if (out->settled < out->applied || out->settled > end)
-            return "settled tokens are not between those in memory and the end of a span";
-        if (out->start - out->applied > ring || end - out->settled > ring)
+        if (out->num_committed < out->applied || out->num_committed > end)
+            return "committed tokens are not between those in memory and the end of a span";
+        if (out->start - out->applied > ring || end - out->num_committed > ring)
             return "a slot keeps the inputs of fewer positions";
         out++;
     }
@@ -155,7 +155,7 @@ static const char *read_places(const Kernel *self, const Tensor *last, StatesPas
     const char *wrong = read_kept(last + KEPT, self->total, &pass->kept);
     if (wrong) return wrong;
     if (pass->kept.states != self->state_total) return "a slot's states have another size than the model's";
-    if (kept_floats(pass) > self->total - pass->first ||
+    if (ring_floats_per_token(pass) > self->total - pass->first ||
         pass->heads * pass->value_size * pass->key_size > self->state_total - pass->state_first)
         return "a layer's numbers are not among the total";
     wrong = read_spans(given, pass->kept.slots, rows, spans, &pass->count);
@@ -167,13 +167,14 @@ static void piece(void *argument, size_t index) {
     const Job *job = argument;
     const StatesPass *pass = job->pass;
     const int64_t number = (int64_t)index / pass->heads;
-    const Span whole = {.tokens = pass->tokens, .first = number * pass->tokens, .settled = pass->tokens};
+    const int64_t tokens = pass->tokens;
+    const Span whole = {.tokens = tokens, .first = number * tokens, .num_committed = tokens};
     job->kernel->head(pass, pass->spans ? pass->spans + number : &whole, (int64_t)index % pass->heads);
 }
 
 static OrtStatus *compute(const Kernel *self, OrtKernelContext *context, const Tensor *inputs,
                           const Tensor *last, StatesPass *pass) {
-    Span spans[MOST_SLOTS];
+    Span spans[MAX_SLOTS];
     const int64_t rows = rows_of_tensor(inputs);
     pass->tokens = inputs->dimensions[inputs->count - 2], pass->count = rows;
     const char *wrong = read_places(self, last, pass, spans);
@@ -193,7 +194,7 @@ static OrtStatus *compute(const Kernel *self, OrtKernelContext *context, const T
 OrtStatus *compute_gated_delta(void *kernel, OrtKernelContext *context) {
     enum { MIXED, GATE, A, B, DECAY, BIAS, NORM, OTHERS };
     const Kernel *self = kernel;
-    Tensor inputs[MOST_INPUTS];
+    Tensor inputs[MAX_INPUTS];
     OrtStatus *status = read_inputs(context, OTHERS + LAST, inputs);
     if (status) return status;
     const Tensor *decay = inputs + DECAY, *norm = inputs + NORM;
@@ -211,7 +212,7 @@ OrtStatus *compute_gated_delta(void *kernel, OrtKernelContext *context) {
 OrtStatus *compute_state_space(void *kernel, OrtKernelContext *context) {
     enum { MIXED, GATE, DT, DECAY, BIAS, SKIP, OTHERS };
     const Kernel *self = kernel;
-    Tensor inputs[MOST_INPUTS];
+    Tensor inputs[MAX_INPUTS];
     OrtStatus *status = read_inputs(context, OTHERS + LAST, inputs);
     if (status) return status;
     const Tensor *gate = inputs + GATE, *decay = inputs + DECAY, *skip = inputs + SKIP;

@@ -7,16 +7,16 @@
 #include <string.h>
 
 // 64 visits instead of 16 gained nothing on 208 answers of the demo target and of SmolLM2.
-enum { ORDERS = 2, VISITS = 16, LONGEST_NGRAM = 3, LONGEST_MATCH = 32, NO_TOKEN = -1 };
+enum { ORDERS = 2, VISITS = 16, MAX_NGRAM = 3, MAX_MATCH = 32, NO_TOKEN = -1 };
 enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
 enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
        OF_DISTANCES = OF_SHARES + SHARES * MATCHES, WEIGHTS = OF_DISTANCES + DISTANCES };
 
 static const float RATE = 0.35f;       // of a weight's first step; later steps shrink with its errors
-static const float MOST_ERRORS = 400;  // steps shrink no further: learning never ends
+static const float MAX_ERRORS = 400;  // steps shrink no further: learning never ends
 static const float OWN_RATE = 0.1f;    // of a request's own bias and share
-static const float LEAST_REACH = 0.02f;  // the regression does not learn from rarer tokens
+static const float MIN_REACH = 0.02f;  // the regression does not learn from rarer tokens
 
 struct Text {
     int64_t capacity, length, contexts[ORDERS];
@@ -28,9 +28,9 @@ struct Text {
 
 typedef struct {
     int64_t count;
-    int32_t tokens[SUFFIX_LONGEST_DRAFT];
-    float promised[SUFFIX_LONGEST_DRAFT];
-    int16_t features[SUFFIX_LONGEST_DRAFT][FEATURES];
+    int32_t tokens[SUFFIX_MAX_DRAFT];
+    float promised[SUFFIX_MAX_DRAFT];
+    int16_t features[SUFFIX_MAX_DRAFT][FEATURES];
     float bias, share;  // of the request: log odds, and the recent share of right first tokens
 } Prediction;
 
@@ -113,7 +113,7 @@ static int find(const Text *where, const int32_t *end, int64_t length, Found *fo
         for (int visits = 0; place >= 0 && visits < VISITS; visits++) {
             const int64_t most = place < length ? place : length;
             int64_t match = 0;
-            while (match < most && match < LONGEST_MATCH
+            while (match < most && match < MAX_MATCH
                    && where->tokens[place - match - 1] == end[-match - 1]) match++;
             if (match >= context) found[count++] = (Found){place, match, ldexp(1, 2 * (int)match)};
             place = where->previous[order][place];
@@ -123,13 +123,13 @@ static int find(const Text *where, const int32_t *end, int64_t length, Found *fo
     return 0;
 }
 
-// The place in `history` of the token at `end`, behind the same LONGEST_MATCH tokens or, near the text's
+// The place in `history` of the token at `end`, behind the same MAX_MATCH tokens or, near the text's
 // beginning, all `length`; -1: there is none.
 static int64_t taught_place(const Text *history, const int32_t *end, int64_t length) {
     Found found[VISITS];
     const int count = find(history, end, length, found);
     for (int i = 0; i < count; i++) {
-        const int long_enough = found[i].match == LONGEST_MATCH || found[i].match == length;
+        const int long_enough = found[i].match == MAX_MATCH || found[i].match == length;
         if (long_enough && history->tokens[found[i].place] == *end) return found[i].place;
     }
     return -1;
@@ -137,7 +137,7 @@ static int64_t taught_place(const Text *history, const int32_t *end, int64_t len
 
 void specops_teach(Text *history, const Lookups *lookups) {
     const Text *text = lookups->text;
-    int64_t taught = -1 - LONGEST_MATCH;  // end of what stands last in the history
+    int64_t taught = -1 - MAX_MATCH;  // end of what stands last in the history
     int64_t place = -1;                   // of the token before in the history, if that was known
     for (int64_t i = history->contexts[ORDERS - 1]; i < text->length; i++) {
         const int64_t before = place;
@@ -147,9 +147,9 @@ void specops_teach(Text *history, const Lookups *lookups) {
         if (place >= 0) continue;
         if (before >= 0 && before == history->length - 1) {
             taught = i;  // it goes on where the history ends
-        } else if (i - taught > LONGEST_MATCH) {  // begin with the last known tokens
+        } else if (i - taught > MAX_MATCH) {  // begin with the last known tokens
             append(history, NO_TOKEN);
-            taught = i > LONGEST_MATCH ? i - LONGEST_MATCH : 0;
+            taught = i > MAX_MATCH ? i - MAX_MATCH : 0;
         }
         while (taught <= i) append(history, text->tokens[taught++]);
     }
@@ -165,7 +165,7 @@ static int bits(int64_t number, int most) {
 
 static int bucket(int64_t match) {
     if (match <= 6) return (int)match;
-    return match <= 8 ? 7 : match <= 16 ? 8 : match < LONGEST_MATCH ? 9 : 10;
+    return match <= 8 ? 7 : match <= 16 ? 8 : match < MAX_MATCH ? 9 : 10;
 }
 
 // Vote on the next token among the places that agree so far. `next` [count] are the tokens that follow;
@@ -199,7 +199,7 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
     return winner;
 }
 
-// Predict tokens while the next one is reached with a probability of at least LEAST_REACH, and one more
+// Predict tokens while the next one is reached with a probability of at least MIN_REACH, and one more
 // to learn from. Returns the expected number of right tokens.
 static float predict(const Text *where, const Text *text, const float *weights, int64_t most,
                      Prediction *guess) {
@@ -208,7 +208,7 @@ static float predict(const Text *where, const Text *text, const float *weights, 
     int count = find(where, text->tokens + text->length, text->length, found);
     float reach = 1, expected = 0;
     guess->count = 0;
-    while (count && guess->count < most && reach >= LEAST_REACH) {
+    while (count && guess->count < most && reach >= MIN_REACH) {
         const int64_t position = guess->count;
         int known = 0;
         for (int i = 0; i < count; i++) {
@@ -228,7 +228,7 @@ static float predict(const Text *where, const Text *text, const float *weights, 
         guess->tokens[position] = next[winner];
         guess->promised[position] = 1 / (1 + expf(-odds));
         reach *= guess->promised[position];
-        if (reach >= LEAST_REACH) expected += reach;
+        if (reach >= MIN_REACH) expected += reach;
         guess->count++;
         count = 0;
         for (int i = 0; i < known; i++)
@@ -253,15 +253,15 @@ static uint64_t ngram(const uint64_t *table, const int32_t *end, int64_t count) 
 // As `predict`, from a table of n-grams.
 static float predict_known(const uint64_t *table, const Text *text, const float *weights, int64_t most,
                            Prediction *guess) {
-    int32_t tail[LONGEST_NGRAM + SUFFIX_LONGEST_DRAFT];
-    const int64_t past = text->length < LONGEST_NGRAM ? text->length : LONGEST_NGRAM;
+    int32_t tail[MAX_NGRAM + SUFFIX_MAX_DRAFT];
+    const int64_t past = text->length < MAX_NGRAM ? text->length : MAX_NGRAM;
     memcpy(tail, text->tokens + text->length - past, (size_t)past * sizeof(int32_t));
     float reach = 1, expected = 0;
     guess->count = 0;
-    while (guess->count < most && reach >= LEAST_REACH) {
+    while (guess->count < most && reach >= MIN_REACH) {
         const int64_t position = guess->count, here = past + position;
         uint64_t entry = 0;
-        int order = here < LONGEST_NGRAM ? (int)here : LONGEST_NGRAM;
+        int order = here < MAX_NGRAM ? (int)here : MAX_NGRAM;
         for (; order > 0 && !(entry = ngram(table, tail + here, order)); order--) {}
         if (!entry) break;
         const int share = (int)(entry & 0xFF), at = position < POSITIONS ? (int)position : POSITIONS - 1;
@@ -278,21 +278,21 @@ static float predict_known(const uint64_t *table, const Text *text, const float 
         tail[here] = guess->tokens[position] = (int32_t)(entry >> 8 & 0xFFFFFF);
         guess->promised[position] = 1 / (1 + expf(-odds));
         reach *= guess->promised[position];
-        if (reach >= LEAST_REACH) expected += reach;
+        if (reach >= MIN_REACH) expected += reach;
         guess->count++;
     }
     return expected;
 }
 
-// Learn from the tokens that came, up to the first wrong prediction.
-static void learn(Prediction *guess, float *weights, const int32_t *came, int64_t count) {
+// Learn from the verified tokens, up to the first wrong prediction.
+static void learn(Prediction *guess, float *weights, const int32_t *verified, int64_t count) {
     float *errors = weights + WEIGHTS;
     for (int64_t i = 0; i < guess->count && i < count; i++) {
-        const int right = guess->tokens[i] == came[i];
+        const int right = guess->tokens[i] == verified[i];
         const float error = (float)right - guess->promised[i];
         for (int j = 0; j < FEATURES; j++) {
             const int16_t feature = guess->features[i][j];
-            errors[feature] = fminf(errors[feature] + error * error, MOST_ERRORS);
+            errors[feature] = fminf(errors[feature] + error * error, MAX_ERRORS);
             weights[feature] += RATE * error / sqrtf(1 + errors[feature]);
         }
         guess->bias += OWN_RATE * error;
@@ -329,7 +329,7 @@ int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *t
     learn(past, of_past, more, count);
     learn(known, of_known, more, count);
     for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
-    if (most > SUFFIX_LONGEST_DRAFT) most = SUFFIX_LONGEST_DRAFT;
+    if (most > SUFFIX_MAX_DRAFT) most = SUFFIX_MAX_DRAFT;
     const float here = predict(lookups->text, lookups->text, of_own, most, own);
     const float there = history ? predict(history, lookups->text, of_past, most, past) : 0;
     const float usual = table ? predict_known(table, lookups->text, of_known, most, known) : 0;

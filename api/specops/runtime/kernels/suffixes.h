@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-enum { SUFFIX_LONGEST_DRAFT = 16 };
+enum { SUFFIX_MAX_DRAFT = 16 };
 
 typedef struct Text Text;        // tokens and the chains
 typedef struct Lookups Lookups;  // a request: its text and its last lookup
@@ -33,7 +33,7 @@ int64_t specops_estimate_floats(void);
 //
 //   table:    n-grams, see `NgramTable` in `specops.runtime.suffixes`.
 //   estimate: learns from the tokens that came after the last lookup.
-//   most:     most tokens to predict, up to SUFFIX_LONGEST_DRAFT.
+//   most:     most tokens to predict, up to SUFFIX_MAX_DRAFT.
 //   least:    the prediction ends before the first token that is reached with a smaller probability.
 //   tokens, promised: [most] the predicted tokens, and for each the probability that it is right if
 //             those before it are.

@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { WORDS = UNIT / 4 };
-enum { MOST_EXPONENT = 252 };  // 12 * 2^(252 - 128) is finite, the next one is not
+enum { MAX_EXPONENT = 252 };  // 12 * 2^(252 - 128) is finite, the next one is not
 
 // Weights as MatMulNBits has them: codes [N, blocks, block * bits / 8]; scales [N, blocks], float16 or
 // float32 as the type has them; zero points [N, blocks], those of 4 bits two in a byte.
@@ -179,7 +179,7 @@ static int put_scales(int type, const uint8_t *at, int64_t count, int column, ui
                 finite &= put_half(at, header + 64 * i + 2 * column);
                 finite &= put_half(at + 2, header + 64 * i + 32 + 2 * column);
                 break;
-            default: header[16 * i + column] = *at, finite &= *at <= MOST_EXPONENT;
+            default: header[16 * i + column] = *at, finite &= *at <= MAX_EXPONENT;
         }
     if (f.super == UNIT) return finite;
     const int place = type == Q2_K ? 80 : type == Q3_K ? 108 : type == Q6_K ? 208 : 0;
@@ -345,7 +345,7 @@ int specops_finite_rows(int type, const uint8_t *raw, int64_t columns, int64_t d
     int finite = 1;
     for (int64_t column = 0; column < columns; column++)
         for (int64_t first = 0; first < blocks; first += GROUP_BLOCKS) {
-            uint8_t header[MOST_GROUP];
+            uint8_t header[MAX_GROUP];
             finite &= put_scales(type, raw + column * width + first / units * f.bytes,
                                  group_blocks(blocks, first), 0, header);
         }

@@ -46,8 +46,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
-enum { MOST_GROUP = GROUP_BLOCKS * (UNIT + 4) * TILE };  // bytes of a group of a type of GGUF
+enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MAX_BLOCK = 256, MAX_SIDE = 1 << 24 };
+enum { MAX_GROUP = GROUP_BLOCKS * (UNIT + 4) * TILE };  // bytes of a group of a type of GGUF
 
 // Types of weights; those of GGUF have its numbers. Q4_0 is INT4 and Q8_0 is INT8 in blocks of 32.
 enum {
@@ -112,9 +112,9 @@ static inline const char *describe_matrix(int64_t type, int64_t columns, int64_t
                                           Form *form) {
     *form = form_of(type < 0 || type > INT8_ZERO_FLOAT ? -1 : (int)type);
     if (!bits_of(*form)) return "there is no such type of weights";
-    if (columns < 1 || columns > MOST_SIDE || depth < 1 || depth > MOST_SIDE)
+    if (columns < 1 || columns > MAX_SIDE || depth < 1 || depth > MAX_SIDE)
         return "N and K of weights are 1 to 16777216";
-    if (block < UNIT || block % UNIT || block > MOST_BLOCK) return "blocks are multiples of 32, up to 256";
+    if (block < UNIT || block % UNIT || block > MAX_BLOCK) return "blocks are multiples of 32, up to 256";
     return form->super && block != UNIT ? "GGUF's types have blocks of 32" : NULL;
 }
 

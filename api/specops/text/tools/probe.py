@@ -104,7 +104,7 @@ def _without_tools(render: Render) -> TemplateTraits | None:
     return TemplateTraits(
         system=with_system is not None and _SYSTEM in with_system,
         several_systems=all(_holds(render(each, values), _SYSTEM, _LATER) for each in several),
-        neighbours=again is not None and (_SYSTEM in again or not shows_user),
+        consecutive_roles=again is not None and (_SYSTEM in again or not shows_user),
     )
 
 

@@ -46,7 +46,7 @@ class TemplateTraits:
         orphan_results: shows results of calls that no message before has.
         any_id: takes ids of calls as other servers write them.
         arguments_as_text: takes a call's arguments only as JSON.
-        neighbours: shows two messages of one role in a row.
+        consecutive_roles: shows two messages of one role in a row.
         needs_tools: shows calls and results only where tools are given.
         in_parts: shows contents that are lists of parts only, as templates for pictures do.
     """
@@ -62,13 +62,13 @@ class TemplateTraits:
     orphan_results: bool = False
     any_id: bool = True
     arguments_as_text: bool = False
-    neighbours: bool = True
+    consecutive_roles: bool = True
     needs_tools: bool = False
     in_parts: bool = False
 
     def fallback(self) -> TemplateTraits:
         """Return traits with which a conversation becomes texts in turns, whatever it was."""
-        return replace(self, shows_calls=False, orphan_results=False, neighbours=False)
+        return replace(self, shows_calls=False, orphan_results=False, consecutive_roles=False)
 
 
 def for_template(
@@ -105,9 +105,9 @@ def for_template(
             variables[traits.tools] = described
         if traits.tools == AS_TEXT:
             variables[AS_TEXT] = json.dumps(described, indent=4, ensure_ascii=False)
-    if not (traits.system and traits.several_systems and traits.neighbours):
+    if not (traits.system and traits.several_systems and traits.consecutive_roles):
         plain = _systems_to_user(plain, keep_first=traits.system)
-    if not traits.neighbours:
+    if not traits.consecutive_roles:
         plain = _merged(plain)
     return (in_parts(plain) if traits.in_parts else plain), variables
 

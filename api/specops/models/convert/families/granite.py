@@ -75,7 +75,7 @@ class GraniteHybrid(
     }
     optional_biases = ("attention_bias",)
     must_be_false = ("mamba_proj_bias",)
-    taps = ("mamba_d_conv", 4)
+    kernel_size = ("mamba_d_conv", 4)
     gguf_integers: ClassVar = {
         "mamba_n_heads": "{arch}.ssm.time_step_rank",
         "mamba_d_state": "{arch}.ssm.state_size",
@@ -138,7 +138,7 @@ class GraniteHybrid(
         inner, channels = self._sizes()
         parts: Shapes = {
             "in_proj.weight": (inner + channels + space.heads, hidden),
-            "conv1d.weight": (channels, 1, self._taps),
+            "conv1d.weight": (channels, 1, self._kernel_size),
             **({"conv1d.bias": (channels,)} if self._has_bias else {}),
             **dict.fromkeys(("A_log", "D", "dt_bias"), (space.heads,)),
             "norm.weight": (inner,),

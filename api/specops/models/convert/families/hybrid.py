@@ -22,13 +22,13 @@ class Hybrid(GatedDecoder):
     """Some layers have attention, the others a recurrence or a convolution in its place."""
 
     other = LINEAR  # the kind of the other layers
-    taps = ("", 4)  # the key of the number of tokens that their convolution reads, and its default
+    kernel_size = ("", 4)  # of their convolution: the key and its default
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        key, usual = self.taps
-        self._taps = self.config.integer(key, usual)
-        if self._taps > _MAX_TAPS:
+        key, usual = self.kernel_size
+        self._kernel_size = self.config.integer(key, usual)
+        if self._kernel_size > _MAX_TAPS:
             raise self.config.error(key, f"must be 1 to {_MAX_TAPS}")
         listed = layer_kinds(self.config, self.shape.num_layers, self.other)
         self._kinds = listed or self.usual_kinds()
@@ -70,10 +70,10 @@ class Hybrid(GatedDecoder):
         return self.mix_otherwise(index, x)
 
     def convolution(self, index: int, part: str, x: str, bias: Float | None = None) -> str:
-        """The short convolution with the stored weight [channels, 1, taps] of a `part`."""
+        """The short convolution with the stored weight [channels, 1, kernel_size] of a `part`."""
         weight = self.checkpoint.vector(f"{self.layer(index)}.{part}.weight")
         name = f"layers.{index}.convolution"
-        return self.graph.short_convolution(name, x, weight.reshape(-1, self._taps), bias)
+        return self.graph.short_convolution(name, x, weight.reshape(-1, self._kernel_size), bias)
 
     def decay(self, index: int, part: str) -> Float:
         """The decay of a layer's states, from the checkpoint's logarithms."""

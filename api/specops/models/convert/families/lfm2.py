@@ -34,7 +34,7 @@ class LFM2(Hybrid, architectures="Lfm2ForCausalLM", gguf="lfm2"):
     output, down = "self_attn.out_proj", "feed_forward.w2"
     up = ("feed_forward.w1", "feed_forward.w3")
     other = _CONV
-    taps = ("conv_L_cache", 3)
+    kernel_size = ("conv_L_cache", 3)
     gguf_integers: ClassVar = {"conv_L_cache": "{arch}.shortconv.l_cache"}
     gguf_names: ClassVar = {
         "token_embd_norm": "model.embedding_norm",
@@ -65,7 +65,7 @@ class LFM2(Hybrid, architectures="Lfm2ForCausalLM", gguf="lfm2"):
         hidden = self.shape.hidden_size
         return {
             "conv.in_proj.weight": (3 * hidden, hidden),
-            "conv.conv.weight": (hidden, 1, self._taps),
+            "conv.conv.weight": (hidden, 1, self._kernel_size),
             "conv.out_proj.weight": (hidden, hidden),
         }
 

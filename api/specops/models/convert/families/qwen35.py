@@ -44,7 +44,7 @@ class Qwen35(
     optional_biases = ()
     head_norms = partial_rotary = has_mtp = offset_norms = True
     query_parts = 2
-    taps = ("linear_conv_kernel_dim", 4)
+    kernel_size = ("linear_conv_kernel_dim", 4)
     gguf_integers: ClassVar = {
         "linear_conv_kernel_dim": "{arch}.ssm.conv_kernel",
         "linear_num_key_heads": "{arch}.ssm.group_count",
@@ -116,7 +116,7 @@ class Qwen35(
             "in_proj_z.weight": (values, hidden),
             "in_proj_a.weight": (delta.value_heads, hidden),
             "in_proj_b.weight": (delta.value_heads, hidden),
-            "conv1d.weight": (channels, 1, self._taps),
+            "conv1d.weight": (channels, 1, self._kernel_size),
             "A_log": (delta.value_heads,),
             "dt_bias": (delta.value_heads,),
             "norm.weight": (delta.value_size,),
