@@ -14,7 +14,7 @@ from specops.models.graph.weight_cache import used_bytes
 from specops.models.prepare import ModelError, prepare
 from specops.request import GenerationRequest, PromptTooLong
 from specops.runtime import kernels
-from specops.runtime.memory_plan import MemoryPlanError, Supply
+from specops.runtime.memory_plan import AvailableMemory, MemoryPlanError
 from specops.system.memory import read_memory
 from tests.checkpoints import make_llama_checkpoint
 from tests.serving.service import shared_engine
@@ -53,8 +53,8 @@ def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
 def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = Supply(replace(read_memory(), limit=100 << 20), free=70 << 20, held=30 << 20)
-    monkeypatch.setattr("specops.runtime.memory_plan.Supply.read", lambda: little)
+    little = AvailableMemory(replace(read_memory(), limit=100 << 20), free=70 << 20, held=30 << 20)
+    monkeypatch.setattr("specops.runtime.memory_plan.AvailableMemory.read", lambda: little)
     with pytest.raises(MemoryPlanError, match="raise the memory limit"):
         Engine.load(replace(tiny_settings, max_batched_tokens=4096))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specops.engine import prompt_reader
+from specops.engine import prompt_pooler
 from specops.engine.scheduler import Scheduler
 from specops.request import Logprob
 from specops.runtime.batch import Batch
@@ -253,7 +253,7 @@ def test_the_time_to_read_a_prompts_probabilities_is_a_part_of_the_step(
             clock.now += seconds
             return Logprob(0.0, ())
 
-        monkeypatch.setattr(prompt_reader, "logprob", slow)
+        monkeypatch.setattr(prompt_pooler, "logprob", slow)
         for _ in range(2):
             scheduler.add(make_request(20, 1000))
         for _ in range(30):

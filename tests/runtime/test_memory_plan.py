@@ -16,11 +16,11 @@ from specops.runtime.kvcache.block_pool import CacheShape
 from specops.runtime.layer_shapes import Attention, GatedDelta, LayerShape, ShortConv
 from specops.runtime.memory_plan import (
     DEFAULT_SLOTS,
-    Demand,
+    AvailableMemory,
     MemoryPlan,
     MemoryPlanError,
     ModelSizes,
-    Supply,
+    RequiredMemory,
     plan_for_models,
     plan_memory,
     spare_bytes,
@@ -39,15 +39,15 @@ def token_bytes(kv_heads: int, head_size: int, layers: int) -> int:
 TARGET = ModelSizes(token_bytes(4, 64, 22), 612 * MB, 2048, 32_000)
 DRAFT = ModelSizes(token_bytes(12, 64, 12), 170 * MB, 768, 32_000)
 PHI3_MINI = ModelSizes(token_bytes(32, 96, 32), 2300 * MB, 3072, 32_064)
-ALONE = Demand.of(Settings(), [TARGET], 2048)
-TINYLLAMA = Demand.of(Settings(), [TARGET, DRAFT], 2048)
-PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)
+ALONE = RequiredMemory.of(Settings(), [TARGET], 2048)
+TINYLLAMA = RequiredMemory.of(Settings(), [TARGET, DRAFT], 2048)
+PHI3 = RequiredMemory.of(Settings(), [PHI3_MINI], 4096)
 
 
-def supply(limit_mb: int, held_mb: int = 100) -> Supply:
+def supply(limit_mb: int, held_mb: int = 100) -> AvailableMemory:
     held, limit = held_mb * MB, limit_mb * MB
     reading = MemoryReading(held, file=0, swap=0, limit=limit, swap_limit=0, source="cgroup v2")
-    return Supply(reading, limit - held, held)
+    return AvailableMemory(reading, limit - held, held)
 
 
 def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
@@ -55,15 +55,19 @@ def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
     assert TINYLLAMA.kv_token_bytes == TARGET.kv_token_bytes + DRAFT.kv_token_bytes
     assert (TINYLLAMA.mapped_weights, TINYLLAMA.target_weights) == (782 * MB, 612 * MB)
     assert TINYLLAMA.pass_bytes == TARGET.pass_bytes(96, 80)  # the larger one: they take turns
-    wide = Demand.of(Settings(max_batched_tokens=1024), [TARGET], 2048)
+    wide = RequiredMemory.of(Settings(max_batched_tokens=1024), [TARGET], 2048)
     assert wide.pass_bytes == TARGET.pass_bytes(1024, 80)
-    narrow = Demand.of(Settings(max_batched_tokens=16, slots=4), [TARGET], 2048)
+    narrow = RequiredMemory.of(Settings(max_batched_tokens=16, slots=4), [TARGET], 2048)
     assert narrow.pass_bytes == TARGET.pass_bytes(36, 44)
     assert TARGET.pass_bytes(96, 72) < TARGET.pass_bytes(96, 73) < TARGET.pass_bytes(97, 73)
     assert ALONE.rows == 72
     large = [replace(TARGET, vocab_size=262_144)]
-    assert [Demand.of(Settings(slots=n), large, 2048).rows for n in (1, 8, 24)] == [9, 32, 48]
-    assert Demand.of(Settings(), large, 2048).pass_bytes == large[0].pass_bytes(96, 40)
+    assert [RequiredMemory.of(Settings(slots=n), large, 2048).rows for n in (1, 8, 24)] == [
+        9,
+        32,
+        48,
+    ]
+    assert RequiredMemory.of(Settings(), large, 2048).pass_bytes == large[0].pass_bytes(96, 40)
     unknown = replace(TARGET, hidden_size=0)
     assert unknown.pass_bytes(1, 0) == 2 * TARGET.pass_bytes(1, 0)
 
@@ -93,7 +97,7 @@ def test_layers_with_states_make_8000_tokens_cheap() -> None:
     for name in ("Qwen/Qwen3.5-2B", "Qwen/Qwen3-1.7B"):
         shape = CacheShape.of(published_layers(name), "fp16")
         sizes = ModelSizes(shape.bytes_per_token, 0, 2048, 0, shape.slot_bytes)
-        demand = Demand.of(Settings(slots=1), [sizes], 8192)
+        demand = RequiredMemory.of(Settings(slots=1), [sizes], 8192)
         taken[name] = 8000 * demand.kv_token_bytes + demand.state_bytes
     new, old = taken.values()
     assert old == 8000 * 28 * 2 * 8 * 128 * 2
@@ -131,7 +135,7 @@ BOTH, TARGETS, NONE = "in the page cache", "the target's stay", "from disk for e
 )
 def test_what_is_planned(
     limit_mb: int,
-    demand: Demand,
+    demand: RequiredMemory,
     asked: dict[str, int],
     expected: tuple[int, int, int],
     weights: str,
@@ -203,7 +207,7 @@ def test_every_plan_fits(
     tokens: int,
     states: int,
 ) -> None:
-    demand = Demand(
+    demand = RequiredMemory(
         kv, (target + draft) * MB, target * MB, 20 * MB, context, states * MB, 4 * states * MB
     )
     there = supply(limit, min(held, limit))
@@ -253,10 +257,10 @@ def test_snapshots_get_a_part_of_what_is_left_and_give_way_first(
     """Qwen3.5-0.8B's shape: 12 KB of keys and values for a token, 30 MB of states for a slot."""
     model = ModelSizes(12_288, 600 * MB, 1024, 32_000, 30 * MB)
     slots = asked.get("slots", 0)
-    demand = Demand.of(Settings(slots=slots), [model], 32_768)
+    demand = RequiredMemory.of(Settings(slots=slots), [model], 32_768)
     plan = plan_memory(supply(limit_mb), demand, **asked)
     assert (plan.kv_tokens, plan.snapshot_bytes // MB) == (tokens, snapshots)
-    alone = Demand.of(Settings(prefix_cache="off"), [model], 32_768)  # nobody could use one
+    alone = RequiredMemory.of(Settings(prefix_cache="off"), [model], 32_768)  # nobody could use one
     assert plan_memory(supply(limit_mb), alone, **asked).snapshot_bytes == 0
 
 
@@ -278,12 +282,12 @@ def test_the_table_adds_up(states: int) -> None:
 def test_settings_give_the_plan_of_loaded_models_and_it_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Supply, "read", lambda: supply(2000))
+    monkeypatch.setattr(AvailableMemory, "read", lambda: supply(2000))
     settings = Settings(slots=5, context=1024, kv_tokens=4096)
     with caplog.at_level(logging.INFO, "specops.runtime.memory_plan"):
         plan = plan_for_models(settings, [TARGET, DRAFT], 2048, later_bytes=50 * MB)
     assert (plan.slots, plan.context, plan.kv_tokens) == (5, 1024, 4096)
-    assert plan.supply.held == 150 * MB
+    assert plan.available.held == 150 * MB
     logged = [record.getMessage() for record in caplog.records]
     assert [line for line in logged if "KV cache" in line and "4,096 tokens" in line]
 
@@ -292,24 +296,24 @@ def test_grammars_are_planned_wherever_they_fit(monkeypatch: pytest.MonkeyPatch)
     """They come before weights in memory; a KV cache that is asked for comes before them."""
     kept, given_up = list[int](), list[int]()
     for limit in range(200, 1000, 50):
-        monkeypatch.setattr(Supply, "read", partial(supply, limit))
+        monkeypatch.setattr(AvailableMemory, "read", partial(supply, limit))
         try:
             plan = plan_for_models(Settings(), [TARGET], 2048, grammar_bytes=90 * MB)
         except MemoryPlanError:
             continue
-        (kept if plan.demand.grammar_bytes else given_up).append(limit)
-        assert plan.needed <= plan.supply.free
+        (kept if plan.required.grammar_bytes else given_up).append(limit)
+        assert plan.needed <= plan.available.free
     assert max(given_up) < min(kept) < max(given_up) + 100
-    monkeypatch.setattr(Supply, "read", partial(supply, min(kept)))
+    monkeypatch.setattr(AvailableMemory, "read", partial(supply, min(kept)))
     asked = Settings(kv_tokens=4096)
-    assert not plan_for_models(asked, [TARGET], 2048, grammar_bytes=90 * MB).demand.grammar_bytes
+    assert not plan_for_models(asked, [TARGET], 2048, grammar_bytes=90 * MB).required.grammar_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has memory to give back")
 def test_freed_memory_is_given_back_before_it_is_counted() -> None:
     """Blocks stay behind the freed ones, as behind those of a tokenizer that was read."""
     count = """
-from specops.runtime.memory_plan import Supply
+from specops.runtime.memory_plan import AvailableMemory
 from specops.system.allocator import configure_malloc
 from specops.system.memory import process_memory
 configure_malloc()
@@ -317,7 +321,7 @@ blocks = [bytearray(b"x" * 2_000) for _ in range(40_000)]
 last = bytearray(2_000)
 blocks.clear()
 before = process_memory().anon
-Supply.read()
+AvailableMemory.read()
 print(before - process_memory().anon)
 """
     done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)

@@ -87,11 +87,11 @@ class Engine:
             draft_cost_model=draft_costs,
             end_tokens=target.folder.end_tokens,
             max_batched_tokens=target.runner.max_tokens,
-            most_rows=plan.demand.rows,
+            most_rows=plan.required.rows,
             max_inter_token_latency=settings.max_inter_token_latency,
         )
         scheduler.grammars.most_bytes = plan.compiled_bytes
-        if not plan.demand.grammar_bytes:
+        if not plan.required.grammar_bytes:
             scheduler.grammars.vocabulary.refused = _no_grammars(plan, target.runner.vocab_size)
         begin = target.folder.bos_token
         if begin is None:
@@ -251,7 +251,7 @@ def _info(
         end_tokens=folder.end_tokens,
         state_bytes=kept.nbytes if kept else 0,
         snapshot_bytes=kept.snapshot_bytes if kept else 0,
-        weight_bytes=plan.demand.mapped_weights,
+        weight_bytes=plan.required.mapped_weights,
         reading=target.costs.reading,
         head=head.path if head else None,
         ngrams=ngrams.path if ngrams else None,
@@ -263,7 +263,7 @@ def _no_grammars(plan: MemoryPlan, tokens: int) -> str:
     reason = (
         f"structured output needs {grammar_bytes(tokens) / 1e6:,.0f} MB for this model's "
         f"{tokens:,} tokens, which do not fit below the memory limit of "
-        f"{plan.supply.reading.limit / 1e6:,.0f} MB: raise it"
+        f"{plan.available.reading.limit / 1e6:,.0f} MB: raise it"
     )
     log.warning("%s", reason)
     return reason

@@ -195,7 +195,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             calibrate(
                 runner,
                 _costs_file(folder.graph, folder.name, settings),
-                most_rows=plan.demand.rows,
+                most_rows=plan.required.rows,
             ),
         )
         for folder, runner, (session, _) in zip(folders, runners, graphs, strict=True)
@@ -224,7 +224,7 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
     return LoadedModels(models[0], small, head, ngrams, tokenizer, chat_template, plan)
 
 
-Drafting = tuple[ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]
+DraftSource = tuple[ModelFolder | EagleFolder | MtpBlock | None, NgramTable | None]
 
 
 def _prepared(
@@ -261,7 +261,7 @@ def _prepared(
     if choice.draft is None:
         return target, block if choice.uses_mtp else None, None
 
-    def drafting(source: Source) -> Drafting:
+    def drafting(source: Source) -> DraftSource:
         path = located(source, settings.cache_dir, progress("draft"))
         ngrams = None
         if (path / NGRAMS).is_file():
@@ -331,7 +331,7 @@ def _warm_runner(
 ) -> ModelRunner:
     """Give a graph its KV cache and run a first pass: it proves that the graph runs."""
     shape = cache_shape(session, settings.kv_dtype)
-    share = shape.slot_bytes * plan.slots / max(1, plan.demand.state_bytes)
+    share = shape.slot_bytes * plan.slots / max(1, plan.required.state_bytes)
     cache = KvCache(
         shape,
         num_blocks=plan.num_blocks,

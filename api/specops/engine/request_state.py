@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specops.engine.prompt_reader import PromptPooler
+from specops.engine.prompt_pooler import PromptPooler
 from specops.request import (
     GRAMMAR,
     TARGET,

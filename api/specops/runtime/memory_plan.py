@@ -53,7 +53,7 @@ class MemoryPlanError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class AvailableMemory:
     """The memory that there is, in bytes.
 
     Attributes:
@@ -67,7 +67,7 @@ class Supply:
     held: int
 
     @classmethod
-    def read(cls) -> Supply:
+    def read(cls) -> AvailableMemory:
         """Read the figures; the models are loaded already, and what that left free is given back.
 
         Raises:
@@ -77,7 +77,7 @@ class Supply:
         reading = read_memory()
         return cls(reading, page_cache_room(), reading.anon)
 
-    def less(self, count: int) -> Supply:
+    def less(self, count: int) -> AvailableMemory:
         """The supply after `count` more bytes are held, by what fills up as requests come."""
         return replace(self, free=max(0, self.free - count), held=self.held + count)
 
@@ -112,7 +112,7 @@ class ModelSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequiredMemory:
     """What target and draft model need together, in bytes.
 
     Attributes:
@@ -144,14 +144,14 @@ class Demand:
         models: Sequence[ModelSizes],
         context: int,
         grammar_bytes: int = 0,
-    ) -> Demand:
+    ) -> RequiredMemory:
         """The demand of loaded models.
 
         Args:
             settings: give tokens of a pass, slots and draft tokens.
             models: the target first. The draft's cache has as many tokens as the target's.
             context: of the target.
-            grammar_bytes: see `Demand`.
+            grammar_bytes: see `RequiredMemory`.
         """
         slots = settings.slots or DEFAULT_SLOTS
         verified = slots * (settings.max_k_draft + 1)
@@ -192,8 +192,8 @@ class MemoryPlan:
         snapshot_bytes: bound of the snapshots of states.
     """
 
-    supply: Supply
-    demand: Demand
+    available: AvailableMemory
+    required: RequiredMemory
     slots: int
     context: int
     kv_tokens: int
@@ -207,56 +207,56 @@ class MemoryPlan:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the full KV cache; it takes memory only as it fills."""
-        return self.kv_tokens * self.demand.kv_token_bytes
+        return self.kv_tokens * self.required.kv_token_bytes
 
     @property
     def needed(self) -> int:
         """Bytes that the process does not hold yet and cannot drop later."""
-        beside = self.demand.beside_cache + spare_bytes(self.supply.reading.limit)
+        beside = self.required.beside_cache + spare_bytes(self.available.reading.limit)
         return self.kv_bytes + self.snapshot_bytes + beside
 
     @property
     def most_anonymous(self) -> int:
         """Peak bytes that the process holds and cannot drop."""
-        return self.supply.held + self.needed
+        return self.available.held + self.needed
 
     @property
     def compiled_bytes(self) -> int:
         """The part of what is spare that compiled grammars may take."""
-        return spare_bytes(self.supply.reading.limit) // _COMPILED_SHARE
+        return spare_bytes(self.available.reading.limit) // _COMPILED_SHARE
 
     @property
     def left_for_weights(self) -> int:
         """Bytes of mapped weights that stay in memory when all the rest is in use."""
-        return max(0, self.supply.free - self.needed - _BESIDE_WEIGHTS_BYTES)
+        return max(0, self.available.free - self.needed - _BESIDE_WEIGHTS_BYTES)
 
     @property
     def weights_fit(self) -> bool:
         """Whether all weights stay in memory."""
-        return self.left_for_weights >= self.demand.mapped_weights
+        return self.left_for_weights >= self.required.mapped_weights
 
     def lines(self) -> Iterator[str]:
         """The lines of the plan's table."""
-        reading, demand = self.supply.reading, self.demand
+        reading, required = self.available.reading, self.required
         cache = (
-            f"{self.kv_tokens:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB: up to "
+            f"{self.kv_tokens:,} tokens of {required.kv_token_bytes / 1024:.1f} KB: up to "
             f"{self.slots} requests of at most {self.context:,} each"
         )
         rows = [
             ("limit", reading.limit, reading.limit_note),
             ("swap beside it", reading.swap_limit, reading.swap_note),
-            ("held now", self.supply.held, "the process, unmapped weights, drafters' memory"),
+            ("held now", self.available.held, "the process, unmapped weights, drafters' memory"),
             ("KV cache", self.kv_bytes, cache),
-            ("states", demand.state_bytes, "of all slots, in layers without attention"),
+            ("states", required.state_bytes, "of all slots, in layers without attention"),
             ("snapshots", self.snapshot_bytes, "copies of states, for later requests"),
-            ("a pass", demand.pass_bytes, "activations, logits"),
-            ("grammars", demand.grammar_bytes, "their library's vocabulary, and a process"),
+            ("a pass", required.pass_bytes, "activations, logits"),
+            ("grammars", required.grammar_bytes, "their library's vocabulary, and a process"),
             ("spare", spare_bytes(reading.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these; must stay below the limit"),
-            ("mapped weights", demand.mapped_weights, self._weights_note()),
+            ("mapped weights", required.mapped_weights, self._weights_note()),
         ]
         for name, count, note in rows:
-            if not demand.state_bytes and name in ("states", "snapshots"):
+            if not required.state_bytes and name in ("states", "snapshots"):
                 continue
             yield f"{name:14} {_mb(count):>11}  {note}"
 
@@ -264,7 +264,7 @@ class MemoryPlan:
         if self.weights_fit:
             return "in the page cache"
         room = f"room for {_mb(self.left_for_weights)}"
-        if self.left_for_weights >= self.demand.target_weights:
+        if self.left_for_weights >= self.required.target_weights:
             return f"{room}: the target's stay, the draft's come from disk when it drafts"
         return f"{room}: the rest comes from disk for every token"
 
@@ -286,7 +286,7 @@ def plan_for_models(
         models: the target first.
         context: the target's maximum number of tokens per request.
         later_bytes: bytes outside the KV cache that fill up only as requests come.
-        grammar_bytes: see `Demand`.
+        grammar_bytes: see `RequiredMemory`.
 
     Raises:
         MemoryPlanError: see `plan_memory`.
@@ -294,23 +294,23 @@ def plan_for_models(
     """
     planned = partial(
         plan_memory,
-        Supply.read().less(later_bytes),
+        AvailableMemory.read().less(later_bytes),
         slots=settings.slots,
         context=settings.context,
         kv_tokens=settings.kv_tokens,
     )
     try:
-        plan = planned(Demand.of(settings, models, context, grammar_bytes))
+        plan = planned(RequiredMemory.of(settings, models, context, grammar_bytes))
     except MemoryPlanError:
-        plan = planned(Demand.of(settings, models, context))
+        plan = planned(RequiredMemory.of(settings, models, context))
     for line in plan.lines():
         log.info("memory: %s", line)
     return plan
 
 
 def plan_memory(
-    supply: Supply,
-    demand: Demand,
+    available: AvailableMemory,
+    required: RequiredMemory,
     *,
     slots: int = 0,
     context: int = 0,
@@ -319,8 +319,8 @@ def plan_memory(
     """Choose the size of the KV cache, or check the requested size.
 
     Args:
-        supply: the memory that there is.
-        demand: what the models need.
+        available: the memory that there is.
+        required: what the models need.
         slots: maximum number of concurrent requests; 0: `DEFAULT_SLOTS`.
         context: requested tokens of one request; 0: the model's context, or what fits.
         kv_tokens: requested tokens of all requests together; 0: a context for each slot, or what
@@ -330,7 +330,7 @@ def plan_memory(
         MemoryPlanError: the requested cache does not fit, or not even the smallest one does.
     """
     slots = slots or DEFAULT_SLOTS
-    longest = min(context or demand.context, demand.context)
+    longest = min(context or required.context, required.context)
     if kv_tokens:
         smallest = _in_blocks(kv_tokens)
         if context and smallest < longest:
@@ -347,37 +347,39 @@ def plan_memory(
         # model that has to be read again soon drafts no more. If not even these can stay, the third
         # is one comfortable request.
         choices = [
-            (demand.mapped_weights + _BESIDE_WEIGHTS_BYTES, comfortable, most),
-            (demand.target_weights + _BESIDE_WEIGHTS_BYTES, least, most),
+            (required.mapped_weights + _BESIDE_WEIGHTS_BYTES, comfortable, most),
+            (required.target_weights + _BESIDE_WEIGHTS_BYTES, least, most),
             (0, least, _in_blocks(comfortable)),
         ]
     for weights, enough, limit in choices:
-        if _tokens_that_fit(supply, demand, weights) >= enough:
-            snapshots = _snapshot_bytes(supply, demand, enough, limit)
-            tokens = min(limit, _tokens_that_fit(supply, demand, weights + snapshots))
+        if _tokens_that_fit(available, required, weights) >= enough:
+            snapshots = _snapshot_bytes(available, required, enough, limit)
+            tokens = min(limit, _tokens_that_fit(available, required, weights + snapshots))
             context = min(longest, tokens)
-            return MemoryPlan(supply, demand, slots, context, tokens, snapshots)
-    plan = MemoryPlan(supply, demand, slots, min(longest, smallest), smallest)
+            return MemoryPlan(available, required, slots, context, tokens, snapshots)
+    plan = MemoryPlan(available, required, slots, min(longest, smallest), smallest)
     raise MemoryPlanError(_refusal(plan))
 
 
-def _room(supply: Supply, demand: Demand) -> int:
+def _room(available: AvailableMemory, required: RequiredMemory) -> int:
     """Bytes for KV cache, snapshots and weights."""
-    return supply.free - demand.beside_cache - spare_bytes(supply.reading.limit)
+    return available.free - required.beside_cache - spare_bytes(available.reading.limit)
 
 
-def _tokens_that_fit(supply: Supply, demand: Demand, others: int) -> int:
+def _tokens_that_fit(available: AvailableMemory, required: RequiredMemory, others: int) -> int:
     """Tokens of whole blocks that fit if weights and snapshots take `others` bytes."""
-    room = _room(supply, demand) - others
-    return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
+    room = _room(available, required) - others
+    return max(0, room // (required.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
-def _snapshot_bytes(supply: Supply, demand: Demand, enough: int, limit: int) -> int:
+def _snapshot_bytes(
+    available: AvailableMemory, required: RequiredMemory, enough: int, limit: int
+) -> int:
     """Bytes left for snapshots with all weights and a KV cache of `enough` to `limit` tokens."""
-    room = _room(supply, demand) - demand.mapped_weights - _BESIDE_WEIGHTS_BYTES
-    share = max(room // _SNAPSHOT_SHARE, room - limit * demand.kv_token_bytes)
-    least = _in_blocks(enough) * demand.kv_token_bytes
-    return max(0, min(share, room - least, demand.most_snapshot_bytes))
+    room = _room(available, required) - required.mapped_weights - _BESIDE_WEIGHTS_BYTES
+    share = max(room // _SNAPSHOT_SHARE, room - limit * required.kv_token_bytes)
+    least = _in_blocks(enough) * required.kv_token_bytes
+    return max(0, min(share, room - least, required.most_snapshot_bytes))
 
 
 def _in_blocks(tokens: int) -> int:
@@ -391,9 +393,9 @@ def spare_bytes(limit: int) -> int:
 
 
 def _refusal(plan: MemoryPlan) -> str:
-    supply, demand, limit = plan.supply, plan.demand, plan.supply.reading.limit
-    fitting = _tokens_that_fit(supply, demand, 0)
-    states = f"{_mb(demand.state_bytes)} for states, " if demand.state_bytes else ""
+    available, required, limit = plan.available, plan.required, plan.available.reading.limit
+    fitting = _tokens_that_fit(available, required, 0)
+    states = f"{_mb(required.state_bytes)} for states, " if required.state_bytes else ""
     if fitting >= min(plan.context, _MIN_CONTEXT):
         way_out = (
             f"{fitting:,} tokens would fit: lower SPECOPS_KV_TOKENS or SPECOPS_CONTEXT, or leave "
@@ -403,10 +405,10 @@ def _refusal(plan: MemoryPlan) -> str:
         way_out = "Not even one short request fits: raise the memory limit or take a smaller model"
     return (
         f"a KV cache of {plan.kv_tokens:,} tokens does not fit: it takes {_mb(plan.kv_bytes)} of "
-        f"keys and values, {states}{_mb(demand.pass_bytes)} for a pass and "
+        f"keys and values, {states}{_mb(required.pass_bytes)} for a pass and "
         f"{_mb(spare_bytes(limit))} to spare, {_mb(plan.needed)} in all. Of the limit of "
-        f"{_mb(limit)} ({supply.reading.limit_note}), {_mb(supply.held)} are in use and "
-        f"{_mb(supply.free)} are free. {way_out}"
+        f"{_mb(limit)} ({available.reading.limit_note}), {_mb(available.held)} are in use and "
+        f"{_mb(available.free)} are free. {way_out}"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from specops.request import Draft, SamplingParams
 from specops.runtime.kvcache.prefix_cache import common_prefix
-from specops.speculation.drafters.calibration import Guesses
+from specops.speculation.drafters.accept_probs import Guesses
 
 __all__ = [
     "MIN_REACH",

@@ -18,8 +18,8 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob
+from specops.speculation.drafters.accept_probs import Guesses
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
-from specops.speculation.drafters.calibration import Guesses
 
 _KINDS = 6
 _FIRST_PROMISE = 0.5  # of the mean promises, before there were any

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specops.speculation.drafters.calibration import Calibration
+from specops.speculation.drafters.accept_probs import Calibration
 
 
 def test_promises_become_true_at_every_confidence() -> None:
