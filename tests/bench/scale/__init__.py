@@ -1,1 +1,0 @@
-"""Tests of the benchmark of replicas behind the gateway, and of its simulation."""

@@ -1,1 +1,0 @@
-"""Structured output is measured and checked."""

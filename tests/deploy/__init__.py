@@ -1,1 +1,0 @@
-"""Tests of what `deploy/` starts: the gateway, and the manifests for Kubernetes."""

@@ -1,1 +1,0 @@
-"""What the manifests say, held against the API servers' schemas and against the service itself."""

@@ -1,1 +1,0 @@
-"""Published files against the libraries they were made for: `make files`."""

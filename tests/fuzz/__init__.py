@@ -1,1 +1,0 @@
-"""Hostile input for the readers of files and for the kernels: `python -m tests.fuzz`."""

@@ -1,1 +1,0 @@
-"""Finding, downloading, converting and laying out models."""

@@ -1,1 +1,0 @@
-"""The making of tables of n-grams: conversations, counting, measuring."""

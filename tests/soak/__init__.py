@@ -1,1 +1,0 @@
-"""Hours of mixed load on a real server, watched all along."""

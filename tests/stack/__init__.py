@@ -1,1 +1,0 @@
-"""Tests of everything around the service: Compose, images, dashboards, scripts, the real stack."""

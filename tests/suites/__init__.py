@@ -1,1 +1,0 @@
-"""Other servers' own tests, run against this service: see `__main__`."""

@@ -1,1 +1,0 @@
-"""JSON schemas that clients write, and what answers by them look like."""
