@@ -74,6 +74,7 @@ def create_app(
     """Build the application. Its model loads in the background after the start.
 
     Args:
+        settings: of the service.
         service: the engine; by default it is made from the settings.
         metrics: the metrics that `service` updates.
     """

@@ -65,9 +65,11 @@ class ApiError(HTTPException):
     """An answer that is not a success.
 
     Args:
+        status: of HTTP, 400 to 599.
         message: for a person.
         code: for a program, in snake case.
         param: name of the wrong field.
+        headers: of the response.
         more: further fields of the error, for a program.
     """
 
@@ -89,7 +91,13 @@ class ApiError(HTTPException):
 
 
 class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
-    """A field with a value that this server cannot use, though its type is right."""
+    """A field with a value that this server cannot use, though its type is right.
+
+    Args:
+        field: the body's name of it.
+        message: what is wrong, and what to send.
+        code: the error's kind, for programs.
+    """
 
     def __init__(self, field: str, message: str, *, code: str = "invalid_value") -> None:
         super().__init__(f"{field}: {message}")
@@ -158,6 +166,8 @@ def from_validation_error(error: RequestValidationError, request: Request, statu
     A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
 
     Args:
+        error: names the fields.
+        request: has the body's content type.
         status: of the answer to wrong fields.
     """
     problems = error.errors()[:_MAX_PROBLEMS]

@@ -70,6 +70,7 @@ class EventStream(Response):
         events: complete events. An `ApiError` before the first one becomes the response, a later
             one the last event.
         leave: called when the client leaves, see `calling_on_disconnect`; it must end `events`.
+        headers: of the response.
         media_type: of the response.
     """
 

@@ -94,6 +94,13 @@ def snapshot(
 
     Files of an earlier attempt, whole or in part, are checked and not downloaded again.
 
+    Args:
+        model: on the hub.
+        folder: where the files go.
+        progress: gets a line now and then.
+        tokenizer: also its files.
+        check: refuses a list of files before their download.
+
     Raises:
         ModelError: the download failed; the message says why and what to do. Or `check` raised it.
     """

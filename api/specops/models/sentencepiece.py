@@ -103,6 +103,12 @@ def described(
     """Return the content of a tokenizer.json: a tokenizer around an empty model, with this one.
 
     To have the library make the model takes a second for 262,144 tokens, and most are read once.
+
+    Args:
+        tokenizer: without a vocabulary.
+        vocab: numbers of the pieces.
+        merges: in their order.
+        options: further fields of the model.
     """
     made: dict[str, Any] = json.loads(tokenizer.to_str())
     for token in made["added_tokens"]:

@@ -79,7 +79,13 @@ class Failures:
         self._lines = OncePerMinute(clock)
 
     def report(self, where: str, error: BaseException, what: str = "a callback failed") -> None:
-        """Count a failure; log the first of its kind in a minute, with its traceback."""
+        """Count a failure; log the first of its kind in a minute, with its traceback.
+
+        Args:
+            where: a part of the service, for the metric.
+            error: what was raised.
+            what: the line's message.
+        """
         self._count(where)
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_next is not None:

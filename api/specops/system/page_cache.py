@@ -50,7 +50,13 @@ def ask_large_pages(mapped: mmap.mmap) -> None:
 
 
 def drop(file: int, start: int = 0, size: int = 0) -> None:
-    """Drop a part of a file from the page cache, if the system can; size 0: to the end."""
+    """Drop a part of a file from the page cache, if the system can; size 0: to the end.
+
+    Args:
+        file: its descriptor.
+        start: first byte.
+        size: number of bytes; 0: to the end.
+    """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, start, size, os.POSIX_FADV_DONTNEED)
 

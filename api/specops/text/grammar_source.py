@@ -159,7 +159,13 @@ def check(matcher: LLMatcher) -> None:
 
 
 def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
-    """Return the library's reason in terms of what the client sent, without generated rules."""
+    """Return the library's reason in terms of what the client sent, without generated rules.
+
+    Args:
+        reason: the library's words.
+        grammar: as the client sent it.
+        source: what was made of it.
+    """
     for tool, written in zip(grammar.arguments, source.arguments, strict=True):
         rule = f"start: TEXT\nTEXT: {written}" if tool.form else f"start: {written}"
         if own := LLMatcher.validate_grammar(rule, limits=LIMITS):

@@ -56,7 +56,13 @@ class TextStream:
         self.dedented = False
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[TokenOutput]:
-        """Add a token; return the pieces that may be sent now."""
+        """Add a token; return the pieces that may be sent now.
+
+        Args:
+            token: its number.
+            origin: who proposed it: a drafter, the grammar or the target.
+            logprob: its probabilities; None: nobody asked.
+        """
         text = self._detokenizer.push(token)
         piece, reasoning = TokenOutput(token, text, origin, logprob), self._reasoning
         waits = self._held or self._detokenizer.incomplete or reasoning is not None

@@ -135,6 +135,13 @@ class Step:
 class Generation:
     """A request under way: one answer per prompt and choice.
 
+    Args:
+        handle: the engine's requests.
+        ctx: of the HTTP request.
+        choices: number of answers to each prompt.
+        logged_prompt: the prompts for the log; None: it shows none.
+        answer_format: how a chat model writes its answers; None: as plain text.
+
     Attributes:
         answers: the answers so far, in the order of the prompts, a prompt's choices together.
         choices: number of answers to each prompt.
@@ -318,7 +325,13 @@ def _is_list_of_schemas(value: object) -> bool:
 def json_answer(
     content: BaseModel, headers: Mapping[str, str], *, exclude_none: bool = False
 ) -> Response:
-    """Return a response with a schema's JSON."""
+    """Return a response with a schema's JSON.
+
+    Args:
+        content: what the body holds.
+        headers: of the response.
+        exclude_none: leave out fields that are null.
+    """
     text = json_of(content, exclude_none=exclude_none)
     return Response(text, headers=dict(headers), media_type="application/json")
 
@@ -332,6 +345,7 @@ def list_answer(
         rest: the other fields; None: the answer is the list alone.
         field: name of the list, which comes last.
         items: JSON of one or several items each; made when the last one has been sent.
+        headers: of the response.
     """
 
     async def written() -> AsyncIterator[bytes]:

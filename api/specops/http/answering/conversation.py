@@ -229,6 +229,8 @@ def joined(
     """Return the text of a message.
 
     Args:
+        content: of the message; None: it is empty.
+        source: the body's field, for errors.
         ignored: of an answer or a tool's result: gets the names of the parts that are no texts,
             which are left out. Clients send what an agent has seen and done with every request. To
             refuse a part of it would end the conversation for good.
@@ -323,7 +325,13 @@ def call_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: st
 
 
 def result_message(call_id: str, text: str, name: str | None = None) -> Message:
-    """Return a tool's result, in the form that chat templates read."""
+    """Return a tool's result, in the form that chat templates read.
+
+    Args:
+        call_id: id of the call.
+        text: what the tool returned.
+        name: of the tool; None: templates are not told.
+    """
     message = {"role": "tool", "content": text, "tool_call_id": call_id}
     return message if name is None else message | {"name": name}
 

@@ -35,6 +35,8 @@ async def embed(
     """Embed texts.
 
     Args:
+        ctx: of the HTTP request.
+        body: the checked body.
         inputs: each as text or as tokens.
         room: number of tokens to which a text is cut; None: texts stay whole.
 

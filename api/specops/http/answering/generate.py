@@ -3,6 +3,12 @@
 `generate` is for all endpoints that generate; `generate_chat` continues a conversation with it. A
 request waits, is counted and is released here: it holds one place in the queue from its arrival,
 places of all its answers from `generate` on, and the engine counts it from `enqueue` on.
+
+Args of functions:
+    ctx: of the HTTP request.
+    body: the checked body.
+    make: returns the conversation, or raises `InvalidField`; called on a thread where that may take
+        long.
 """
 
 from __future__ import annotations
@@ -54,7 +60,13 @@ class Prepared:
 
     @classmethod
     def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Prepared:
-        """Prompts around gaps; the parts of them that were left out are named."""
+        """Prompts around gaps; the parts of them that were left out are named.
+
+        Args:
+            encoded: the prompts.
+            logged_prompt: see `Prepared`.
+            fim: how the model fills in; None: there is no gap.
+        """
         cut = any(prompt.truncated for prompt in encoded)
         return cls(
             prompts=[prompt.tokens for prompt in encoded],
@@ -201,6 +213,7 @@ async def chat_tokens(
     """Count the tokens of the prompt of the conversation that `make` returns.
 
     Args:
+        engine: counts them.
         more: number of bytes that `make` reads besides the body.
 
     Raises:
@@ -241,6 +254,7 @@ def enqueue(
     """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
 
     Args:
+        requests: all answers to a prompt stand together.
         logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         choices: number of answers to each prompt.
         format: how a chat model writes the answers.

@@ -20,6 +20,8 @@ def ignore_unknown(ctx: Context, body: Body, ignored: Iterable[str] = ()) -> Non
     """Note a body's unknown fields for `answer_headers`; the settings may refuse them.
 
     Args:
+        ctx: of the HTTP request.
+        body: the checked body.
         ignored: names of other ignored parts of the body.
 
     Raises:
@@ -47,6 +49,8 @@ def ignore_keywords(ctx: Context, ignored: Iterable[IgnoredKeyword], field: str 
     """Note the keywords of JSON schemas that the answer need not follow.
 
     Args:
+        ctx: of the HTTP request.
+        ignored: the keywords.
         field: the field that constrains the answer's text.
     """
     _note(ctx, (_keyword(item, field or "") for item in ignored))

@@ -26,7 +26,13 @@ class TokenLogprob(TopLogprob):
 
 
 def token_name(token: int, tokenizer: Tokenizer, *, as_id: bool) -> str:
-    """Return a token's text, or, as vLLM writes it where texts might be equal, its number."""
+    """Return a token's text, or, as vLLM writes it where texts might be equal, its number.
+
+    Args:
+        token: its number.
+        tokenizer: knows its text.
+        as_id: write `token_id:NUMBER`.
+    """
     return f"token_id:{token}" if as_id else tokenizer.spelling(token)[0]
 
 
@@ -41,6 +47,7 @@ def prompt_logprobs(
         tokens: of the prompt.
         told: their probabilities.
         top: number of likeliest tokens to report.
+        tokenizer: spells the tokens.
     """
     for token, one in zip(tokens, told, strict=False):
         if one is None:
@@ -61,7 +68,13 @@ def prompt_logprobs(
 def token_logprobs(
     pieces: Sequence[TokenOutput], tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> list[TokenLogprob]:
-    """Return the tokens' probabilities; an empty list if nobody asked for them."""
+    """Return the tokens' probabilities; an empty list if nobody asked for them.
+
+    Args:
+        pieces: the tokens, in order.
+        tokenizer: spells the tokens.
+        as_ids: see `token_name`.
+    """
     logprobs = []
     for piece in pieces:
         if piece.logprob is not None:

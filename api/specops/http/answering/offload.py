@@ -30,6 +30,8 @@ async def run_off_loop(
     """Do work that takes time in proportion to a text; on a thread if that may be long.
 
     Args:
+        ctx: of the HTTP request.
+        work: what is to be done; it sees no event loop.
         size: number of characters.
         renders: a chat template takes part.
 
@@ -55,6 +57,12 @@ async def run_limited(
     ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False
 ) -> _T:
     """Do work in proportion to a text for a request that holds no place in the queue.
+
+    Args:
+        ctx: of the HTTP request.
+        work: see `run_off_loop`.
+        size: number of characters.
+        renders: a chat template takes part.
 
     Raises:
         ApiError: the work took too long, the client left, or too many such requests wait already.

@@ -90,7 +90,13 @@ Stops = _Stop | StopList
 
 
 def sampling_field(name: str, description: str, default: float | None = None) -> Any:
-    """Return a field that says how to draw tokens, in the range that models' defaults have, too."""
+    """Return a field that says how to draw tokens, in the range that models' defaults have, too.
+
+    Args:
+        name: of the parameter, in `RANGES`.
+        description: for the documentation.
+        default: None: the model's own.
+    """
     allowed = RANGES[name]
     least, above = (allowed.low, None) if allowed.included else (None, allowed.low)
     return Field(default, ge=least, gt=above, le=allowed.high, description=description)

@@ -1,4 +1,12 @@
-"""Prompts as tokens: of texts, of tokens, of gaps to fill in, and of conversations."""
+"""Prompts as tokens: of texts, of tokens, of gaps to fill in, and of conversations.
+
+Args of functions:
+    engine: the loaded model.
+    prompt: as the client sent it.
+    field: the body's field, for errors.
+    asked: the conversation.
+    any_length: the prompt may be longer than the context.
+"""
 
 from __future__ import annotations
 
@@ -126,9 +134,10 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
     if not asked.before:
         text = render(engine, asked)
     else:
+        if template is None:
+            message = f"{engine.info.name} has no usable chat template"
+            raise InvalidField(asked.source, message, code="no_chat_template")
         with template_errors(engine, asked):
-            if template is None:
-                raise ChatTemplateError(f"{engine.info.name} has no usable chat template")
             text = template.after_answer(asked.messages, asked.template_options)
     prefill = answer_prefill(asked.messages) if asked.asks else ""
     starts_in_reasoning = template is not None and template.opens_reasoning(text, prefill)

@@ -40,6 +40,8 @@ def check_model(ctx: Context, name: str, *, exact: bool = False) -> Engine:
     that, and a header of the answer names it.
 
     Args:
+        ctx: of the HTTP request.
+        name: as the client sent it; empty: any.
         exact: the question is about this model, and another one is no answer.
 
     Raises:

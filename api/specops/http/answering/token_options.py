@@ -65,6 +65,11 @@ def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
 async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -> Matcher:
     """Compile a grammar before the engine's thread needs it.
 
+    Args:
+        ctx: of the HTTP request.
+        grammar: what the answer must follow.
+        body: the checked body.
+
     Returns:
         A matcher. While it lives, the grammar stays compiled.
 

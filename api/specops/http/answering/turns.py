@@ -25,6 +25,9 @@ async def in_turn(
     """Have a thread work for a request whose body has been read, in its client's turn.
 
     Args:
+        ctx: of the HTTP request.
+        turns: the clients that wait for the thread.
+        work: what is to be done.
         seconds, stop: see `ClientTurns.run`.
 
     Raises:

@@ -81,6 +81,7 @@ async def decompressed(
     """Return a compressed body as it was.
 
     Args:
+        body: as it was sent.
         encoding: as `body_encoding` returns it.
         most_bytes: of the result.
         thread: does it.

@@ -122,9 +122,11 @@ class Connection(H11Protocol):
     """uvicorn's connection, with limits.
 
     Args:
+        limits: seconds and bytes that a client may take.
         closed: called with the reason when the server closes a connection; the reason is one of
             `series.CLOSINGS`.
         failures: counts the connections that were dropped because a callback failed.
+        uvicorn: what `H11Protocol` takes.
     """
 
     def __init__(
@@ -144,7 +146,13 @@ class Connection(H11Protocol):
     def call_guarded(
         self, call: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> None:
-        """Call a function; if it fails, drop this connection and nothing else."""
+        """Call a function; if it fails, drop this connection and nothing else.
+
+        Args:
+            call: the function.
+            args: its arguments.
+            kwargs: the named ones.
+        """
         try:
             call(*args, **kwargs)
         except Exception as error:

@@ -43,7 +43,14 @@ log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """Stops the service at the first signal, and itself after that or at the second signal."""
+    """Stops the service at the first signal, and itself after that or at the second signal.
+
+    Args:
+        config: of uvicorn.
+        service: is stopped before the server ends.
+        failures: counts errors of the event loop.
+        backlog: connections that may wait to be accepted.
+    """
 
     def __init__(
         self, config: uvicorn.Config, service: AsyncEngine, failures: Failures, backlog: int
@@ -127,6 +134,8 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
     """Build the server of an application made by `create_app`.
 
     Args:
+        app: the application.
+        settings: of the service.
         limits: of a client; by default, half of the file descriptors are for connections.
     """
     state: AppState = app.state.specops

@@ -249,7 +249,13 @@ class Checkpoint:
         return Matrix(" + ".join(names), tuple(parts))
 
     def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
-        """Rows [start, stop) of a tensor [N, K]: one tensor may hold several weights."""
+        """Rows [start, stop) of a tensor [N, K]: one tensor may hold several weights.
+
+        Args:
+            name: of the tensor.
+            start: the first row.
+            stop: the row behind the last one; None: all.
+        """
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
     def bos_and_eos(self, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:

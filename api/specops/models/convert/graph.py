@@ -64,7 +64,22 @@ class HeadNorms(NamedTuple):
 
 
 class DecoderGraph:
-    """Collects the nodes of one decoder; methods take and return the names of tensors."""
+    """Collects the nodes of one decoder; methods take and return the names of tensors.
+
+    Args of methods:
+        name: of the node that is added, and of its output.
+        x: name of the input [batch, sequence, size].
+        y: name of another one, of the same shape.
+        epsilon: of a norm.
+        bias: [size] to add; None: nothing.
+
+    Args:
+        shape: of the model.
+        quantization: the formats of weights.
+        weights: the file that they are written to.
+        activations: calibrates 4-bit weights on the inputs of their products; None: they are
+            rounded alone.
+    """
 
     def __init__(
         self,
@@ -73,7 +88,6 @@ class DecoderGraph:
         weights: WeightStore,
         activations: Activations | None = None,
     ) -> None:
-        """With `activations`, 4-bit weights are calibrated on the inputs of their products."""
         self.shape = shape
         self.quantization = quantization
         self._weights = weights
@@ -100,7 +114,11 @@ class DecoderGraph:
         self._inputs.append(_value(name, TensorProto.FLOAT, ["batch", "sequence", size]))
 
     def also_gives(self, name: str, x: str, size: int) -> None:
-        """One more output: the vectors [size] of x."""
+        """One more output: the vectors [size] of x.
+
+        Args:
+            size: of its vectors.
+        """
         self._node("Identity", [x], name)
         self._outputs.append(_value(name, TensorProto.FLOAT, ["batch", "sequence", size]))
 
@@ -116,7 +134,11 @@ class DecoderGraph:
     # -- element by element -------------------------------------------------------------------
 
     def activation(self, function: str, name: str, x: str) -> str:
-        """`silu`, `gelu_tanh` (GELU by the approximation with tanh), `sigmoid` or `relu` of x."""
+        """`silu`, `gelu_tanh` (GELU by the approximation with tanh), `sigmoid` or `relu` of x.
+
+        Args:
+            function: one of the four.
+        """
         op, attributes = _ACTIVATIONS[function]
         return self._node(op, [x], name, **attributes)
 
@@ -133,19 +155,32 @@ class DecoderGraph:
         return self._node("Concat", parts, name, axis=-1)
 
     def split(self, name: str, x: str, sizes: list[int]) -> list[str]:
-        """The parts of vectors, of these sizes."""
+        """The parts of vectors, of these sizes.
+
+        Args:
+            sizes: they sum up to the input's.
+        """
         parts = [f"{name}.{index}" for index in range(len(sizes))]
         self._node("Split", [x, self._integers(f"{name}.widths", *sizes)], *parts, axis=-1)
         return parts
 
     def part(self, name: str, x: str, start: int, stop: int) -> str:
-        """Numbers [start, stop) of vectors."""
+        """Numbers [start, stop) of vectors.
+
+        Args:
+            start: the first number.
+            stop: the number behind the last one.
+        """
         places = (("start", start), ("stop", stop), ("axis", -1))
         operands = [self._integers(f"{name}.{key}", place) for key, place in places]
         return self._node("Slice", [x, *operands], name)
 
     def scaled(self, name: str, x: str, factor: float) -> str:
-        """x times a number."""
+        """x times a number.
+
+        Args:
+            factor: 1: no node is added.
+        """
         if factor == 1:
             return x
         number = self._weights.constant(f"{name}.factor", np.array(factor, np.float32))
@@ -199,8 +234,12 @@ class DecoderGraph:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N].
 
         `name` ends with `.qkv` for queries, keys and values together, with `.v` for values. The
-        last `value_size` rows of `.qkv` are the values', by default as many as the model's shape
-        says. Weights that are few and matter much may ask for at least `least_bits`.
+        last rows of `.qkv` are the values'.
+
+        Args:
+            matrix: the weight [N, K].
+            value_size: rows of `.qkv` that are values; None: as the model's shape says.
+            least_bits: of weights that are few and matter much.
         """
         own, values = self.quantization.bits, self.quantization.value_bits
         if value_size is None:
@@ -224,6 +263,10 @@ class DecoderGraph:
         """The graph's output `logits`: x times the transposed `matrix` [vocab, hidden], + bias.
 
         With a `softcap` they become softcap * tanh(logits / softcap).
+
+        Args:
+            matrix: the output rows [vocab, hidden].
+            softcap: None: none.
         """
         added = None if bias is None else self._weights.vector("logits.bias", bias)
         name = "logits" if softcap is None else "logits.product"
@@ -241,6 +284,9 @@ class DecoderGraph:
         """The RMS norm x / rms(x) * weight over the last axis, or with a `bias` the layer norm.
 
         That is (x - mean) / sqrt(variance + epsilon) * weight + bias.
+
+        Args:
+            weight: [size].
         """
         op = "SimplifiedLayerNormalization" if bias is None else "LayerNormalization"
         operands = [x, self._weights.vector(f"{name}.weight", weight)]
@@ -249,7 +295,12 @@ class DecoderGraph:
         return self._node(op, operands, name, axis=-1, epsilon=epsilon)
 
     def head_norm(self, name: str, x: str, width: int, weight: Float, epsilon: float) -> str:
-        """The RMS norm of each head, as long as `weight`, of vectors of a `width`."""
+        """The RMS norm of each head, as long as `weight`, of vectors of a `width`.
+
+        Args:
+            width: of the vectors.
+            weight: [size of a head].
+        """
         heads = self._integers(f"{name}.heads", 0, -1, len(weight))
         together = self._integers(f"{name}.together", 0, -1, width)
         apart = self._node("Reshape", [x, heads], f"{name}.apart")
@@ -257,7 +308,12 @@ class DecoderGraph:
         return self._node("Reshape", [normed, together], f"{name}.normed")
 
     def part_norm(self, name: str, x: str, parts: int, weight: Float, epsilon: float) -> str:
-        """The RMS norm of each of so many parts of a token's vector."""
+        """The RMS norm of each of so many parts of a token's vector.
+
+        Args:
+            parts: their number.
+            weight: [size].
+        """
         apart = self._integers(f"{name}.parts", 0, 0, parts, len(weight))
         together = self._integers(f"{name}.together", 0, 0, parts * len(weight))
         x = self._node("Reshape", [x, apart], f"{name}.apart")
@@ -274,7 +330,12 @@ class DecoderGraph:
         epsilon: float,
         bias: Float | None = None,
     ) -> tuple[str, str]:
-        """The `norm` of the sum of x and `residual`, and the sum itself."""
+        """The `norm` of the sum of x and `residual`, and the sum itself.
+
+        Args:
+            residual: name of the other summand.
+            weight: [size].
+        """
         op, operands = "SkipSimplifiedLayerNormalization", [x, residual]
         if bias is not None:
             op = "SkipLayerNormalization"
@@ -361,6 +422,9 @@ class DecoderGraph:
 
         Of three times so many channels, B, C and x behind each other: C times the convolution of
         B * x. Of so many: SiLU of the convolution.
+
+        Args:
+            weight: [channels, kernel_size].
         """
         operands = [x, self._weights.vector(f"{name}.weight", np.ascontiguousarray(weight.T))]
         if bias is not None:

@@ -96,7 +96,13 @@ class Entries:
 
 
 class ModelConfig(Entries):
-    """A config.json, or an object inside it."""
+    """A config.json, or an object inside it.
+
+    Args:
+        values: what the file holds.
+        file: its path, for errors.
+        prefix: of a section's keys, for errors.
+    """
 
     def __init__(self, values: Mapping[str, Any], file: Path, prefix: str = "") -> None:
         super().__init__(values, file)
@@ -145,7 +151,13 @@ class ModelConfig(Entries):
         return list(values)
 
     def list_of(self, kind: type[_T], key: str, count: int | None = None) -> list[_T] | None:
-        """The first `count` of a list of integers or strings, or all; None where it is absent."""
+        """The first `count` of a list of integers or strings, or all; None where it is absent.
+
+        Args:
+            kind: `int` or `str`.
+            key: of the list.
+            count: items to read; None: all.
+        """
         called = {int: "integers", str: "strings"}[kind]
         values = self._values.get(key)
         if values is None:

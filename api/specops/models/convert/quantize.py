@@ -44,6 +44,11 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
 
     8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `block_grids`. Scales
     are numbers that float16 holds. Raises ValueError on NaN or infinite weights.
+
+    Args:
+        weight: [N, K], finite.
+        bits: 4 or 8.
+        block: weights with one scale; it divides K.
     """
     check_finite(weight)
     blocks = in_blocks(weight, block)

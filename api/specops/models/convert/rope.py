@@ -63,6 +63,13 @@ def rotary(
     ExportError for a scaling other than default, linear, llama3, yarn, longrope and proportional,
     for head sizes that the operator cannot rotate, for too many positions, and for angles that are
     not finite.
+
+    Args:
+        config: of the language model.
+        head_dim: numbers in a head.
+        positions: rows of the tables.
+        partial: the family may rotate a part of each head.
+        scaling: a section of the config; None: the usual ones.
     """
     if positions > _MAX_POSITIONS:
         raise config.error(
@@ -92,7 +99,13 @@ def rotary(
 
 
 def plain_rotary(head_dim: int, positions: int, theta: float) -> Rotary:
-    """A rotation without scaling."""
+    """A rotation without scaling.
+
+    Args:
+        head_dim: numbers in a head.
+        positions: rows of the tables.
+        theta: base of the frequencies.
+    """
     return Rotary(_table(Rotation(head_dim, positions, theta)))
 
 
@@ -176,7 +189,13 @@ def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
 
 
 def trained_positions(rotation_positions: int, scaling: ModelConfig, config: ModelConfig) -> int:
-    """The context length before it was scaled."""
+    """The context length before it was scaled.
+
+    Args:
+        rotation_positions: the context length after scaling.
+        scaling: the section that scales.
+        config: of the language model.
+    """
     key = "original_max_position_embeddings"
     return scaling.integer(key, config.integer(key, rotation_positions))
 

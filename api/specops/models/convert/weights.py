@@ -47,15 +47,16 @@ class WeightStore:
 
     The file holds one tensor after the other, each starting on a new page. Several graphs may have
     weights in it; shared weights are stored once.
+
+    Args:
+        path: the new file.
+        on_read: gets the number of bytes of the checkpoint that each step has read.
+        sources: files whose blocks are referred to, and not written again.
     """
 
     def __init__(
         self, path: Path, on_read: Callable[[int], None], sources: Sequence[Path] = ()
     ) -> None:
-        """Creates the file `path`; `on_read` gets the checkpoint bytes that each step has read.
-
-        Blocks in the files `sources` are referred to where they are, and not written again.
-        """
         self.initializers: list[onnx.TensorProto] = []
         self._path = path
         self._file = path.open("wb")
@@ -162,6 +163,12 @@ class WeightStore:
         """`matrix` [N, K] as MatMulNBits reads it: codes [N, blocks, bytes of a block].
 
         `feedback` rounds the weights, if given.
+
+        Args:
+            name: of the weight.
+            matrix: [N, K].
+            stored: the format.
+            feedback: rounds the weights; None: each to the nearest.
         """
         blocks = -(-matrix.shape[1] // stored.block)
         extents = self._quantized(matrix, stored, feedback, pad=True)
@@ -173,6 +180,11 @@ class WeightStore:
 
         If K is whole blocks, these are the bytes of `matmul_blocks`: a head that is tied to the
         embedding and stored in the same format shares them.
+
+        Args:
+            name: of the weight.
+            matrix: [N, K].
+            stored: the format.
         """
         features, inputs = matrix.shape
         extents = self._quantized(matrix, stored, None, pad=inputs % stored.block == 0)

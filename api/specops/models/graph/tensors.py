@@ -74,6 +74,13 @@ def append(
 ) -> TensorProto:
     """Write the bytes of a weight to the end of the file `target`, from a page on.
 
+    Args:
+        name: of the tensor.
+        chunks: its bytes.
+        location: the file's name in the graph.
+        target: open for writing.
+        dims: its shape; empty: that of its bytes.
+
     Returns:
         The weight, uint8 [bytes] or of `dims`, in a file that the graph calls `location`.
     """

@@ -106,6 +106,11 @@ def graph_key(graph: Path, states: Sequence[int] = (), mtp: Path | None = None) 
     An export has a manifest with a digest of its source, and checksums of its files. So copies of
     an export have the same key, whenever they were made. For a graph without a manifest its path
     counts, for one without checksums the sizes and times of its files.
+
+    Args:
+        graph: the file.
+        states: layers whose states a draft head reads.
+        mtp: graph of the MTP block; None: it has none.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update("".join(f"{layer}\0" for layer in states).encode())

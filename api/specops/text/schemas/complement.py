@@ -38,8 +38,10 @@ def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
     """Return a schema of all values that do not follow `schema`; None: it cannot be expressed.
 
     Args:
+        schema: as JSON has it.
         resolve: returns what the `$ref` of a schema means, or else the schema. It is called for
             each schema, and raises `SchemaError` for one with a wrong shape.
+        depth: of this schema in the first one.
     """
     if isinstance(schema, bool):
         return not schema

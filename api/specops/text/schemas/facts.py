@@ -170,6 +170,8 @@ class SchemaAnalyzer:
         """Whether no value that is written for one schema follows the other, too.
 
         Args:
+            first: a schema.
+            second: another one.
             names: of properties that both may have besides their own; None: all.
         """
         if self.disjoint(first, second):
@@ -180,7 +182,13 @@ class SchemaAnalyzer:
         return _lacks(ours, theirs, names) and _lacks(theirs, ours, names)
 
     def disjoint(self, first: Any, second: Any, depth: int = 0) -> bool:
-        """Whether no value follows both schemas, as far as it is easily seen."""
+        """Whether no value follows both schemas, as far as it is easily seen.
+
+        Args:
+            first: a schema.
+            second: another one.
+            depth: of both in the first ones compared.
+        """
         self._pairs += 1
         if self._pairs > _MAX_PAIRS or depth > _DEEPEST:
             return False

@@ -129,6 +129,7 @@ def whole(pattern: str, before: str = _ANYTHING, after: str = _ANYTHING) -> str 
     None: it has anchors within.
 
     Args:
+        pattern: a regular expression, as JSON schemas have them.
         before: what may precede the match.
         after: what may follow it.
 

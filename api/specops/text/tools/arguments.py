@@ -123,6 +123,7 @@ def literal_as_json(text: str, quote: str, types: set[str]) -> str:
     """Return a value as JSON; anything that is not a value becomes a string.
 
     Args:
+        text: as the model wrote it.
         quote: see `ToolFormat.quote`.
         types: what its schema allows.
     """

@@ -95,6 +95,11 @@ class OllamaModel(OllamaBody):
 def require_model(ctx: Context, body: OllamaModel, *, exact: bool = False) -> Engine:
     """Return the engine of the model that the client asks for; see `check_model`.
 
+    Args:
+        ctx: of the HTTP request.
+        body: names the model.
+        exact: see `check_model`.
+
     Raises:
         NotReady: see `AsyncEngine.engine`.
         ApiError: the client names no model, or another one.
@@ -106,7 +111,13 @@ def require_model(ctx: Context, body: OllamaModel, *, exact: bool = False) -> En
 
 
 def plain_answer(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
-    """Return the answer to a request for which the engine does nothing."""
+    """Return the answer to a request for which the engine does nothing.
+
+    Args:
+        reply: the answer's JSON.
+        ctx: of the HTTP request.
+        body: has the ignored fields.
+    """
     ignore_unknown(ctx, body)
     return json_answer(reply, answer_headers(ctx), exclude_none=True)
 

@@ -156,6 +156,8 @@ class OpenAiWriter(Writer):
     """Writes completions and chats, whole or in chunks.
 
     Args:
+        generation: the answers.
+        engine: names the model.
         prefix: of the answer's id.
         kind: the `object` of each body or chunk.
         body: what the client asks for.

@@ -105,6 +105,11 @@ class Family(ABC):
         """What a GGUF adds to the `config` that has been made so far.
 
         Raises ExportError for a setting that the family does not support.
+
+        Args:
+            metadata: of the GGUF.
+            tensors: shape and type of each tensor.
+            config: what other families' settings gave; not changed.
         """
         del metadata, tensors, config
         return {}

@@ -64,7 +64,15 @@ class LayerAttention(NamedTuple):
 
 
 class GatedDecoder(Family):
-    """Builds layers of attention and gated feed-forward."""
+    """Builds layers of attention and gated feed-forward.
+
+    Args of methods:
+        index: number of the layer, from 0.
+        x: name of the layer's normalized input [batch, sequence, hidden].
+        residual: name of the sum that runs past the layers, of the same shape.
+        rotary: names of the tables of cosines and sines; None: nothing is rotated.
+        window: tokens that a token sees; None: all before it.
+    """
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
     must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of what is not supported
@@ -282,6 +290,10 @@ class GatedDecoder(Family):
         """The next layer's input, under its `name` and with its `norm`, and the next residual.
 
         `x` is what the feed-forward of layer `index` gave.
+
+        Args:
+            name: of the next input.
+            norm: stored name of its norm; empty: none.
         """
         del index  # all layers end in the same way
         return self._add(name, x, residual, norm)
@@ -428,7 +440,11 @@ class GatedDecoder(Family):
         ]
 
     def linear(self, index: int, part: str, x: str) -> str:
-        """One product with a stored weight, and its bias if it has one."""
+        """One product with a stored weight, and its bias if it has one.
+
+        Args:
+            part: the weight's stored name within the layer.
+        """
         stored = f"{self.layer(index)}.{part}"
         bias = self.checkpoint.vector(f"{stored}.bias") if part in self.biased else None
         _, _, name = part.removesuffix("_proj").partition(".")
@@ -471,7 +487,13 @@ def stacked(orders: list[Order]) -> Order:
 
 
 def layer_kinds(config: ModelConfig, layers: int, other: str) -> list[str] | None:
-    """The kinds of layers that config.json lists, `FULL` and the `other`; None without a list."""
+    """The kinds of layers that config.json lists, `FULL` and the `other`; None without a list.
+
+    Args:
+        config: of the language model.
+        layers: their number.
+        other: the kind that is not `FULL`.
+    """
     kinds = config.list_of(str, "layer_types", layers)
     for kind in kinds or ():
         if kind not in (FULL, other):
@@ -480,7 +502,13 @@ def layer_kinds(config: ModelConfig, layers: int, other: str) -> list[str] | Non
 
 
 def all_but_each(number: int, layers: int, other: str) -> list[str]:
-    """Kinds of layers: the `other`, but each layer of this number is `FULL`."""
+    """Kinds of layers: the `other`, but each layer of this number is `FULL`.
+
+    Args:
+        number: the distance of two `FULL` layers.
+        layers: their number.
+        other: the kind of the others.
+    """
     return [other if place % number else FULL for place in range(1, layers + 1)]
 
 
@@ -503,7 +531,13 @@ def _shape(config: ModelConfig) -> ModelShape:
 
 
 def check_head_dim(config: ModelConfig, key: str, size: int) -> None:
-    """Raises ExportError for a size of heads that attention does not have."""
+    """Raises ExportError for a size of heads that attention does not have.
+
+    Args:
+        config: names the file in the error.
+        key: that gives the size.
+        size: numbers in a head.
+    """
     if size % HEAD_DIM_MULTIPLE or size > MAX_HEAD_DIM:
         raise config.error(
             key,

@@ -70,7 +70,14 @@ class Hybrid(GatedDecoder):
         return self.mix_otherwise(index, x)
 
     def convolution(self, index: int, part: str, x: str, bias: Float | None = None) -> str:
-        """The short convolution with the stored weight [channels, 1, kernel_size] of a `part`."""
+        """The short convolution with the stored weight [channels, 1, kernel_size] of a `part`.
+
+        Args:
+            index: number of the layer, from 0.
+            part: the weight's stored name within the layer.
+            x: name of its input [batch, sequence, channels].
+            bias: [channels] to add; None: nothing.
+        """
         weight = self.checkpoint.vector(f"{self.layer(index)}.{part}.weight")
         name = f"layers.{index}.convolution"
         return self.graph.short_convolution(name, x, weight.reshape(-1, self._kernel_size), bias)
@@ -81,7 +88,13 @@ class Hybrid(GatedDecoder):
         return -np.exp(logarithms.astype(np.float64)).astype(np.float32)
 
     def check_size(self, key: str, size: int, multiple: int) -> None:
-        """Raises ExportError for a size that the kernels do not have."""
+        """Raises ExportError for a size that the kernels do not have.
+
+        Args:
+            key: that gives the size.
+            size: numbers in a vector.
+            multiple: what it must be a multiple of.
+        """
         if size % multiple or size > _MAX_HEAD:
             problem = f"must be a multiple of {multiple}, up to {_MAX_HEAD}"
             raise self.config.error(key, problem)

@@ -21,7 +21,13 @@ _PROJECT_OUT = "model.decoder.project_out.weight"
 
 
 class LayerNormDecoder(Family):
-    """Builds layers of attention and feed-forward, with norms before or after each part."""
+    """Builds layers of attention and feed-forward, with norms before or after each part.
+
+    Args:
+        config: of the model.
+        feed_forward_size: numbers between the two products.
+        epsilon: of the norms.
+    """
 
     # The keys in config.json of width, layers, heads and positions.
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")

@@ -68,6 +68,12 @@ def family_in(metadata: Metadata) -> type[Family]:
 
 
 def check_neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
-    """Raises ExportError for a value that no family supports."""
+    """Raises ExportError for a value that no family supports.
+
+    Args:
+        metadata: of the GGUF.
+        key: without the architecture's name.
+        allowed: values that change nothing.
+    """
     if key in metadata and (value := metadata.raw(key)) not in allowed:
         raise metadata.error(key, f"is {value}; this cannot be exported")

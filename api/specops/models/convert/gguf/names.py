@@ -29,7 +29,10 @@ def is_beside_text(name: str) -> bool:
 def stored_name(family: type[Family], num_layers: int, name: str) -> str | None:
     """The name of a tensor in a checkpoint; None if the family has no such tensor.
 
-    `num_layers` is the number of layers without an MTP block, which is one more.
+    Args:
+        family: of the model.
+        num_layers: without an MTP block, which is one more.
+        name: as the GGUF has it.
     """
     names, found = family.gguf_tensors(), _LAYER.fullmatch(name)
     if found is None:

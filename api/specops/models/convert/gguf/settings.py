@@ -72,7 +72,13 @@ def num_layers(metadata: Metadata) -> int:
 
 
 def rotated_heads(family: type[Family], part: str, metadata: Metadata) -> int:
-    """The number of heads of a tensor whose rows the file interleaves; 0 for all other tensors."""
+    """The number of heads of a tensor whose rows the file interleaves; 0 for all other tensors.
+
+    Args:
+        family: of the model.
+        part: the tensor's stored name within its layer.
+        metadata: of the GGUF.
+    """
     if not family.gguf_interleaved or part not in ("attn_q", "attn_k"):
         return 0
     heads = metadata.integer("{arch}.attention.head_count")
