@@ -114,7 +114,7 @@ async def generate(
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
         ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
         ignore_keywords(ctx, ctx.matcher.ignored, body.grammar_field)
-    ends = prepared.fim.ends if prepared.fim else {}
+    form, ends = prepared.format, prepared.fim.ends if prepared.fim else {}
     # Those that a decoded text shows. Of the others an answer may have the letters.
     visible = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
     suggests = prepared.fim is not None and limits["max_new_tokens"] > 0
@@ -122,7 +122,7 @@ async def generate(
         plain_request(ctx),
         **limits,
         stop=(*body.stops, *visible),
-        reasoning=prepared.format.reasoning if prepared.format else None,
+        reasoning=form.reasoning if form else None,
         stop_token_ids=(*stop_tokens, *ends.values()),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
@@ -142,9 +142,7 @@ async def generate(
         for tokens in prepared.prompts
         for one in sampling
     ]
-    return enqueue(
-        ctx, requests, prepared.logged_prompt, choices=body.choices, format=prepared.format
-    )
+    return enqueue(ctx, requests, prepared.logged_prompt, choices=body.choices, format=form)
 
 
 def _constraints(
