@@ -22,8 +22,7 @@ from tokenizers import ByteLevelBPETokenizer
 from bench.agents.recorded import FOLDER, Recording, load
 from bench.tools.report import Outcome, Table, Target, progress
 from specops.config import Settings
-from specops.http.answering.conversation import Conversation
-from specops.http.answering.prompts import render
+from specops.http.answering.prompt import Conversation, render
 from specops.http.protocols.anthropic import MessagesRequest
 from specops.http.protocols.openai.chat import ChatRequest
 from specops.http.protocols.openai.responses import ResponsesRequest

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specops.http.answering.conversation import Conversation
+from specops.http.answering.prompt import Conversation
 from specops.http.protocols.openai.chat import ChatRequest
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tools.formats import GENERIC, Tool

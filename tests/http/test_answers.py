@@ -177,7 +177,7 @@ async def test_text_with_line_ends_is_still_one_event() -> None:
 async def test_a_token_is_sent_at_once_and_signs_of_life_come_between(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.answers.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.writer.HEARTBEAT_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})
         handle = await here.service.submitted.get()

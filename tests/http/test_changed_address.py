@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from specops.config import Settings
-from specops.http.answering import generate
+from specops.http.answering import submit
 from specops.request import FinishReason, Logprob
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import BEGIN_TOKEN, FakeService, output
@@ -324,7 +324,7 @@ async def test_the_rank_counts_all_tokens_that_are_likelier(server: httpx.AsyncC
 async def test_probabilities_of_prompts_are_bounded(
     server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "_MAX_PROMPT_LOGPROBS", 60)
+    monkeypatch.setattr(submit, "_MAX_PROMPT_LOGPROBS", 60)
     await completed(server, prompt=[5] * 10, prompt_logprobs=5)
     for more in (
         {"prompt": [5] * 11},

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from specops.config import Settings
-from specops.http.answering import offload
-from specops.http.answering.answers import json_of
-from specops.http.answering.body import Body
+from specops.http.answering import submit
+from specops.http.answering.schema import Body
+from specops.http.answering.writer import json_of
 from specops.http.app import create_app
 from specops.request import FinishReason, Logprob, TokenOutput
 from specops.text.json_values import MAX_PARTS, MAX_VALUES, TooManyParts, check_parts, loads
@@ -142,7 +142,7 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 async def test_long_texts_beside_the_queue_are_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offload, "_MAX_ASIDE_EACH", 8 * offload._MIN_ASIDE)
+    monkeypatch.setattr(submit, "_MAX_ASIDE_EACH", 8 * submit._MIN_ASIDE)
     async with api() as here:
         here.service.loaded.tokenizer = slow = Waiting()  # type: ignore[assignment]
         (path, body), *_, (short, conversation) = LONG
@@ -164,7 +164,7 @@ async def test_long_texts_beside_the_queue_are_few_at_a_time(
 async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr("specops.http.answering.submit.COMPILE_SECONDS", 0.05)
     async with api() as here:
         here.service.loaded.grammars = compiler = Waiting()  # type: ignore[assignment]
         answers = await asyncio.gather(*(here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)))
@@ -303,7 +303,7 @@ async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPa
         threads.add(threading.current_thread().name)
         return json_of(*args, **options)
 
-    monkeypatch.setattr("specops.http.answering.answers.json_of", noted)
+    monkeypatch.setattr("specops.http.answering.writer.json_of", noted)
     sent = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
     pieces = tuple(TokenOutput(97, "a", "target", sent) for _ in range(200))
     answer = replace(output(finish=FinishReason.STOP), pieces=pieces)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specops.http.answering.options import NEVER
+from specops.http.answering.schema import NEVER
 from specops.request import FIXED_K_DRAFT, Grammar, GrammarKind, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
 from tests.fakes import INFO, FakeService, begun, fills_in

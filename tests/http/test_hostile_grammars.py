@@ -55,7 +55,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr("specops.http.answering.token_options.COMPILE_SECONDS", 300.0)
+    monkeypatch.setattr("specops.http.answering.submit.COMPILE_SECONDS", 300.0)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 import specops
-from specops.http.answering.answers import Writer
+from specops.http.answering.writer import Writer
 from specops.http.protocol import Protocol
 from specops.http.protocols import PROTOCOLS
 

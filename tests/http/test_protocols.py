@@ -21,7 +21,7 @@ from openai.types import embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 
-from specops.http.answering.body import Body
+from specops.http.answering.schema import Body
 from specops.http.protocols.anthropic import MessagesRequest
 from specops.http.protocols.openai.chat import ChatRequest
 from specops.http.protocols.openai.completions import CompletionRequest
@@ -238,7 +238,7 @@ async def test_an_answer_that_fills_the_context_says_so(
 
 
 async def test_a_long_wait_has_anthropics_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specops.http.answering.answers.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.writer.HEARTBEAT_SECONDS", 0.01)
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, MESSAGES).send_json(ASK[MESSAGES] | {"stream": True})
         handle = await here.service.submitted.get()

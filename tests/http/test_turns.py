@@ -11,7 +11,7 @@ import pytest
 
 import specops.text.tokenizer
 from specops.config import Settings
-from specops.http.answering import offload
+from specops.http.answering import submit
 from specops.text.chat_template import ChatTemplate
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService, FakeTokenizer
@@ -165,8 +165,8 @@ async def test_what_a_client_has_sent_is_dropped_when_it_leaves(
 async def test_one_client_leaves_others_room_beside_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offload, "_MAX_ASIDE_EACH", 3 * offload._MIN_ASIDE)
-    monkeypatch.setattr(offload, "_MAX_ASIDE", 4 * offload._MIN_ASIDE)
+    monkeypatch.setattr(submit, "_MAX_ASIDE_EACH", 3 * submit._MIN_ASIDE)
+    monkeypatch.setattr(submit, "_MAX_ASIDE", 4 * submit._MIN_ASIDE)
     async with held() as (here, tokenizer):
         crowd = [ask(here, "/tokenize", f"!{LONG}")]
         await asyncio.to_thread(tokenizer.begun.wait, PATIENCE)

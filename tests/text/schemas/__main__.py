@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.models import configured
 from bench.tools.machine import describe
 from specops.engine.engine import Engine
-from specops.http.answering.token_options import COMPILE_SECONDS
+from specops.http.answering.submit import COMPILE_SECONDS
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from tests.text.schemas.answers import faults
 from tests.text.schemas.world import (

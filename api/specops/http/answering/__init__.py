@@ -1,6 +1,5 @@
 """What all protocols share: from the fields of a body to the engine, and from there to answers.
 
-`body`, `options`, `constraints` and `conversation` are parts of bodies. `generate` is the one way
-in: it turns a body into requests of the engine, with `prompts`, `token_options` and
-`answer_format`. `answers` is the one way out.
+`schema` has the parts of bodies, `prompt` turns conversations and texts into tokens, `submit` is
+the one way in, `writer` the one way out.
 """

@@ -12,10 +12,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import BlockWriter, Generation, arguments, call_id, json_answer
-from specops.http.answering.body import Body, FreeObject, Items, Some, Text, Tools
-from specops.http.answering.constraints import json_grammar
-from specops.http.answering.conversation import (
+from specops.http.answering.prompt import (
     Conversation,
     Message,
     Mode,
@@ -29,10 +26,20 @@ from specops.http.answering.conversation import (
     placeholder,
     result_message,
 )
-from specops.http.answering.generate import chat_tokens, generate_chat
-from specops.http.answering.ignored import answer_headers
-from specops.http.answering.options import EngineOptions, StopList
-from specops.http.answering.served_model import check_model
+from specops.http.answering.schema import (
+    Body,
+    EngineOptions,
+    FreeObject,
+    Items,
+    Some,
+    StopList,
+    Text,
+    Tools,
+    answer_headers,
+    json_grammar,
+)
+from specops.http.answering.submit import chat_tokens, check_model, generate_chat
+from specops.http.answering.writer import BlockWriter, Generation, arguments, call_id, json_answer
 from specops.http.errors import EVENTS, GENERATING, ApiError, InvalidField, error_responses
 from specops.http.protocol import OPENAI_TYPES, Prompt, Protocol
 from specops.http.sse import named_event

@@ -16,13 +16,21 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Answer, Generation, Step, Writer
-from specops.http.answering.body import Body, Items, MixedPrompt, Text, absent, listed, names_of
-from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.llama_options import LlamaOptions
-from specops.http.answering.options import NEVER, ReportingOptions
-from specops.http.answering.prompts import mixed_tokens
-from specops.http.answering.served_model import check_model, fingerprint
+from specops.http.answering.prompt import mixed_tokens
+from specops.http.answering.schema import (
+    NEVER,
+    Body,
+    Items,
+    LlamaOptions,
+    MixedPrompt,
+    ReportingOptions,
+    Text,
+    absent,
+    listed,
+    names_of,
+)
+from specops.http.answering.submit import Prepared, check_model, fingerprint, generate
+from specops.http.answering.writer import Answer, Generation, Step, Writer
 from specops.http.errors import ApiError, error_responses
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import MAX_CHOICES, RESPONSES, reports, timings

@@ -9,12 +9,10 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import FOUND_IN, Generation, Step, Writer, token_events
-from specops.http.answering.body import STRICT, Text
-from specops.http.answering.conversation import Conversation
-from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.options import MostTokens, SeededOptions, sampling_field
-from specops.http.answering.prompts import Tokens, encode
+from specops.http.answering.prompt import Conversation, Tokens, encode
+from specops.http.answering.schema import STRICT, MostTokens, SeededOptions, Text, sampling_field
+from specops.http.answering.submit import Prepared, generate
+from specops.http.answering.writer import FOUND_IN, Generation, Step, Writer, token_events
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.protocol import Prompt, Protocol
 from specops.http.sse import DONE, event

@@ -10,12 +10,26 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import json_answer, list_answer
-from specops.http.answering.body import Body, FreeObject, Items, Some, Text, TokenId, Tools
-from specops.http.answering.conversation import ChatTool, Conversation, conversation
-from specops.http.answering.ignored import answer_headers, ignore_unknown
-from specops.http.answering.offload import run_limited
-from specops.http.answering.prompts import prompt_tokens, render
+from specops.http.answering.prompt import (
+    ChatTool,
+    Conversation,
+    conversation,
+    prompt_tokens,
+    render,
+)
+from specops.http.answering.schema import (
+    Body,
+    FreeObject,
+    Items,
+    Some,
+    Text,
+    TokenId,
+    Tools,
+    answer_headers,
+    ignore_unknown,
+)
+from specops.http.answering.submit import run_limited
+from specops.http.answering.writer import json_answer, list_answer
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
 from specops.http.protocols.openai.chat import Message

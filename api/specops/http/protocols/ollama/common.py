@@ -13,10 +13,9 @@ from fastapi import Response
 from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import json_answer
-from specops.http.answering.body import Body, Text
-from specops.http.answering.ignored import answer_headers, ignore_unknown
-from specops.http.answering.served_model import check_model
+from specops.http.answering.schema import Body, Text, answer_headers, ignore_unknown
+from specops.http.answering.submit import check_model
+from specops.http.answering.writer import json_answer
 from specops.http.errors import GENERATING, ApiError, Responses, error_responses
 from specops.http.state import Context
 from specops.text.json_values import in_whole_characters

@@ -9,10 +9,9 @@ import numpy as np
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from specops.http.answering.answers import json_answer, list_answer
-from specops.http.answering.batches import BatchRoute
-from specops.http.answering.body import Text
-from specops.http.answering.embed import embed
+from specops.http.answering.schema import Text
+from specops.http.answering.submit import BatchRoute, embed
+from specops.http.answering.writer import json_answer, list_answer
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (
     ERRORS,

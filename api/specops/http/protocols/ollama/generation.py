@@ -17,22 +17,40 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Generation, Step, Writer, arguments, call_id, joined_text
-from specops.http.answering.body import FreeObject, Items, Text, TokenId, Tools, Unsupported
-from specops.http.answering.constraints import ANY_OBJECT, json_grammar
-from specops.http.answering.conversation import (
+from specops.http.answering.prompt import (
     ChatTool,
     Conversation,
     Function,
     Message,
     call_message,
     conversation,
+    fill_in,
+    prompt_tokens,
     result_message,
 )
-from specops.http.answering.generate import Prepared, generate, generate_chat
-from specops.http.answering.llama_options import LlamaOptions, Whole
-from specops.http.answering.logprobs import TokenLogprob, token_logprobs
-from specops.http.answering.prompts import fill_in, prompt_tokens
+from specops.http.answering.schema import (
+    ANY_OBJECT,
+    FreeObject,
+    Items,
+    LlamaOptions,
+    Text,
+    TokenId,
+    Tools,
+    Unsupported,
+    Whole,
+    json_grammar,
+)
+from specops.http.answering.submit import Prepared, generate, generate_chat
+from specops.http.answering.writer import (
+    Generation,
+    Step,
+    TokenLogprob,
+    Writer,
+    arguments,
+    call_id,
+    joined_text,
+    token_logprobs,
+)
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.ollama.common import (

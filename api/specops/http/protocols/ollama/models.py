@@ -13,9 +13,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import json_answer
-from specops.http.answering.ignored import answer_headers, ignore_unknown
-from specops.http.answering.served_model import fingerprint, tagged
+from specops.http.answering.schema import answer_headers, ignore_unknown
+from specops.http.answering.submit import fingerprint, tagged
+from specops.http.answering.writer import json_answer
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
 from specops.http.protocols.ollama.common import (

@@ -10,20 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Generation, Step, call_id, joined_text, token_events
-from specops.http.answering.body import (
-    Body,
-    FreeObject,
-    Items,
-    Some,
-    Text,
-    Tools,
-    Unsupported,
-    absent,
-    conflict,
-    names_of,
-)
-from specops.http.answering.conversation import (
+from specops.http.answering.prompt import (
     ChatTool,
     Content,
     Conversation,
@@ -37,10 +24,29 @@ from specops.http.answering.conversation import (
     result_message,
     thinks_at,
 )
-from specops.http.answering.generate import chat_tokens, generate_chat
-from specops.http.answering.logprobs import TokenLogprob, token_logprobs
-from specops.http.answering.options import MostTokens
-from specops.http.answering.served_model import check_model
+from specops.http.answering.schema import (
+    Body,
+    FreeObject,
+    Items,
+    MostTokens,
+    Some,
+    Text,
+    Tools,
+    Unsupported,
+    absent,
+    conflict,
+    names_of,
+)
+from specops.http.answering.submit import chat_tokens, check_model, generate_chat
+from specops.http.answering.writer import (
+    Generation,
+    Step,
+    TokenLogprob,
+    call_id,
+    joined_text,
+    token_events,
+    token_logprobs,
+)
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (

@@ -15,11 +15,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Answer, Generation, Writer
-from specops.http.answering.body import Body, Text, TokenId, conflict
-from specops.http.answering.logprobs import prompt_logprobs
-from specops.http.answering.options import ReportingOptions
-from specops.http.answering.served_model import fingerprint
+from specops.http.answering.schema import Body, ReportingOptions, Text, TokenId, conflict
+from specops.http.answering.submit import fingerprint
+from specops.http.answering.writer import Answer, Generation, Writer, prompt_logprobs
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.sse import DONE, event
 from specops.request import TokenOutput

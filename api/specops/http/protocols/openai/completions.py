@@ -10,13 +10,18 @@ from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import Answer, Generation, Step
-from specops.http.answering.body import MixedPrompt, Text, absent, conflict, listed, names_of
-from specops.http.answering.generate import Prepared, generate
-from specops.http.answering.logprobs import token_name
-from specops.http.answering.options import not_zero
-from specops.http.answering.prompts import Tokens, fill_in, mixed_tokens
-from specops.http.answering.served_model import check_model
+from specops.http.answering.prompt import Tokens, fill_in, mixed_tokens
+from specops.http.answering.schema import (
+    MixedPrompt,
+    Text,
+    absent,
+    conflict,
+    listed,
+    names_of,
+    not_zero,
+)
+from specops.http.answering.submit import Prepared, check_model, generate
+from specops.http.answering.writer import Answer, Generation, Step, token_name
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import (
     MAX_CHOICES,

@@ -9,12 +9,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from specops.http.answering.answers import list_answer
-from specops.http.answering.batches import BatchRoute
-from specops.http.answering.body import Body, MixedPrompt, Some, Text, listed, names_of
-from specops.http.answering.conversation import Part, joined
-from specops.http.answering.embed import Vector, embed
-from specops.http.answering.served_model import check_model
+from specops.http.answering.prompt import Part, joined
+from specops.http.answering.schema import Body, MixedPrompt, Some, Text, listed, names_of
+from specops.http.answering.submit import BatchRoute, Vector, check_model, embed
+from specops.http.answering.writer import list_answer
 from specops.http.errors import InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import ERRORS

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from specops.http.answering.body import Body, FreeObject, Items, Text, Tools, known_fields
-from specops.http.answering.conversation import (
+from specops.http.answering.prompt import (
     Content,
     Message,
     Parameters,
@@ -22,6 +21,7 @@ from specops.http.answering.conversation import (
     result_message,
     written,
 )
+from specops.http.answering.schema import Body, FreeObject, Items, Text, Tools, known_fields
 from specops.http.errors import InvalidField
 from specops.text.json_values import dumps
 from specops.text.tools.formats import MAX_NAME, Tool

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.body import absent
-from specops.http.answering.served_model import check_model
+from specops.http.answering.schema import absent
+from specops.http.answering.submit import check_model
 from specops.http.errors import error_responses
 from specops.http.protocol import Protocol
 from specops.http.state import Context, Ctx

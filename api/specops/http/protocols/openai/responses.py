@@ -18,19 +18,7 @@ from fastapi import Response as HttpResponse
 from pydantic import BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.answers import BlockWriter, Generation, call_id
-from specops.http.answering.body import (
-    Body,
-    FreeObject,
-    Items,
-    Some,
-    Text,
-    Tools,
-    Unsupported,
-    known_fields,
-)
-from specops.http.answering.constraints import AnyText, JsonObject, NamedSchema
-from specops.http.answering.conversation import (
+from specops.http.answering.prompt import (
     Conversation,
     Message,
     Mode,
@@ -40,10 +28,22 @@ from specops.http.answering.conversation import (
     conversation,
     thinks_at,
 )
-from specops.http.answering.generate import chat_tokens, generate_chat
-from specops.http.answering.logprobs import token_logprobs
-from specops.http.answering.options import EngineOptions
-from specops.http.answering.served_model import check_model
+from specops.http.answering.schema import (
+    AnyText,
+    Body,
+    EngineOptions,
+    FreeObject,
+    Items,
+    JsonObject,
+    NamedSchema,
+    Some,
+    Text,
+    Tools,
+    Unsupported,
+    known_fields,
+)
+from specops.http.answering.submit import chat_tokens, check_model, generate_chat
+from specops.http.answering.writer import BlockWriter, Generation, call_id, token_logprobs
 from specops.http.errors import ApiError, InvalidField
 from specops.http.protocol import Prompt, Protocol
 from specops.http.protocols.openai.common import RESPONSES, InputTokens
