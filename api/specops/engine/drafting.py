@@ -75,10 +75,12 @@ class Drafting:
         Returns:
             What to compute of each request; and the seconds that asking drafters took.
         """
-        scheduled = [Scheduled.decoding(state) for state in decoding if not state.finish]
+        scheduled = [Scheduled.decoding(state) for state in decoding]
         speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
         if not speculating:
             return scheduled, 0.0
+        for item in scheduled:
+            item.proposal = Proposal(item.state.speculation, item.start)
         planned = [self._plan(item, count, prompt_tokens) for item in speculating]
         asking, begun = [one for one in planned if one is not None], self._clock()
         asks = self._ask_all(asking, count, prompt_tokens) if asking else 0

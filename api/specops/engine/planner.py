@@ -116,7 +116,7 @@ class Planner:
             step.budget_tokens = max(step.budget_tokens, batch.num_tokens - decoding + room)
             if room < 1:
                 return
-            if self._is_being_computed(state, scheduled):
+            if self._is_being_computed(state, scheduled[step.decoding :]):
                 continue
             if (chunk := self._next_chunk(batch, state, room)) is not None:
                 # Later texts often diverge shortly before a prompt's end, which opens the answer:
@@ -150,13 +150,12 @@ class Planner:
         tokens, num_logits = state.tokens[held : held + count], count if reads else int(ends)
         return Scheduled(state, state.slot, held, tokens, num_logits, ends_prompt=ends)
 
-    def _is_being_computed(self, state: RequestState, scheduled: list[Scheduled]) -> bool:
+    def _is_being_computed(self, state: RequestState, prompts: list[Scheduled]) -> bool:
         """Whether the pass computes a prompt's next tokens for another one, which will share them.
 
         A piece that leaves room behind it ends where that is possible. To wait for a few tokens
         would take longer than to compute them.
         """
-        prompts = [item for item in scheduled if item.proposal is None]
         ends = ((item.slot, item.start + len(item.tokens)) for item in prompts)
         return any(
             end - state.num_computed >= WORTH_A_PASS

@@ -264,7 +264,7 @@ class RequestState:
         self,
         tokens: Sequence[int],
         drafter: str,
-        logits: Floats,
+        logits: Floats | None,
         now: float,
         forced: int = 0,
     ) -> int:
@@ -273,7 +273,7 @@ class RequestState:
         Args:
             tokens: forced tokens, accepted draft tokens, then the target's own token.
             drafter: origin of the draft tokens.
-            logits: [n, V], the logits of each of the n tokens; read where probabilities are wanted.
+            logits: [n, V], the logits of each of the n tokens; None: no probabilities are wanted.
             now: when they came.
             forced: number of forced tokens.
 
@@ -283,7 +283,7 @@ class RequestState:
         if self._first_token is None:
             self._first_token = now
         self.last_token = now
-        most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
+        text, room, matcher = self._text, self.remaining, self.matcher
         last = len(tokens) - 1
         for position, token in enumerate(tokens):
             origin = drafter if position >= forced else GRAMMAR
@@ -292,7 +292,7 @@ class RequestState:
             self.tokens.append(token)
             if self.adjusts:
                 self._note(token)
-            probability = None if most is None else self._logprob(logits[position], token, origin)
+            probability = logits if logits is None else self._logprob(logits[position], token, origin)
             self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
@@ -351,7 +351,9 @@ class RequestState:
         """
         self._steps += 1
         self._draft_misses += missed
-        self._drafts += bool(drafts)
+        if not drafts:
+            return
+        self._drafts += 1
         for draft in drafts:
             self._sources[draft.drafter].add(len(draft.tokens), draft.accepted)
             if draft.accepted:
@@ -359,7 +361,8 @@ class RequestState:
 
     def output(self, now: float) -> Output | None:
         """The output since the last call; None if there is none, or none yet for its client."""
-        request, computed = self.request, self._progress()
+        request = self.request
+        computed = self._progress() if request.prompt_progress else 0
         due = self._pieces and (request.stream or now >= self._next_output)
         if not (self.finish or due or computed):
             return None
@@ -378,8 +381,6 @@ class RequestState:
 
     def _progress(self) -> int:
         """Number of the prompt's tokens that are computed, if that is news for the client."""
-        if not self.request.prompt_progress:
-            return 0
         computed = min(self.num_computed, self._prompt_length)
         if computed <= self._told:
             return 0

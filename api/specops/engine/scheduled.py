@@ -19,7 +19,7 @@ class Scheduled:
         start: position of the first token.
         tokens: the tokens.
         num_logits: number of the last tokens that need logits, or hidden states (`scored`).
-        proposal: of a request that decodes; None: a piece of a prompt.
+        proposal: of a request that decodes, in a pass in which one may have a draft.
         forced: tokens that the grammar forces; they precede the draft.
         ends_prompt: the prompt ends with this piece, which gives the answer's first token.
     """
@@ -36,9 +36,7 @@ class Scheduled:
     @classmethod
     def decoding(cls, state: RequestState) -> Scheduled:
         """A request's last token, without a draft."""
-        start = state.num_computed
-        proposal = Proposal(state.speculation, start)
-        return cls(state, state.slot, start, state.tokens[-1:], 1, proposal)
+        return cls(state, state.slot, state.num_computed, state.tokens[-1:], 1)
 
     @property
     def scored(self) -> bool:

@@ -23,7 +23,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
-from specops.speculation.controller import Controller, Outcome, Proposal
+from specops.speculation.controller import Controller, Outcome
 from specops.speculation.drafters.base import NO_DRAFT, Drafter
 from specops.speculation.safeguard import Safeguard
 from specops.speculation.verifier import Verdict, compare, verify
@@ -227,13 +227,15 @@ class Scheduler:
         for client, tokens in step.client_tokens.items():
             self._order.generated(client, tokens)
             step.emitted_tokens += tokens
+        if step.decoding and step.prompt_tokens:
+            self._budget.observe(batch, self._clock() - started)
         if outcomes:
-            if step.prompt_tokens:
-                self._budget.observe(batch, self._clock() - started)
             self.controller.stepped(outcomes)
             proposals = [item.proposal for item in outcomes]
             step.missed_drafters = [item.missed for item in proposals if item.missed]
             step.declined_drafters = [item.declined for item in proposals if item.declined]
+        elif step.decoding:
+            self.controller.stepped_plainly(step.decoding, work)
         for item in scheduled:
             if not item.state.finish:
                 self._emit_output(step, item.state)
@@ -260,26 +262,26 @@ class Scheduler:
             What came of the drafts of those that decoded.
         """
         outcomes = list[Outcome]()
-        row = place = 0  # in the logits, and in the hidden states
         decoding = scheduled[: step.decoding]
-        likeliest: list[int] | None = None
-        if decoding and not any(item.state.speculation.sampled for item in decoding):
-            rows = range(sum([item.num_logits for item in decoding]))
-            chosen = logits[: len(rows)].argmax(axis=-1).tolist()
-            if all(map(math.isfinite, map(logits.item, rows, chosen))):
-                likeliest = chosen  # else each request finds out alone
-        for item in scheduled:
-            end, state = row + item.num_logits, item.state
-            if (proposal := item.proposal) is None:
-                end = end if item.scored else row
-                state.guarded(self._process_prompt, step, item, logits[row:end], place)
-            else:
-                own = likeliest and likeliest[row:end]
-                decoded = step, item, proposal, logits[row:end], own
-                outcome = state.guarded(self._process_decoded, *decoded)
-                outcomes.append(outcome or Outcome(proposal, len(item.tokens), (), 0))
+        row, chosen = 0, _likeliest(decoding, logits)
+        for item in decoding:
+            state, end = item.state, row + item.num_logits
+            came, emitted = (), 0
+            try:
+                came, emitted = self._process_decoded(step, item, logits, row, chosen)
+            except Exception as error:
+                state.fail(error)
+            if item.proposal is not None:
+                outcomes.append(Outcome(item.proposal, len(item.tokens), came, emitted))
             if state.adjusts:
                 state.settle(step.seconds)
+            row = end
+        place = row  # in the hidden states
+        for item in scheduled[step.decoding :]:
+            end = row + item.num_logits if item.scored else row
+            item.state.guarded(self._process_prompt, step, item, logits[row:end], place)
+            if item.state.adjusts:
+                item.state.settle(step.seconds)
             row, place = end, place + item.num_logits
         return outcomes
 
@@ -287,34 +289,39 @@ class Scheduler:
         self,
         step: Step,
         item: Scheduled,
-        proposal: Proposal,
         logits: Floats,
-        likeliest: Sequence[int] | None,
-    ) -> Outcome:
+        row: int,
+        likeliest: Sequence[int],
+    ) -> tuple[Sequence[int], int]:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
         Args:
             step: gets the verified drafts.
             item: the request's part in the pass.
-            proposal: with the draft.
-            logits: [n, V], of the request. The last k + 1 come after the text's last token, or the
-                last forced one, and after each of the k draft tokens. Where the request wants
+            logits: [n, V], of the pass.
+            row: of the request's first logits. Its last k + 1 come after the text's last token, or
+                the last forced one, and after each of the k draft tokens. Where the request wants
                 probabilities, the logits of the forced tokens come before these.
-            likeliest: [n], the likeliest token of each row; None where a request of the pass draws
+            likeliest: [n], the likeliest token of each row; none where a request of the pass draws
                 its tokens, or logits are not finite.
+
+        Returns:
+            The tokens at the places of the draft: the accepted ones and the next one; and the
+            number of new tokens, forced ones included.
         """
-        state, forced, draft = item.state, item.forced, proposal.draft
-        drafted = len(draft.tokens)
-        first = item.num_logits - 1 - drafted
-        if likeliest is not None and not state.adjusts:
-            accepted, token = 0, likeliest[first]
-            if drafted:
-                accepted, token = compare(likeliest[first:], draft.tokens)
+        state, forced, proposal = item.state, item.forced, item.proposal
+        draft = NO_DRAFT if proposal is None else proposal.draft
+        drafted, end = len(draft.tokens), row + item.num_logits
+        first = end - 1 - drafted
+        if not likeliest or state.adjusts:
+            accepted, token = self._choose(item, draft, logits[first:end])
+        elif drafted:
+            accepted, token = compare(likeliest[first:end], draft.tokens)
         else:
-            accepted, token = self._choose(item, draft, logits[first:])
-        came = [*draft.tokens[:accepted], token]
+            accepted, token = 0, likeliest[first]
+        came = [*draft.tokens[:accepted], token] if accepted else [token]
         tokens = [*forced, *came] if forced else came
-        emitted = self._emit(step, item, tokens, logits, draft.drafter)
+        emitted = self._emit(step, item, tokens, logits, row, draft.drafter)
         # Where the request ends inside of the accepted tokens, the rest was never output.
         kept = min(len(tokens) - 1, emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
@@ -327,9 +334,10 @@ class Scheduler:
             judged = draft.accepted + (draft.accepted == accepted)
             draft.accept_probs, draft.probs = draft.accept_probs[:judged], None
             drafts.append(draft)
-        state.count_step(drafts, missed=proposal.missed is not None)
-        step.drafts += drafts
-        return Outcome(proposal, len(item.tokens), came, emitted)
+        if drafts:
+            step.drafts += drafts
+        state.count_step(drafts, missed=proposal is not None and proposal.missed is not None)
+        return came, emitted
 
     def _choose(self, item: Scheduled, draft: Draft, logits: Floats) -> Verdict:
         """Adjust logits, draw tokens, and learn how long that takes."""
@@ -371,15 +379,25 @@ class Scheduler:
             state.finish = FinishReason.LENGTH
         elif item.ends_prompt:
             token = _verify(state, NO_DRAFT, state.adjusted(logits[-1:], ())).next_token
-            self._emit(step, item, [token], logits[-1:])
+            self._emit(step, item, [token], logits, len(logits) - 1)
             step.first_tokens += 1
 
     def _emit(
-        self, step: Step, item: Scheduled, tokens: list[int], logits: Floats, drafter: str = ""
+        self,
+        step: Step,
+        item: Scheduled,
+        tokens: list[int],
+        logits: Floats,
+        row: int,
+        drafter: str = "",
     ) -> int:
-        """Append a request's new tokens to it, and count them; see `RequestState.append`."""
+        """Append a request's new tokens to it, and count them; see `RequestState.append`.
+
+        `row` is of the first token's logits.
+        """
         state, client, before = item.state, item.state.request.client, item.state.last_token
-        count = state.append(tokens, drafter, logits, step.ended, len(item.forced))
+        wanted = None if state.request.logprobs is None else logits[row : row + len(tokens)]
+        count = state.append(tokens, drafter, wanted, step.ended, len(item.forced))
         step.client_tokens[client] = step.client_tokens.get(client, 0) + count
         if before is not None:
             each = (step.ended - before) / count
@@ -393,6 +411,16 @@ class Scheduler:
             self._safeguard.call(
                 drafter, None, self.target.publish_hidden_states, state.slot, state.num_computed
             )
+
+
+def _likeliest(decoding: Sequence[Scheduled], logits: Floats) -> list[int]:
+    """The likeliest token of each row; none where a request draws, or logits are not finite."""
+    if not decoding or any([item.state.speculation.sampled for item in decoding]):
+        return []
+    rows = range(sum([item.num_logits for item in decoding]))
+    chosen: list[int] = logits[: len(rows)].argmax(axis=-1).tolist()
+    finite = all(map(math.isfinite, map(logits.item, rows, chosen)))
+    return chosen if finite else []  # then each request finds out alone
 
 
 def _verify(state: RequestState, draft: Draft, logits: Floats, forced: int = 0) -> Verdict:

@@ -277,6 +277,16 @@ class Controller:
         """Learn how long it took to adjust a request's logits at so many positions."""
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
+    def stepped_plainly(self, requests: int, work: float) -> None:
+        """Learn that a step gave so many requests, none of which has a drafter, a token each.
+
+        Args:
+            requests: their number.
+            work: attention work of the pass.
+        """
+        seconds, self._drafted = self._plain(requests, work), 0
+        self._learn(seconds, seconds)
+
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from a step what came of all requests that decoded."""
         count = len(outcomes)
@@ -306,12 +316,16 @@ class Controller:
                     gains.setdefault(name, []).append((speculation, asking, gain))
         for name, items in gains.items():
             self._settle(name, items, count)
+        self._drafted = self._drafted + 1 if width > count else 0
+        self._learn(seconds, plain_seconds)
+
+    def _learn(self, seconds: float, plain_seconds: float) -> None:
+        """Note what a step took, and what plain decoding would have taken for its tokens."""
         self._now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
             self._costs.clear()
         self._steps += 1
-        self._drafted = self._drafted + 1 if width > count else 0
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 

@@ -324,7 +324,7 @@ class KvCache:
             )
         held.length = length
         held.tokens = tokens
-        while held.tail >= BLOCK_TOKENS and held.last is not None:
+        while length - held.registered >= BLOCK_TOKENS and held.last is not None:
             block = tuple(tokens[held.registered : held.registered + BLOCK_TOKENS])
             node = self._prefixes.insert(held.last, block, held.blocks[len(held.nodes)])
             self._prefixes.hold(node)
