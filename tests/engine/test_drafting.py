@@ -135,8 +135,8 @@ def draft_of(item: Scheduled) -> Draft:
 
 def told(item: Scheduled) -> tuple[str | None, str | None]:
     """Who missed, and who was declined."""
-    assert item.proposal is not None
-    return item.proposal.missed, item.proposal.declined
+    proposal = item.proposal
+    return (None, None) if proposal is None else (proposal.missed, proposal.declined)
 
 
 def test_what_was_looked_up_is_cut_to_what_pays() -> None:

@@ -61,9 +61,9 @@ def test_a_token_may_end_one_character_and_begin_the_next() -> None:
     vocabulary = tokenizer.vocabulary()
     first, both, last = (vocabulary[token] for token in ("Ã", "©Ã", "©"))
     detokenizer = IncrementalDetokenizer(tokenizer, (vocabulary["x"],))
-    seen = [(detokenizer.push(token), detokenizer.incomplete) for token in (first, *[both] * 20)]
+    seen = [(detokenizer.push(token), bool(detokenizer.rest)) for token in (first, *[both] * 20)]
     assert seen == [("", True), *[("é", True)] * 20]
-    assert (detokenizer.push(last), detokenizer.incomplete) == ("é", False)
+    assert (detokenizer.push(last), bool(detokenizer.rest)) == ("é", False)
     assert detokenizer.flush() == ""
 
 

@@ -110,7 +110,7 @@ def check_stream(tokenizer: Tokenizer, prompt: tuple[int, ...], tokens: tuple[in
         assert BROKEN not in shown
         if BROKEN not in whole:
             assert shown == whole
-        assert detokenizer.incomplete == (BROKEN in whole)
+        assert bool(detokenizer.rest) == (BROKEN in whole)
     shown += detokenizer.flush()
     assert shown == tokenizer.decode(prompt + tokens)
     assert shown.startswith(before)

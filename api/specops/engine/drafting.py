@@ -75,7 +75,10 @@ class Drafting:
         Returns:
             What to compute of each request; and the seconds that asking drafters took.
         """
-        scheduled = [Scheduled.decoding(state) for state in decoding]
+        scheduled = [
+            Scheduled(state, state.slot, state.num_computed, state.tokens[-1:], 1)
+            for state in decoding
+        ]
         speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
         if not speculating:
             return scheduled, 0.0
@@ -112,8 +115,8 @@ class Drafting:
     def read_ahead(self, decoding: list[RequestState]) -> None:
         """Let a drafter read a piece of one text that it is too far behind to be asked for."""
         for state in decoding:
-            own, adaptive = state.speculation, state.request.adaptive
             for drafter in state.chain:
+                own, adaptive = state.speculation, state.request.adaptive
                 if not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens):
                     if min(state.request.k_draft, state.remaining - 1) < 1 or (
                         adaptive and not self.controller.reads(drafter.name, own)

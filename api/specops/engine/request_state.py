@@ -107,6 +107,7 @@ class RequestState:
         reads = request.embed or request.prompt_logprobs is not None
         self.reader = PromptPooler(request) if reads else None
         self._prompt_length = len(request.prompt_tokens)
+        self._most_tokens = self._prompt_length + request.max_new_tokens
         # A grammar ends the answer by an end token, so the request cannot ignore it.
         goes_on = request.ignore_eos and request.sampling.grammar is None
         self._end_tokens = frozenset() if goes_on else end_tokens
@@ -166,7 +167,7 @@ class RequestState:
     @property
     def remaining(self) -> int:
         """Number of tokens that may still be generated."""
-        return self.request.max_new_tokens + self._prompt_length - len(self.tokens)
+        return self._most_tokens - len(self.tokens)
 
     @cached_property
     def _text(self) -> TextStream:
@@ -283,7 +284,7 @@ class RequestState:
         if self._first_token is None:
             self._first_token = now
         self.last_token = now
-        text, room, matcher = self._text, self.remaining, self.matcher
+        text, matcher = self._text, self.matcher
         last = len(tokens) - 1
         for position, token in enumerate(tokens):
             origin = drafter if position >= forced else GRAMMAR
@@ -305,7 +306,7 @@ class RequestState:
                 if matcher.complete:
                     self.finish = FinishReason.STOP
                     return position + 1
-            if position + 1 == room:
+            if len(self.tokens) >= self._most_tokens:
                 self.finish = FinishReason.LENGTH
                 return position + 1
         allowed = self.request.predict_seconds

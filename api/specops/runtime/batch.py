@@ -39,20 +39,16 @@ class Batch:
         tokens: token ids of all spans, one after the other.
         logit_rows: indices into `tokens` of the tokens that need logits or their last hidden
             states, in order.
-        scored_rows: indices into `logit_rows` of those that need logits.
         attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
         hidden: whether the last hidden states of `logit_rows` are needed.
     """
 
-    __slots__ = (
-        *("_slots", "attention_work", "hidden", "logit_rows", "scored_rows", "spans", "tokens"),
-    )
+    __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.tokens: list[int] = []
         self.logit_rows: list[int] = []
-        self.scored_rows: list[int] = []
         self.attention_work = 0.0
         self.hidden = False
         self._slots: set[int] = set()
@@ -66,6 +62,14 @@ class Batch:
     def num_logits(self) -> int:
         """Number of tokens that need logits."""
         return len(self.scored_rows)
+
+    @property
+    def scored_rows(self) -> Sequence[int]:
+        """Indices into `logit_rows` of the tokens that need logits."""
+        if not self.hidden:
+            return range(len(self.logit_rows))
+        scored = [span.scored for span in self.spans for _ in range(span.num_logits)]
+        return [row for row, needed in enumerate(scored) if needed]
 
     def add(
         self,
@@ -82,7 +86,7 @@ class Batch:
         Raises:
             ValueError: the span is empty, has more logits than tokens, or is the slot's second.
         """
-        count, row = len(tokens), len(self.logit_rows)
+        count = len(tokens)
         if not 0 <= num_logits <= count or not count:
             raise ValueError(f"a span of {count} tokens cannot have {num_logits} logits")
         if slot in self._slots:
@@ -91,9 +95,9 @@ class Batch:
         self.spans.append(Span(slot, start, tokens, num_logits, num_committed, scored))
         self.tokens += tokens
         end = len(self.tokens)
-        self.logit_rows += range(end - num_logits, end)
-        if scored:
-            self.scored_rows += range(row, row + num_logits)
+        if num_logits == 1:  # of a request that decodes: a range would take longer than the rest
+            self.logit_rows.append(end - 1)
         else:
-            self.hidden = True
+            self.logit_rows += range(end - num_logits, end)
+        self.hidden |= not scored
         self.attention_work += count * (start + count / 2)

@@ -20,19 +20,17 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: the model's tokenizer.
         prompt_tokens: tokens before the generated ones.
+
+    Attributes:
+        rest: bytes of an incomplete character at the end.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> None:
         self._shown = tokenizer.shown
         self._begins = tokenizer.drops_first_space and not any(map(self._shown, prompt_tokens))
-        self._rest = b""  # bytes of an incomplete character
+        self.rest = b""
         for token in prompt_tokens[1 - _CHARACTER_BYTES :]:
             self.push(token)
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether the last tokens end within a character."""
-        return bool(self._rest)
 
     def push(self, token: int) -> str:
         """Add a token; return the text that it completes, empty within a character."""
@@ -41,15 +39,15 @@ class IncrementalDetokenizer:
             self._begins = False
             new = new.removeprefix(" ") if isinstance(new, str) else new.removeprefix(b" ")
         if isinstance(new, str):
-            if not self._rest:
+            if not self.rest:
                 return new
             new = new.encode()
-        new = self._rest + new
+        new = self.rest + new
         text, used = utf_8_decode(new, "replace", False)
-        self._rest = new[used:]
+        self.rest = new[used:]
         return text
 
     def flush(self) -> str:
         """Return the text of an incomplete character at the end."""
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         return rest.decode(errors="replace")

@@ -65,7 +65,7 @@ class TextStream:
         """
         text = self._detokenizer.push(token)
         piece, reasoning = TokenOutput(token, text, origin, logprob), self._reasoning
-        waits = self._held or self._detokenizer.incomplete or reasoning is not None
+        waits = self._held or self._detokenizer.rest or reasoning is not None
         if not waits and self._firsts.isdisjoint(text):
             return [piece]
         self._held.append(piece)
@@ -89,7 +89,7 @@ class TextStream:
         return pieces
 
     def _release(self) -> list[TokenOutput]:
-        if not self._firsts and not self._detokenizer.incomplete:
+        if not self._firsts and not self._detokenizer.rest:
             pieces, self._held = self._held, []
             return pieces
         if self._reasoning is not None and self._reasoning.undecided:
@@ -110,7 +110,7 @@ class TextStream:
         shown = len(text) - self._possible_stop(text[self._num_reasoning :])
         if line is not None:
             shown = min(shown, line.start())
-        complete = len(self._held) - self._detokenizer.incomplete
+        complete = len(self._held) - bool(self._detokenizer.rest)
         count = 0
         for piece in self._held[:complete]:
             shown -= len(piece.text)

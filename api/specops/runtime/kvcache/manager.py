@@ -317,7 +317,7 @@ class KvCache:
                 never reserved.
         """
         held = self._held(slot)
-        if not held.length <= length <= min(len(tokens), held.end):
+        if not held.length <= length <= held.end or length > len(tokens):
             raise ValueError(
                 f"slot {slot} has {held.length} final tokens of {len(tokens)} and room for "
                 f"{held.end}: it cannot have {length}"
