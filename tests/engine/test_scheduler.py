@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from specops.engine.scheduler import Scheduler
@@ -412,7 +411,7 @@ def test_a_request_ends_with_what_it_has_once_its_time_to_predict_is_over() -> N
 def test_a_line_with_less_indentation_ends_the_text() -> None:
     state = make_state(make_request(4, 40, min_indent=2))
     tokens = list(tokenizer().encode("if a:\n  b\nc = 1"))
-    emitted = state.append(tokens, "suffix", np.zeros((0, 0), np.float32), 0.0)
+    emitted = state.append(tokens, "suffix", None, 0.0)
     output = state.output(0.0)
     assert output
     assert (output.text, output.finish, output.stop) == ("if a:\n  b", FinishReason.LENGTH, None)

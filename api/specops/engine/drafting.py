@@ -8,6 +8,7 @@ decide how much of each is verified.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from specops.engine.pass_budget import PassBudget
@@ -195,9 +196,10 @@ class Drafting:
         reach, asks = self.controller.min_reach(requests, prompt_tokens), 0
         token_seconds = self.controller.token_seconds(requests)
         self._proposing = 0.0
+        chains = {one.item.state.chain for one in asking}
         # The longest chain has most of them, in their order.
-        chains = sorted({one.item.state.chain for one in asking}, key=len, reverse=True)
-        for drafter in dict.fromkeys([one for chain in chains for one in chain]):
+        first = max(chains, key=len)
+        for drafter in dict.fromkeys([*first, *chain.from_iterable(chains - {first})]):
             asks += self._ask(drafter, asking, token_seconds, reach)
         for one in asking:
             if one.item.state.request.sampling.grammar is not None and one.proposal.draft.tokens:
@@ -219,15 +221,15 @@ class Drafting:
                 and self.controller.asks(state.speculation, drafter.name, draft, token_seconds)
                 and self._call(drafter, False, drafter.is_synced, one.item.slot, one.text)
             ):
-                adaptive = state.request.adaptive
                 asked.append(one)
+                adaptive, sampling = state.request.adaptive, state.request.sampling
+                least = reach if adaptive else MIN_REACH
                 contexts.append(
                     DraftContext(
-                        *(one.item.slot, one.text, one.most, state.request.sampling, state.rng),
-                        *(state.noise, adaptive, reach if adaptive else MIN_REACH),
-                        *(token_seconds, draft),
+                        one.item.slot, one.text, one.most, sampling, state.rng, state.noise,
+                        adaptive, least, token_seconds, draft,
                     )
-                )
+                )  # fmt: skip
         if not asked:
             return 0
         begun = self._clock()
@@ -240,7 +242,7 @@ class Drafting:
                 attempt = Attempt(drafter.name, proposal.draft, seconds / len(asked))
                 proposal.attempts = [*proposal.attempts, attempt]
             if found.tokens:
-                draft = found.cut(one.most)  # a copy to note on: the drafter may keep its own
+                draft = found if len(found.tokens) <= one.most else found.cut(one.most)
                 draft.drafter = drafter.name
                 proposal.draft = better(proposal.draft, draft) if proposal.draft.tokens else draft
             proposal.missed = proposal.missed or drafter.name

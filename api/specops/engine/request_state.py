@@ -293,7 +293,9 @@ class RequestState:
             self.tokens.append(token)
             if self.adjusts:
                 self._note(token)
-            probability = logits if logits is None else self._logprob(logits[position], token, origin)
+            probability = (
+                logits if logits is None else self._logprob(logits[position], token, origin)
+            )
             self._pieces += text.push(token, origin, probability)
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import add, truediv
 from typing import NamedTuple
 
 from specops.runtime.cost_model import CostModel, mean_with
@@ -123,7 +122,7 @@ class Controller:
         self._patience = _PATIENCE * target.cost(1)
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
-        self._costs: dict[tuple[int, int], list[float]] = {}
+        self._costs: list[float] = []
         self._steps = self._drafted = 0  # all steps, and the latest ones with draft tokens
         self._now = 0.0  # seconds of all steps so far
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
@@ -182,9 +181,9 @@ class Controller:
             prompt_tokens: number of prompt tokens in it.
         """
         if (bound := self._bounds.get((requests, prompt_tokens))) is None:
-            first = requests + prompt_tokens
-            begin, *wider = self._costs_of(first, requests * self._positions)
-            added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
+            first, more = requests + prompt_tokens, requests * self._positions
+            costs = self._costs_up_to(first + more)
+            added = min((costs[first + n] - costs[first]) / n for n in range(1, more + 1))
             # What a token takes outside passes it takes with draft tokens and without.
             saved = self._plain(requests) / requests - self.overhead.token
             bound = max(MIN_REACH, (added + self.overhead.draft_token) / saved)
@@ -239,22 +238,21 @@ class Controller:
         per_place = [item.start * pair + item.speculation.adjusting for item in proposals]
         per_token = [self._token_of(item.speculation) for item in proposals]
         count = len(proposals)
-        tokens, expected = count + fixed, float(count)
         extra = sum(per_place) + sum(per_token) + self._target.state_seconds(count)
         extra += self.overhead.seconds(count, fixed, 0) + sum(map(self._asking_of, proposals))
-        expected_tokens, extra_seconds = [expected], [extra]
+        first, expected = count + fixed, float(count)
+        costs = self._costs_up_to(first + prompt_tokens + len(places))
+        # By number of places: the expected tokens, and the seconds beside the pass.
+        steps = [(expected, extra)]
         for missed, index, _ in places:
             expected -= missed
             extra += row + per_place[index] - missed * per_token[index]  # if it is reached
-            expected_tokens.append(expected)
-            extra_seconds.append(extra)
-        costs = map(add, self._costs_of(tokens, len(places)), extra_seconds)
-        worth = list(map(truediv, expected_tokens, costs))
+            steps.append((expected, extra))
+        worth = [tokens / (costs[first + n] + more) for n, (tokens, more) in enumerate(steps)]
         if prompt_tokens:
-            rate = max(worth)
-            costs = map(add, self._costs_of(tokens + prompt_tokens, len(places)), extra_seconds)
+            rate, first = max(worth), first + prompt_tokens
             worth = [
-                value - rate * cost for value, cost in zip(expected_tokens, costs, strict=True)
+                tokens - rate * (costs[first + n] + more) for n, (tokens, more) in enumerate(steps)
             ]
         return worth.index(max(worth))
 
@@ -295,25 +293,25 @@ class Controller:
         alone = self._plain(count, work)
         token, added = alone / count, 0.0
         if width > count:
-            wider = self._target.cost(width, spans=count) - self._target.cost(count, spans=count)
-            added = wider / (width - count) + self.overhead.draft_token
+            costs = self._costs_up_to(width)
+            added = (costs[width] - costs[count]) / (width - count) + self.overhead.draft_token
         seconds = plain_seconds = 0.0
         pair, each = self._target.attention_seconds(1), self.overhead.token
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}
         for proposal, own, came, got in outcomes:
-            speculation, start = proposal.speculation, proposal.start
-            choosing = self._token_of(speculation) - each
-            per_place = added + start * pair + speculation.adjusting
-            took = token + (own - 1) * per_place + got * (each + choosing) - each
-            took += speculation.adjusting + self._asking_of(proposal)
-            plain = got * (token + choosing + speculation.adjusting)
+            speculation = proposal.speculation
+            adjusting, drawing = speculation.adjusting, self._token_of(speculation) - each
+            per_place = added + proposal.start * pair + adjusting
+            took = token + (own - 1) * per_place + got * (each + drawing) - each + adjusting
+            plain = got * (token + drawing + adjusting)
+            if proposal.attempts:
+                took += self._asking_of(proposal)
+                worth = token - each + adjusting
+                for name, asking, gain in _gains(proposal, came, worth, per_place):
+                    gains.setdefault(name, []).append((speculation, asking, gain))
             speculation.seconds += took
             speculation.plain_seconds += plain
             seconds, plain_seconds = seconds + took, plain_seconds + plain
-            if proposal.attempts:
-                worth = token - each + speculation.adjusting
-                for name, asking, gain in _gains(proposal, came, worth, per_place):
-                    gains.setdefault(name, []).append((speculation, asking, gain))
         for name, items in gains.items():
             self._settle(name, items, count)
         self._drafted = self._drafted + 1 if width > count else 0
@@ -324,7 +322,7 @@ class Controller:
         self._now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
-            self._costs.clear()
+            self._costs = []
         self._steps += 1
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
@@ -340,7 +338,7 @@ class Controller:
             count: number of requests that decoded.
         """
         account = self._account(drafter)
-        seconds = sum(asking for _, asking, _ in items) / len(items)
+        seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
         if account.asks > _FIRST_ASKS:  # it may have waited for a core
             seconds = min(seconds, account.asking + self._target.cost(1))
@@ -352,18 +350,18 @@ class Controller:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
             credit.book(gain - seconds, most, self._now, 1 / count)
-        total = sum(gain for _, _, gain in items) - len(items) * seconds
+        total = sum([gain for _, _, gain in items]) - len(items) * seconds
         account.credit.book(total, self._patience, self._now)
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
         """Seconds of a step in which so many requests get a token each, without drafts."""
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
 
-    def _costs_of(self, tokens: int, more: int) -> list[float]:
-        """What `CostModel.costs` said lately."""
-        if (found := self._costs.get((tokens, more))) is None:
-            found = self._costs[tokens, more] = self._target.costs(tokens, more)
-        return found
+    def _costs_up_to(self, tokens: int) -> list[float]:
+        """Seconds that passes took lately, by the number of their tokens, up to so many at least."""
+        if tokens >= len(self._costs):
+            self._costs = [0.0, *self._target.costs(1, 2 * tokens)]
+        return self._costs
 
     def _token_of(self, speculation: SpeculationState) -> float:
         """Seconds that each of a request's tokens takes; to draw it takes longer than to find the
@@ -395,16 +393,15 @@ def _gains(
         Names, the seconds that asking took, and the seconds saved.
     """
 
-    def saved(draft: Draft) -> float:
-        return common_prefix(draft.tokens, came) * token - len(draft.tokens) * place
-
     found, draft = list[tuple[str, float, float]](), proposal.draft
-    now = saved(draft)
+    now = max(0, len(came) - 1) * token - len(draft.tokens) * place
     for name, before, seconds in reversed(proposal.attempts):
         without = now
         if draft.tokens and before.drafter != draft.drafter:
-            paying = place / token  # what would have been verified of it
-            without = saved(before.likely(len(before.tokens), paying)) if before.tokens else 0.0
+            without = 0.0
+            if before.tokens:
+                paying = before.likely(len(before.tokens), place / token).tokens  # of it
+                without = common_prefix(paying, came) * token - len(paying) * place
         found.append((name, seconds + proposal.asking_seconds, now - without))
         now = without
     return found
