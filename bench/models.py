@@ -87,6 +87,14 @@ def tinyllama(cache: Path = CACHE) -> BenchModel:
     )
 
 
+def tinyllama_with_head(cache: Path = CACHE) -> BenchModel:
+    """The same with an EAGLE-3 head."""
+    model = tinyllama(cache)
+    head = _random_head(TINYLLAMA, Path(str(model.settings.target)))
+    settings = replace(model.settings, draft=str(head))
+    return replace(model, title=f"{model.title}, with a head", settings=settings)
+
+
 def plain(target: Path, cache_dir: Path) -> Settings:
     """The settings of a model in the weights that it has, without a draft model."""
     return replace(
@@ -220,12 +228,19 @@ def layer_kind(name: str, cache: Path = CACHE) -> BenchModel:
     return BenchModel(name, f"small random model, {name.replace('-', ' ')}", settings)
 
 
+_HEAD_SIZES: dict[str, dict[str, Any]] = {
+    TINYLLAMA: {"hidden": 2048, "rows": 8192, "sizes": (32, 4, 64, 5632)}
+}
+
+
 def _random_head(kind: str, target: Path) -> Path:
     """An EAGLE-3 head with random weights beside its target's folder."""
     folder = target.with_name(f"{kind}-head")
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as scratch:
-            write_head(folder, target=LAYER_KINDS[kind](Path(scratch) / "target"))
+            checkpoint = Path(scratch) / "target"
+            _WRITERS[kind](checkpoint)
+            write_head(folder, target=checkpoint, **_HEAD_SIZES.get(kind, {}))
     return folder
 
 

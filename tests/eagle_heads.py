@@ -26,6 +26,7 @@ def write_head(
     hidden: int = 64,
     states: int = 3,
     rows: int = 100,
+    sizes: tuple[int, int, int, int] = (4, 2, 16, 96),
     spelling: str = "midlayer.",
     nested: bool = False,
     embedding: bool = False,
@@ -44,6 +45,7 @@ def write_head(
         hidden: its own width.
         states: number of the target's layers that it reads; 0: one, without `fc`.
         rows: number of tokens that it can guess.
+        sizes: of its layer: heads of queries, of keys, numbers in a head, in its gate.
         spelling: how names of the layer's tensors begin.
         nested: the layout of the library speculators.
         embedding, output: whether it has tables of its own.
@@ -54,7 +56,7 @@ def write_head(
     """
     of_target = json.loads((target / "config.json").read_text())
     width, vocab = of_target["hidden_size"], of_target["vocab_size"]
-    rng, heads, kv_heads, size, wide = np.random.default_rng(seed), 4, 2, 16, 96
+    rng, (heads, kv_heads, size, wide) = np.random.default_rng(seed), sizes
 
     def matrix(out: int, inputs: int) -> np.ndarray[Any, Any]:
         return np.asarray(rng.normal(size=(out, inputs)) * inputs**-0.5, np.float32)

@@ -293,10 +293,8 @@ class RequestState:
             self.tokens.append(token)
             if self.adjusts:
                 self._note(token)
-            probability = (
-                logits if logits is None else self._logprob(logits[position], token, origin)
-            )
-            self._pieces += text.push(token, origin, probability)
+            prob = None if logits is None else self._logprob(logits[position], token, origin)
+            self._pieces += text.push(token, origin, prob)
             if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
                 return position + 1

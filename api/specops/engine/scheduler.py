@@ -266,7 +266,7 @@ class Scheduler:
         row, chosen = 0, _likeliest(decoding, logits)
         for item in decoding:
             state, end = item.state, row + item.num_logits
-            came, emitted = (), 0
+            came, emitted = list[int](), 0
             try:
                 came, emitted = self._process_decoded(step, item, logits, row, chosen)
             except Exception as error:
@@ -292,7 +292,7 @@ class Scheduler:
         logits: Floats,
         row: int,
         likeliest: Sequence[int],
-    ) -> tuple[Sequence[int], int]:
+    ) -> tuple[list[int], int]:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
         Args:
@@ -321,7 +321,7 @@ class Scheduler:
             accepted, token = 0, likeliest[first]
         came = [*draft.tokens[:accepted], token] if accepted else [token]
         tokens = [*forced, *came] if forced else came
-        emitted = self._emit(step, item, tokens, logits, row, draft.drafter)
+        emitted = self._emit(step, item, tokens, logits, row)
         # Where the request ends inside of the accepted tokens, the rest was never output.
         kept = min(len(tokens) - 1, emitted)
         # The cache's entries of rejected tokens are overwritten by the next pass.
@@ -383,19 +383,14 @@ class Scheduler:
             step.first_tokens += 1
 
     def _emit(
-        self,
-        step: Step,
-        item: Scheduled,
-        tokens: list[int],
-        logits: Floats,
-        row: int,
-        drafter: str = "",
+        self, step: Step, item: Scheduled, tokens: list[int], logits: Floats, row: int
     ) -> int:
         """Append a request's new tokens to it, and count them; see `RequestState.append`.
 
         `row` is of the first token's logits.
         """
         state, client, before = item.state, item.state.request.client, item.state.last_token
+        drafter = item.proposal.draft.drafter if item.proposal else ""
         wanted = None if state.request.logprobs is None else logits[row : row + len(tokens)]
         count = state.append(tokens, drafter, wanted, step.ended, len(item.forced))
         step.client_tokens[client] = step.client_tokens.get(client, 0) + count
@@ -415,7 +410,7 @@ class Scheduler:
 
 def _likeliest(decoding: Sequence[Scheduled], logits: Floats) -> list[int]:
     """The likeliest token of each row; none where a request draws, or logits are not finite."""
-    if not decoding or any([item.state.speculation.sampled for item in decoding]):
+    if not decoding or any(item.state.speculation.sampled for item in decoding):
         return []
     rows = range(sum([item.num_logits for item in decoding]))
     chosen: list[int] = logits[: len(rows)].argmax(axis=-1).tolist()

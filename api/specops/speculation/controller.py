@@ -358,7 +358,7 @@ class Controller:
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
 
     def _costs_up_to(self, tokens: int) -> list[float]:
-        """Seconds that passes took lately, by the number of their tokens, up to so many at least."""
+        """Seconds that passes took lately, by number of tokens, up to so many at least."""
         if tokens >= len(self._costs):
             self._costs = [0.0, *self._target.costs(1, 2 * tokens)]
         return self._costs

@@ -63,7 +63,7 @@ def test_adaptive_measures_every_length_and_drafter_at_the_acceptance_asked_for(
             assert rows[f"{name}, k=3"].tokens_per_jump > 2
         elif name != "lookup and draft":
             assert all(row.tokens_per_jump == 1 for row in rows.values())  # nothing was accepted
-    found = adaptive.outcome({"tiny": measured}, plan)
+    found = adaptive.outcome({"tiny": (plan, measured)})
     assert len(kept(found)["rows"]) == 12
     worst = [min(float(row[place][:4]) for row in found.shown[0].rows) for place in (5, 7)]
     assert [line.measured for line in found.targets] == pytest.approx(worst, abs=0.006)
