@@ -16,7 +16,7 @@ from tests.stack.support import ROOT, VENV_BIN, succeed
 from tests.stack.test_commands import TARGETS
 from tests.test_imports import LAYERS, modules, part
 
-NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "training/README.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 BODIES = {
     "/generate": GenerateRequest,
@@ -24,7 +24,7 @@ BODIES = {
     "/v1/chat/completions": ChatRequest,
 }
 SETTINGS = {f"SPECOPS_{item.name.upper()}" for item in fields(Settings)}
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def heading_ids(page: Path) -> set[str]:
@@ -47,7 +47,7 @@ def test_every_name_on_a_page_exists(page: Path) -> None:
         found = [ROOT / f"{path}.py", ROOT / path, ROOT / "api" / f"{path}.py"]
         assert any(item.exists() for item in found), name
     if page.name != "metrics.md":  # generated, with names that look like files
-        folders = (ROOT, ROOT / "api" / "specops")
+        folders = (ROOT, ROOT / "api" / "specops", page.parent)
         named = re.findall(r"`([\w./-]+\.(?:py|c|h|toml|ya?ml|html|css|js))`", text)
         missing = [name for name in named if not any((base / name).exists() for base in folders)]
         assert [name for name in missing if "NAME" not in name] == []
@@ -66,6 +66,20 @@ def test_requests_and_answers_on_a_page_are_those_of_the_api(page: Path) -> None
         BODIES[path].model_validate_json(body)
     for body in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL):
         assert set(json.loads(body)) == set(GenerateResponse.model_fields) - {"details"}
+
+
+def test_every_module_of_the_training_is_listed() -> None:
+    named = re.findall(r"`(\w+\.py)`", (ROOT / "training" / "README.md").read_text())
+    assert {*named} == {path.name for path in (ROOT / "training").glob("[!_]*.py")}
+
+
+def test_every_name_in_the_recipes_is_in_the_code() -> None:
+    recipes = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add something")[2]
+    names = {*re.findall(r"`(?:\w+\.)?(_?[A-Z]\w{3,})`", recipes)}
+    sources = [path.read_text() for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    code = {*re.findall(r"\w+", "\n".join(sources))}
+    assert len(names) > 20
+    assert names <= code, names - code
 
 
 def test_every_target_is_described_with_its_time() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.stack.support import ROOT, read_yaml, run, write_programs
 
@@ -65,9 +66,12 @@ def test_the_lock_has_hashes_and_what_the_project_asks_for() -> None:
         assert "--hash=sha256:" in pin, pin
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in map(Requirement, project["dependencies"]):
-        assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), (
-            requirement
-        )
+        pin = pins[requirement.name.lower().replace("_", "-")]
+        assert requirement.specifier.contains(pin), requirement
+        # A version that was never tested is not allowed: of 0.x, each x may break what is called.
+        (bound,) = (one.version for one in requirement.specifier if one.operator in (">=", "=="))
+        tested, least = Version(pin).release, Version(bound).release
+        assert tested[: 1 if tested[0] else 2] == least[: 1 if tested[0] else 2], requirement
 
 
 # -- the dev container -------------------------------------------------------------------------
