@@ -146,13 +146,7 @@ class Drafting:
             None where it gets no draft.
         """
         state, request, text = item.state, item.state.request, item.state.tokens
-        proposal, own = item.proposal, item.state.speculation
-        asked = proposal and any(self.controller.asks(own, one.name) for one in state.chain)
-        if not asked and request.sampling.grammar is None:
-            if proposal and request.k_draft and state.remaining > 1:
-                proposal.declined = request.drafter
-            return None
-        rows = self._budget.most_rows // requests - 1
+        own, rows = state.speculation, self._budget.most_rows // requests - 1
         if request.sampling.grammar is not None:
             # Forced tokens leave the half of a pass to prompts that wait.
             room = self._budget.most_tokens
@@ -166,9 +160,9 @@ class Drafting:
         forced = len(item.forced)
         rows -= forced if request.logprobs is not None else 0
         most = min(request.k_draft, state.remaining - 1 - forced, rows)
-        if most < 1 or proposal is None or state.finish:
+        if most < 1 or state.finish or (proposal := item.proposal) is None:
             return None
-        if not asked:
+        if not any(self.controller.asks(own, one.name) for one in state.chain):
             proposal.declined = request.drafter
             return None
         most = self._reserve(state, forced + most) - forced
@@ -226,7 +220,7 @@ class Drafting:
                 least = reach if adaptive else MIN_REACH
                 contexts.append(
                     DraftContext(
-                        one.item.slot, one.text, one.most, sampling, state.rng, state.noise,
+                        one.item.slot, one.text, one.most, state.rng, sampling, state.noise,
                         adaptive, least, token_seconds, draft,
                     )
                 )  # fmt: skip

@@ -19,8 +19,8 @@ def ask(
 ) -> DraftContext:
     """A request's part in a call; it is not adaptive."""
     noise = sampling.seed if sampling.temperature else None
-    given = {"rng": np.random.default_rng(1), "noise": noise, "adaptive": False, **fields}
-    return DraftContext(slot, tokens, count, sampling, **given)  # type: ignore[arg-type]
+    given = {"sampling": sampling, "noise": noise, "adaptive": False, **fields}
+    return DraftContext(slot, tokens, count, np.random.default_rng(1), **given)  # type: ignore[arg-type]
 
 
 def propose(

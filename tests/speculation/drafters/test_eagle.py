@@ -11,8 +11,9 @@ from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import AuxHiddenStates
 from specops.runtime.sampling import draw_seeded
-from specops.speculation.drafters.base import Draft, DraftContext
+from specops.speculation.drafters.base import Draft
 from specops.speculation.drafters.eagle import MAX_WAITING, EagleDrafter
+from tests.speculation.drafters.ask import ask
 
 SURE, UNSURE = 2.0, 0.1  # states: of ten tokens the guess has 0.45 with the first, 0.11 else
 Read = tuple[int, int, list[int], int]  # a span: slot, start, tokens, number of logits
@@ -75,8 +76,8 @@ class Made:
 
     def ask(self, texts: dict[int, list[int]], count: int, min_reach: float) -> list[Draft]:
         """Ask for some slots together."""
-        fields = {"min_reach": min_reach, "token_seconds": 1.0}
-        contexts = [DraftContext(slot, tokens, count, **fields) for slot, tokens in texts.items()]
+        fields = {"min_reach": min_reach, "token_seconds": 1.0, "adaptive": True}
+        contexts = [ask(tokens, count, slot, **fields) for slot, tokens in texts.items()]
         return self.drafter.propose(contexts)
 
     def look_up(self, slot: int, tokens: list[int], count: int, min_reach: float = 0.02) -> Draft:
@@ -111,7 +112,7 @@ def test_where_the_target_draws_guesses_are_drawn_by_its_noise(noise: int) -> No
     made.drafter.begin(0, tokens, "ann")
     made.compute(0, 0, 0.0, 0.0)
     tokens.append(7)
-    request = DraftContext(0, tokens, 3, sampling, adaptive=False, noise=noise)
+    request = ask(tokens, 3, sampling=sampling, noise=noise)
     (draft,) = made.drafter.propose([request])
     target = np.zeros(200, np.float32)
     target[100:110] = 0.1
@@ -193,8 +194,8 @@ def test_what_a_lookup_says_counts_for_or_against_a_guess() -> None:
         tokens.append(place % 10)
         guess = 100 + (place + 1) % 10
         said = ((), (7,), (guess,))[place % 3]
-        context = DraftContext(0, tokens, 4, min_reach=0.0, draft=Draft(said))
-        (promised[place % 3],) = made.drafter.propose([context])[0].accept_probs
+        asking = ask(tokens, 4, min_reach=0.0, adaptive=True, draft=Draft(said))
+        (promised[place % 3],) = made.drafter.propose([asking])[0].accept_probs
         made.compute(0, 2 * place + 1, SURE)
         tokens.append(guess if said == (guess,) else 55)
     assert max(promised[:2]) < 0.25
@@ -206,7 +207,7 @@ def test_passes_are_run_only_for_those_that_ask_and_as_long_as_their_drafts_may_
     for slot, tokens in texts.items():
         made.drafter.begin(slot, tokens, "ann")
         made.compute(slot, 0, SURE, SURE)
-    made.drafter.propose([DraftContext(0, texts[0], 1), DraftContext(2, texts[2], 3)])
+    made.drafter.propose([ask(texts[0], 1), ask(texts[2], 3, 2)])
     assert [[one[0] for one in spans] for spans in made.runner.passes] == [[0, 2], [2], [2]]
 
 

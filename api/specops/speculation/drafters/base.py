@@ -42,8 +42,8 @@ class DraftContext(NamedTuple):
         text: the whole text so far, prompt first. Between two steps it only grows: by accepted
             draft tokens and one token of the target's own.
         max_draft: most draft tokens, at least 1.
-        sampling: how the target draws its tokens.
         rng: the request's random numbers.
+        sampling: how the target draws its tokens.
         noise: seed of the noise by which the target draws its tokens (`sampling.draw_seeded`), and
             drafters theirs; None: it draws by `rng`, or takes the likeliest.
         adaptive: draft tokens are verified where they pay; otherwise all are.
@@ -56,8 +56,8 @@ class DraftContext(NamedTuple):
     slot: int
     text: Sequence[int]
     max_draft: int
+    rng: np.random.Generator
     sampling: SamplingParams = SamplingParams()
-    rng: np.random.Generator = np.random.default_rng()
     noise: int | None = None
     adaptive: bool = True
     min_reach: float = MIN_REACH
