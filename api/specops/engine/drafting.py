@@ -76,10 +76,7 @@ class Drafting:
         Returns:
             What to compute of each request; and the seconds that asking drafters took.
         """
-        scheduled = [
-            Scheduled(state, state.slot, state.num_computed, state.tokens[-1:], 1)
-            for state in decoding
-        ]
+        scheduled = [Scheduled.decoding(state) for state in decoding]
         speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
         if not speculating:
             return scheduled, 0.0
@@ -96,13 +93,10 @@ class Drafting:
                 # A forced token's choice needs no logits, but its probability does.
                 everything = item.state.request.logprobs is not None
                 item.num_logits += len(item.proposal.draft.tokens) + everything * len(item.forced)
-        scheduled = [item for item in scheduled if not item.state.finish]
-        if not asks:
-            return scheduled, 0.0
-        seconds = self._clock() - begun
+        seconds = self._clock() - begun if asks else 0.0
         for one in asking:  # the time for asking itself, and for choosing
-            one.proposal.asking_seconds = (seconds - self._proposing) / asks
-        return scheduled, seconds
+            one.proposal.asking_seconds = (seconds - self._proposing) / max(1, asks)
+        return [item for item in scheduled if not item.state.finish], seconds
 
     def count_reading(self) -> float:
         """Seconds that drafters have read states since the last step; the controller learns it."""

@@ -33,6 +33,11 @@ class Scheduled:
     forced: tuple[int, ...] = ()
     ends_prompt: bool = False
 
+    @classmethod
+    def decoding(cls, state: RequestState) -> Scheduled:
+        """A request's last token, without a draft."""
+        return cls(state, state.slot, state.num_computed, state.tokens[-1:], 1)
+
     @property
     def scored(self) -> bool:
         """Whether it needs logits; an embedding is made of hidden states alone."""
