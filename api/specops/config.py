@@ -44,7 +44,7 @@ class Number:
         """Return the number that `text` is.
 
         Raises:
-            ConfigError: it is none, or out of range.
+            ConfigError: the text is not a number, or out of range.
         """
         try:
             value = self.kind(text)
@@ -358,7 +358,7 @@ class Settings:
                 names the variable.
         """
         environ = os.environ if environ is None else environ
-        # A .env with Windows line endings leaves a carriage return behind each value, and
+        # A .env with Windows line endings leaves a carriage return after each value, and
         # compose.yaml passes unset variables on as empty ones.
         given = {
             name: text.strip()

@@ -1,4 +1,4 @@
-"""The types that all layers share: a request, its output, its statistics, and those of a step."""
+"""The types that all layers share: a request, its output, statistics of requests and steps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ToolArguments:
     schema: str
     strict: bool  # see `Grammar`; otherwise the arguments are free where the schema is no good
     path: str = ""  # JSON pointer of this part of the tool's schema
-    form: str = ""  # of a text that is not JSON: a terminal, in which `@text` stands for it
+    form: str = ""  # of a text that is not JSON: a terminal, in which `@text` is the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +168,16 @@ class GenerationRequest:
     k_draft: int = 0  # most draft tokens per step
     adaptive: bool = False  # the controller may choose fewer draft tokens where that is faster
     logprobs: int | None = None  # number of likeliest tokens to tell; None: no probabilities
-    drawn_logprobs: bool = False  # the probabilities behind penalties and filters are wanted
+    drawn_logprobs: bool = False  # the probabilities after penalties and filters are wanted
     logprob_tokens: tuple[int, ...] = ()  # to tell, with the chosen one, instead of the likeliest
     prompt_logprobs: int | None = None  # the same as `logprobs` for the prompt's tokens
     embed: bool = False  # the prompts' embeddings are wanted, and no answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
-    stop: tuple[str, ...] = ()  # behind the reasoning
+    stop: tuple[str, ...] = ()  # after the reasoning
     reasoning: ReasoningMarks | None = None  # None: the model does not think
     include_stop: bool = False  # the stop string that ends the answer is a part of it
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
-    min_tokens: int = 0  # no end token comes before so many tokens
+    min_tokens: int = 0  # tokens before the first end token, at least
     ignore_eos: bool = False
     client: str = ""  # name of the client's key: the queue's shares and the prefix cache go by it
     stream: bool = True  # the client reads each step's output, not only the last one's
@@ -255,7 +255,7 @@ class SourceStats:
     reached_per_position: list[int] = field(default_factory=list)  # those before were accepted
 
     def add(self, verified: int, accepted: int) -> None:
-        """Count a draft of so many verified tokens, of which so many were accepted."""
+        """Count a draft, by the numbers of its verified and its accepted tokens."""
         for counts, length in (
             (self.verified_per_position, verified),
             (self.accepted_per_position, accepted),
@@ -386,7 +386,7 @@ class Draft:
             compares tokens.
         drafter: the name of their source; the engine fills it in.
         accept_probs: [k], the calibrated probability that each token is accepted, given that those
-            before it are. Once verified, of the judged tokens: no token behind the first rejected
+            before it are. Once verified, of the judged tokens: no token after the first rejected
             one was judged.
         accepted: number of the tokens that became output.
         adaptive: the controller chose the number of tokens.

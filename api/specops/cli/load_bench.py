@@ -103,7 +103,7 @@ def load_once(settings: Settings, import_seconds: float) -> Run:
 
 
 def _generate(engine: Engine, settings: Settings) -> None:
-    """Touch the pages of the KV cache and run two passes, so that memory is that of a service."""
+    """Touch the pages of the KV cache and run two passes: a service's memory is in use, too."""
     cache, info = engine.scheduler.target.cache, engine.info
     ctypes.memset(int(cache.descriptor[0]), 0, cache.nbytes)
     length = min(settings.max_batched_tokens, info.context - 2)
@@ -128,7 +128,7 @@ def measure(environment: Mapping[str, str], runs: int, report: Callable[[str], N
         report: called with the progress.
 
     Raises:
-        CommandError: the model cannot be loaded; the message is that of the process.
+        CommandError: the model cannot be loaded; the message is the process's.
     """
     measured = []
     for number in range(runs + 1):

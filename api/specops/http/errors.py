@@ -23,7 +23,7 @@ _OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
 GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # failures of generating endpoints
 
-# What a terminal takes for a command. Clients' own texts stand in messages.
+# What a terminal takes for a command. Messages quote clients' own texts.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)*(?=[^\s/])")
 
@@ -94,7 +94,7 @@ class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
     """A field with a value that this server cannot use, though its type is right.
 
     Args:
-        field: the body's name of it.
+        field: its name in the body.
         message: what is wrong, and what to send.
         code: the error's kind, for programs.
     """
@@ -250,7 +250,7 @@ class _Problem:
 
 
 def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
-    """Return the problems without those of types that were tried, but not meant.
+    """Return the problems, but not of types that were tried and not meant.
 
     A message may be a text or a list of parts. Of one with a wrong part nobody needs to know that
     it is no text.

@@ -92,7 +92,7 @@ class Context:
         matcher: keeps the grammar compiled while the request waits.
         served: name of the model that answers, for a header.
         ignored: names of the parts of the body that the server ignores, for a header.
-        read_text: returns a text of the body, which may be a mark in place of it (`batches`).
+        read_text: returns a text of the body, for which a mark may stand in (`batches`).
         log_fields: returns what the endpoint adds to the log line.
     """
 
@@ -124,7 +124,7 @@ class Context:
 
     @property
     def whose(self) -> str:
-        """Whose turn work takes: the client's, or without keys that of its address."""
+        """Whose turn work takes: the client's, or without keys its address's."""
         return self.client or self.address
 
     @property

@@ -76,7 +76,7 @@ class Metrics(Series):
         """Return the current values of the named series.
 
         Only these series are read. A key is the name without the namespace, with the values of the
-        labels behind it: `draft_tokens/suffix`. NaN: nothing was measured.
+        labels after it: `draft_tokens/suffix`. NaN: nothing was measured.
         """
         families = self.registry.restricted_registry(names).collect()
         return {

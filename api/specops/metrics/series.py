@@ -32,7 +32,7 @@ REJECTIONS = (
 # another one of the event loop.
 CALLBACKS = ("connection", "tick", "scrape", "engine", "loop", "trace")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
-POSITIONS = range(0)  # stands for as many positions as a draft has
+POSITIONS = range(0)  # a placeholder for as many positions as a draft has
 EVERYONE = "everyone"  # the only client of a service without keys
 OTHER = "other"  # the endpoint of a path that the service does not have
 LOAD_SHAPES = ("users", "arrivals", "trace", "smoke", "ramp", "spike", "soak", "other")
@@ -134,7 +134,7 @@ class Distribution(Histogram):
     """A histogram that takes several equal values at once."""
 
     def observe_equal(self, value: float, count: int) -> None:
-        """Count a value so many times."""
+        """Count a value several times."""
         self._sum.inc(value * count)
         self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
 

@@ -25,7 +25,7 @@ from specops.models.folder import MEMORY_ADVICE, SHORTER_ADVICE
 from specops.system.allocator import give_back
 
 _MAX_BYTES = 1 << 20  # of a request
-_END = "\0"  # begins the line behind those that a module has printed; its exit status follows
+_END = "\0"  # begins the line after a module's own lines; its exit status follows
 
 
 class ChildError(Exception):
@@ -108,7 +108,7 @@ def run_module(
     lock: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run `module.main(arguments)` in a new process, or in that of `one_child`.
+    """Run `module.main(arguments)` in a new process, or in the one of `one_child`.
 
     Args:
         module: a module of this package.

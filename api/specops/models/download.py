@@ -63,7 +63,7 @@ _TIMEOUT = httpx.Timeout(30.0)
 _PROGRESS_SECONDS = 0.5
 _LOG_SECONDS = 15.0
 # Bytes of a GGUF that are downloaded to read its header: the settings are in the first ones, the
-# tokenizer and the types of the tensors behind them; a longer header is refused.
+# tokenizer and the types of the tensors after them; a longer header is refused.
 _BEGINNINGS = (1 << 18, 1 << 21, 1 << 24, 1 << 26)
 
 
@@ -284,7 +284,7 @@ def _stream(url: str, part: Path, size: int, whole: int, told: Callable[[int], N
 
     Args:
         url: the file's.
-        part: what is here of it.
+        part: the bytes that are here already.
         size: how many of the file's first bytes to get.
         whole: the file's size.
         told: called with the number of bytes that are here.

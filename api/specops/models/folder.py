@@ -48,7 +48,7 @@ class ModelFolder:
 
     `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
     empty then: the digest of the checkpoint that was exported. `mtp` is the graph of the model's
-    own MTP block, if it has one. `beside` is where a GGUF lies: a person may put a chat template
+    own MTP block, if it has one. `beside` is a GGUF's folder: a person may put a chat template
     there.
     """
 

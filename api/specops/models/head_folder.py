@@ -94,7 +94,7 @@ class EagleFolder:
 
     @property
     def graphs(self) -> list[Path]:
-        """The file of the layer's graph; behind it, the one that joins the states of several
+        """The file of the layer's graph; after it, the one that joins the states of several
         layers, if there is one."""
         return [file for name in (HEAD_GRAPH, FUSION_GRAPH) if (file := self.path / name).is_file()]
 

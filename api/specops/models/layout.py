@@ -45,7 +45,7 @@ class Parts:
     """The files of a checkpoint.
 
     Attributes:
-        folder: where they lie.
+        folder: where they are.
         config: the file with the configuration.
         state_dicts: the files with weights that torch saved; empty if there are safetensors.
         shards: the files of a GGUF, which has everything in it; empty for other checkpoints.

@@ -47,8 +47,8 @@ class StateDictError(Exception):
 def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict by name, memory-mapped, in the order of the file.
 
-    The state dict may also lie in a training checkpoint, under a key such as `model`. Prefixes that
-    wrappers of the model added to names are removed.
+    The state dict may also be part of a training checkpoint, under a key such as `model`. Names
+    lose the prefixes that wrappers of the model added.
 
     Raises:
         StateDictError: the file is not such an archive, contains more than tensors, or is damaged.

@@ -79,7 +79,7 @@ class Evaluation:
 
 
 def _by_chance(count: int, prompts: int) -> float:
-    """How often a coin that is tossed for each prompt shows heads so many times, or more."""
+    """The probability that a coin tossed for each prompt shows heads this often, or more."""
     return 0.5**prompts * sum(math.comb(prompts, n) for n in range(count, prompts + 1))
 
 

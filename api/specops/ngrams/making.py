@@ -33,7 +33,7 @@ from specops.system.folders import atomic_file, atomic_folder
 
 _WRITING = 0.9  # share of the time; the rest is for measurements
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written; the context also while measured
-_HELD_OUT = 19  # one conversation of so many is used for measuring only; of all temperatures
+_HELD_OUT = 19  # every 19th conversation is for measuring only; of all temperatures
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 _NOTHING = (  # with their number
     "the model's first {} texts repeat themselves or end at once, so their n-grams say nothing: "
@@ -52,7 +52,7 @@ def make_ngrams(
     more: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Evaluation]:
-    """Make a model's table of n-grams; return what was measured of it, by temperature.
+    """Make a model's table of n-grams; return its measurements, by temperature.
 
     Args:
         settings: name the model; settings of drafts are ignored.
@@ -86,7 +86,7 @@ def make_ngrams(
 def _make(
     settings: Settings, path: Path, progress: Progress, tell: Tell, *, minutes: float, more: bool
 ) -> list[Evaluation]:
-    """Make a table in the folder `path`; intermediate files go next to that of `progress`."""
+    """Make a table in the folder `path`; intermediate files go next to `progress`'s own."""
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
@@ -143,7 +143,7 @@ class Progress:
         known: seconds of writing so far (`written`), and what the methods add.
 
     Raises:
-        ModelError: the file is none of this version's.
+        ModelError: the file is from another version.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,6 @@
 """What one forward pass computes: the tokens of several requests, span after span.
 
-A span is the next tokens of one slot: a single token that decodes, a token with draft tokens behind
+A span is the next tokens of one slot: a single token that decodes, a token with draft tokens after
 it, or a chunk of a prompt. A pass takes any mix of them.
 """
 

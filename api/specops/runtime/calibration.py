@@ -27,8 +27,8 @@ from specops.system.generations import outdated, remove, use
 log = logging.getLogger(__name__)
 
 FORMAT = 6  # raise it when the figures are measured differently
-_PAST = 64  # tokens before those of a measured pass
-_LONG_PAST = 1024  # tokens before those of the pass that measures attention
+_PAST = 64  # tokens before a measured pass's own
+_LONG_PAST = 1024  # tokens before the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
 _SPANS = 8  # at most, of the pass that measures states
 _MIN_ROUNDS = 2  # of the first start; the first round also binds tensors and touches pages
@@ -122,7 +122,7 @@ def _reserve(runner: ModelRunner, rows: int) -> _Times:
 
 
 def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
-    # From the widest to the narrowest, as caches are in decoding: right behind a far wider pass, a
+    # From the widest to the narrowest, as caches are in decoding: right after a far wider pass, a
     # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
     count = min(_ATTENTION_TOKENS, times.sizes[-1])
     sized = [
@@ -167,7 +167,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
         least, enough = _MIN_ROUNDS * count, _ENOUGH_SECONDS
         times.seconds = [inf] * count
     began = time.perf_counter()
-    # No other time tells whether those of attention and of states can be right.
+    # No other time shows whether the times of attention and of states can be right.
     for index in (0, *range(1 + len(times.sizes), count)):
         measure(index)
     for number in range(_MAX_ROUNDS * count):

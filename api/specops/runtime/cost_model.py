@@ -33,8 +33,8 @@ Seconds = npt.NDArray[np.float64]
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
 _SHOWN_PAIRS = 1_000_000  # the unit in which the table shows what attention costs
-# Passes of so many tokens are taken to wait for arithmetic. `calibration` measures wider ones with
-# fewer logits.
+# Passes of this many tokens are taken to wait for arithmetic. `calibration` measures wider ones
+# with fewer logits.
 _WIDE = range(16, 65)
 
 
@@ -63,7 +63,7 @@ class PrefillSpeed:
     pair_seconds: float = 0.0
 
     def seconds(self, tokens: int, position: int = 0) -> float:
-        """Seconds for so many tokens of a prompt, from a position on."""
+        """Seconds for this many tokens of a prompt, from a position on."""
         return tokens * (self.token_seconds + self.pair_seconds * (position + tokens / 2))
 
     def tokens(self, seconds: float, position: int) -> float:
@@ -152,11 +152,11 @@ class CostModel:
         return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
 
     def attention_seconds(self, pairs: float) -> float:
-        """Seconds that so many pairs of tokens add to a pass."""
+        """Seconds that a number of pairs of tokens adds to a pass."""
         return self.arithmetic * self.pair_seconds * pairs
 
     def state_seconds(self, spans: int) -> float:
-        """Seconds that so many spans add to a pass, beyond its first one."""
+        """Seconds that a number of spans adds to a pass, beyond its first one."""
         return self.memory * self.span_seconds * max(0, spans - 1)
 
     def tokens_within(

@@ -85,7 +85,7 @@ class LogitsProcessor:
 
         Args:
             logits: [k + 1, V], contiguous: row 0 stands before the last k of the tokens, each
-                further row behind one of them.
+                further row after one of them.
             tokens: may follow the answer; they are not appended to it.
         """
         rows, vocab = logits.shape

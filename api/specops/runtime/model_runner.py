@@ -1,6 +1,6 @@
 """Runs a model: a batch of tokens goes in, the logits of the tokens that need them come out.
 
-ONNX Runtime runs the graph; its tensors lie in arrays that are made once. The graph reaches the KV
+ONNX Runtime runs the graph; its tensors are arrays that are made once. The graph reaches the KV
 cache through block tables and an address, so tensors are bound once for each size of a pass.
 """
 
@@ -85,7 +85,7 @@ class ModelRunner:
         vocab_size: width of the logits.
         hidden_size: numbers in a hidden state; 0: the graph does not output hidden states.
         states: the inputs of layers that the graph outputs for a draft head; None without.
-        given_states: [max_tokens, size], input of a draft head besides tokens; None: it is none.
+        given_states: [max_tokens, size], a draft head's input besides tokens; None: no draft head.
         next_states: [max_tokens, size], of a draft head's latest pass, in the order of its logits.
 
     Raises:
@@ -163,7 +163,7 @@ class ModelRunner:
 
         Args:
             slot: number of the slot.
-            length: number of the slot's final tokens; draft tokens behind them were rejected.
+            length: number of the slot's final tokens; draft tokens after them were rejected.
         """
         if self.states is not None and (place := self._places.pop(slot, None)) is not None:
             row, start = place
@@ -177,7 +177,7 @@ class ModelRunner:
         return self._hidden[row : row + count]
 
     def _fill(self, batch: Batch) -> None:
-        """Write the spans, those of logits, and the progress and positions that the graph reads.
+        """Write the spans, rows with logits, progress and positions that the graph reads.
 
         `cache.recurrent` learns what the pass computes.
 
@@ -227,7 +227,7 @@ class ModelRunner:
     def _bind(
         self, count: int, num_rows: int, num_logits: int, num_states: int, hidden: bool
     ) -> ort.IOBinding:
-        """Bind so many tokens, rows, rows of logits and rows of states."""
+        """Bind these numbers of tokens, rows, rows of logits and rows of states."""
         inputs: dict[str, npt.NDArray[np.generic]] = {
             "spans": self._spans.reshape(-1, 3),
             "block_tables": self.cache.block_tables,

@@ -141,7 +141,7 @@ def drawn_logprob(logits: Floats, token: int, top: int, params: SamplingParams |
     """The log probability with which a token was drawn, and of the likeliest that could have been.
 
     Args:
-        logits, token, top: see `logprob`; the logits are those behind penalties and masks.
+        logits, token, top: see `logprob`; the logits after penalties and masks.
         params: how it was drawn; None: nothing else could come.
 
     Raises:

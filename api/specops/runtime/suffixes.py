@@ -59,7 +59,7 @@ class Estimate:
 class NgramTable:
     """The most frequent successor of one to three tokens in a model's own texts, in a file.
 
-    The file is an array of 64-bit words, which are looked up where they lie. The first is the
+    The file is an array of 64-bit words, which are looked up in place. The first is the
     number of places. Behind it each n-gram has an entry at its place or at the first free one
     behind that, and a zero ends the table. An entry has 32 bits of its tokens' hash, the following
     token in 24 bits, and in 8 bits how often that one followed.

@@ -67,7 +67,7 @@ class AdmissionController:
         refused: called with the reason of each refusal.
         room: returns the bytes that can still be allocated below the memory limit.
         pressure: returns the seconds lost to lack of memory; None if the kernel keeps no figures.
-        limit: the memory limit in bytes; None: that of this process.
+        limit: the memory limit in bytes; None: this process's.
         clock: returns seconds.
     """
 

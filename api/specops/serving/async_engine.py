@@ -240,7 +240,7 @@ class AsyncEngine:
         try:
             engine = self._load(self._settings, self._report)
             self._on_loop(lambda: self._loaded(engine))
-            engine.prepare()  # before the first step: later, streams would stand still for it
+            engine.prepare()  # before the first step: later, streams would pause for it
             self._serve(engine.scheduler)
         except Exception as error:
             message = str(error) or repr(error)

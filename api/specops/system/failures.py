@@ -98,7 +98,7 @@ class Failures:
 
     @contextmanager
     def report_errors(self, where: str) -> Iterator[None]:
-        """Report an exception of the block, and go on behind it."""
+        """Report an exception of the block, and go on after it."""
         try:
             yield
         except Exception as error:

@@ -118,7 +118,7 @@ def _lock_of(folder: Path, waiting: Callable[[], None] | None) -> Iterator[int]:
     """Lock a file next to `folder`, which need not exist; see `locked`.
 
     Across the machines that share an NFS volume, only a file that is open for writing can be
-    locked. It lies outside of the folder, which may be replaced, listed and compared.
+    locked. It is outside of the folder, which may be replaced, listed and compared.
     """
     file = folder.with_name(f".{folder.name}.lock")
     while True:

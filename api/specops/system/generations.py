@@ -42,7 +42,7 @@ def use(path: Path) -> None:
 
 
 def outdated(paths: Collection[Path]) -> list[Path]:
-    """Return those of one thing's generations that may go."""
+    """Return the generations of one thing that may go."""
     used = {path: _used(path) for path in paths}
     old = sorted(paths, key=lambda path: used[path], reverse=True)[_KEPT:]
     return [path for path in old if used[path] < time.time() - _UNUSED_SECONDS]

@@ -25,8 +25,8 @@ _UNLIMITED_V1 = 1 << 62  # the kernel says a little less than 1 << 63
 class MemoryReading:
     """Bytes held and bytes allowed.
 
-    If a cgroup limits this process, the figures are those of the whole cgroup, because the limit
-    counts them; otherwise they are those of this process, with the machine's memory as the limit.
+    If a cgroup limits this process, the figures are the whole cgroup's, because the limit
+    counts them; otherwise they are this process's, with the machine's memory as the limit.
     `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is the
     swap that the kernel allows in addition to `limit`, which may be more; None if it enforces no
     limit of swap. It may enforce none although an engine was asked for one.

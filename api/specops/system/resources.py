@@ -33,7 +33,7 @@ class Throttling:
 def read_throttling(root: Path = CGROUP_ROOT, proc: Path = PROC) -> Throttling:
     """Read how often and how long a processor quota stopped the cgroup of this process.
 
-    The quota may be that of a cgroup above it; the nearest one counts.
+    The quota may belong to a cgroup above it; the nearest one counts.
     """
     for version, folders in cgroup_folders("cpu", root, proc).items():
         unit, per_second = _THROTTLED[version]

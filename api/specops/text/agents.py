@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _BILLING = "x-anthropic-billing-header"
-# Fields only: routers join the line and the prompt behind it without a line break, too.
+# Fields only: routers may join the line and the prompt after it without a line break.
 _LINE = re.compile(rf"{_BILLING}:(?: *[\w-]+=[^;\s]*;)+ *\n*")
 Message = dict[str, Any]
 

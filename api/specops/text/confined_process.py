@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MAX_BYTES = 16 << 20  # of an answer; a request has at most 1 MiB, and programs add little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
 _USED_UP_SECONDS = 60.0  # of work: a new process takes over before the system's limit
-_END_SECONDS = 0.5  # from the end of its socket to that of the process
+_END_SECONDS = 0.5  # from the end of its socket to the end of the process
 _MIN_WAIT_SECONDS = 0.001
 _PIECE_BYTES = 1 << 20  # of an answer, at once
 # -I ignores PYTHONPATH, which may be where this package is.

@@ -118,7 +118,7 @@ def confine(parent: int, memory_bytes: int, stack_bytes: int | None = None) -> s
 
     Args:
         parent: the process that this one must not outlive.
-        memory_bytes: address space that it may add to that of the idle process.
+        memory_bytes: address space that it may use beyond the idle process's.
         stack_bytes: of this thread; None: the system's limit.
 
     Returns:
@@ -176,7 +176,7 @@ def serve(reply: Callable[[bytes], tuple[bytes, bytes]], unfiltered: str = "") -
 
 
 def _read(count: int) -> bytes:
-    """Read so many bytes; fewer if the parent has closed the pipe."""
+    """Read this many bytes; fewer if the parent has closed the pipe."""
     data = bytearray()
     while len(data) < count and (more := os.read(0, min(count - len(data), 1 << 20))):
         data += more

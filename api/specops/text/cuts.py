@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 PART = 1 << 14  # characters
 LONGEST = 1 << 16  # bytes of a part, where there is no cut for so long
-# The character before a cut and the one behind it, each as a class and with some of the class.
+# The characters before and after a cut, each as a class and with some of the class.
 _PLACES = (
     (r"[\w!-~]", " ", "aBé1漢.'_)", " "),
     ("[A-Za-z]", "[0-9]", "aB", "1"),
@@ -30,7 +30,7 @@ _PLACES = (
     ("[A-Za-z0-9]", r"[\n!-&(-/:-@[-`{-~]", "aB1", "\n!(-/:@[_{~"),  # no apostrophe
     ("[ぁ-んァ-ヶ一-龥가-힣]", r"[、。\uff0c\n]", "漢かカ한", "、。\uff0c\n"),
 )
-_LETTERS = "aB1 .'\n漢é、-\t_"  # what stands around them
+_LETTERS = "aB1 .'\n漢é、-\t_"  # that surround them
 _TRIES, _MAX_AROUND = 1500, 7  # texts for each kind of place, and characters on each side
 _SPELLED = {ord(letter): " " for letter in "▁Ġ"} | {ord("Ċ"): "\n"}  # in vocabularies
 
@@ -85,7 +85,7 @@ class Cuts:
         return parts
 
     def _next(self, text: str, least: int) -> int:
-        """Return the first place to cut behind so many characters; the end if there is none."""
+        """Return the first place to cut after a number of characters; the end if there is none."""
         for found in self._place.finditer(text, least, least + LONGEST):
             pair = text[found.start() - 1 : found.start() + 1]
             if pair[0] not in self._ends and pair not in self._inside:
@@ -114,7 +114,7 @@ def _parts_of(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _keeps(part: Mapping[str, Any]) -> bool:
-    """Return whether every letter still has its own bytes behind a part, but for Unicode forms."""
+    """Return whether every letter still has its own bytes after a part, but for Unicode forms."""
     match part:
         case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
             return behavior != "Removed"

@@ -22,7 +22,7 @@ _LANDMARK = 8  # tokens that decide where a text is cut
 
 
 class FimPrompt(NamedTuple):
-    """A prompt, and whether something was left out of it."""
+    """A prompt, and whether something was left out."""
 
     tokens: tuple[int, ...]
     truncated: bool
@@ -65,12 +65,12 @@ class FillIn:
         half: the first ones are left out. Editors add chunks at the end and drop some of them, so
         where they fit a jump to another place leaves most of the prompt as it was. As in
         llama-server, three quarters of the texts' part are for the one before the gap, which loses
-        its beginning, and one is for the text behind it, which loses its end. An eighth of the
+        its beginning, and one is for the text after it, which loses its end. An eighth of the
         context is for what was typed.
 
         Args:
             before: the text before the gap, or its tokens.
-            behind: the text behind the gap, or its tokens.
+            behind: the text after the gap, or its tokens.
             context: most tokens of prompt and answer.
             most: returns tokens of both texts, from the position of the first one, where that is
                 less than their part of the context.
@@ -123,11 +123,11 @@ class FillIn:
 
 
 def _ending(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return the end of a text: at most so many tokens, and at least three quarters of them.
+    """Return the end of a text: at most `most` tokens, and at least three quarters of them.
 
     It begins where the next tokens have the least checksum. So it begins at the same tokens while
     its text grows, and where an editor sends the text from another line on: the prompt before them
-    stays, and with it what was computed of it.
+    stays, and with it what was computed for it.
     """
     if len(tokens) <= most:
         return tokens

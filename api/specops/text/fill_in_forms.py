@@ -1,6 +1,6 @@
 """The special tokens with which models were trained to fill in a gap, by family.
 
-Each family has its own tokens: for the text before the gap, for the text behind it, and for the
+Each family has its own tokens: for the text before the gap, for the text after it, and for the
 beginning of the answer.
 """
 
@@ -15,7 +15,7 @@ class FillInForm:
 
     Attributes:
         before: marks the text before the gap.
-        behind: marks the text behind the gap.
+        behind: marks the text after the gap.
         gap: marks the beginning of the answer. Empty: the text before the gap comes last, and the
             answer follows it.
     """
@@ -41,7 +41,7 @@ FORMS = (
     FillInForm("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon H1
     FillInForm("[PREFIX]", "[SUFFIX]"),  # Codestral
 )
-# Tokens that stand before a repository's name and before the name of each of its files.
+# Tokens before a repository's name and before the name of each of its files.
 REPOSITORY = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")
 FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")
 # Tokens that also end the text of a gap: those that begin another file, and others.

@@ -333,7 +333,7 @@ class Matcher:
         return masks
 
     def settle(self, seconds: float) -> None:
-        """Take note that a pass of the request took so many seconds.
+        """Take note of the seconds that a pass of the request took.
 
         Raises:
             GrammarError: the grammar has taken more than its share of the passes.

@@ -24,12 +24,12 @@ _TRIAL_BYTES, _TRIAL_TOKEN_BYTES = 20 << 20, 44
 
 
 def vocabulary_bytes(tokens: int) -> int:
-    """Bytes that the library's form of so many tokens takes; while it is made, a third more."""
+    """Bytes that the library's form of a vocabulary takes; while it is made, a third more."""
     return tokens * _TOKEN_BYTES
 
 
 def grammar_bytes(tokens: int) -> int:
-    """Bytes that grammars over so many tokens need, without the grammars themselves."""
+    """Bytes that grammars over a vocabulary need, without the grammars themselves."""
     return vocabulary_bytes(tokens) + _TRIAL_BYTES + tokens * _TRIAL_TOKEN_BYTES
 
 

@@ -23,7 +23,7 @@ MAX_VALUES = 1 << 17
 _PIECE = 1 << 18
 _QUOTE, _BACKSLASH = b'"\\'
 _HALVES = re.compile("[\ud800-\udfff]+")  # of surrogate pairs
-# Control characters are escaped anyway, and these stand in texts only.
+# Control characters are escaped anyway, and these occur in texts only.
 _LINE_ENDS = [(end.encode(), rb"\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 Bytes = npt.NDArray[np.uint8]
 # Objects in objects. pydantic and orjson write 250, and an answer puts some around a client's.

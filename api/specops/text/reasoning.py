@@ -1,4 +1,4 @@
-"""Follows an answer's reasoning: stop strings count only behind it, and a budget ends it.
+"""Follows an answer's reasoning: stop strings count only after it, and a budget ends it.
 
 A model that thinks does so before it answers, between two marks. `tools.reader` splits a whole
 answer for a client; this tells the engine, token by token, where the answer proper begins.
@@ -14,7 +14,7 @@ from specops.text.tokenizer import Tokenizer
 
 
 class Reasoning:
-    """Where the text of an answer is: before, within or behind its reasoning.
+    """Where the text of an answer is: before, within or after its reasoning.
 
     Attributes:
         within: the text so far ends within the reasoning.
@@ -35,7 +35,7 @@ class Reasoning:
     def read(self, text: str) -> int:
         """Read more text; return how many of its last characters are of the answer proper.
 
-        Without reasoning: all characters so far. White space behind it is not part of the answer.
+        Without reasoning: all characters so far. White space after it is not part of the answer.
         """
         self._text += text
         if self.undecided:
@@ -84,7 +84,7 @@ class ReasoningBudget:
         """Return the tokens that must come in the last positions, each None where any may.
 
         Args:
-            tokens: may follow the answer; they are not appended to it. The last position is behind
+            tokens: may follow the answer; they are not appended to it. The last position is after
                 all of them, the others before the last ones.
         """
         if self._reasoning.over or self._left > len(tokens):

@@ -21,7 +21,7 @@ class TextStream:
         tokenizer: the model's tokenizer.
         prompt_tokens: the tokens of the prompt.
         stop: strings that end the text.
-        min_indent: the text ends before a line break behind which fewer spaces and tabs stand, an
+        min_indent: the text ends before a line break that fewer spaces and tabs follow, an
             empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
         marks: of reasoning, in which stop strings are only text; None: there are none.
         include_stop: the stop string is a part of the text.

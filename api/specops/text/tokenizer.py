@@ -147,7 +147,7 @@ class Tokenizer:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The special tokens before a text and behind it."""
+        """The special tokens before a text and after it."""
         plain, marked = (
             _encoded(self._tokenizer, "a", special_tokens=special) for special in (False, True)
         )

@@ -257,7 +257,7 @@ def joined(
         ignored: of an answer or a tool's result: gets the names of the parts that are no texts,
             which are left out. Clients send what an agent has seen and done with every request. To
             refuse a part of it would end the conversation for good.
-        result: a word stands for such a part, so that the model knows of it.
+        result: a word takes the place of such a part, so that the model knows of it.
 
     Raises:
         InvalidField: a part of a question is not a text.

@@ -457,7 +457,7 @@ class EngineOptions(Constraints):
         limit_field: name of the field with the most tokens of an answer.
         penalty_fields: names of `repetition_penalty`; the first one that is set counts.
         bans_ends: `ignore_eos` forbids the tokens that end an answer, as llama-server does; else
-            the answer goes on behind them.
+            the answer goes on after them.
         default_sampling: how tokens are sampled where neither body nor model says it.
     """
 

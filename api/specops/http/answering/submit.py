@@ -66,7 +66,7 @@ from specops.text.json_values import in_whole_characters
 
 # -- the served model ------------------------------------------------------------------------------
 
-LATEST = ":latest"  # the tag that Ollama's clients write behind a name without one
+LATEST = ":latest"  # the tag that Ollama's clients append to a name without one
 _VERSION = version("specops")
 
 
@@ -84,7 +84,7 @@ def tagged(name: str) -> str:
 def matches(name: str, engine: Engine) -> bool:
     """Return whether a client means this model: the case and Ollama's tags are its own.
 
-    Ollama's clients write `:latest` behind a name, and `:` for the hyphen before a size. Plug-ins
+    Ollama's clients append `:latest` to a name, and `:` for the hyphen before a size. Plug-ins
     for llama-server, which serves one model, send an empty name.
     """
     own, asked = engine.info.name.casefold(), name.casefold()
@@ -162,7 +162,7 @@ async def in_turn(
 # Encoding takes a third of a microsecond per character: the event loop can wait for so many.
 _LONG_TEXT = 4096
 _ENCODING_SECONDS = 3.3e-7
-# Bytes of bodies that wait and hold no place in the queue, and those of one client. The least that
+# Bytes of waiting bodies without a place in the queue, of all clients and of one. The least that
 # a body counts bounds how many there are.
 _MAX_ASIDE, _MAX_ASIDE_EACH, _MIN_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
 
@@ -250,8 +250,8 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each word, at the beginning of a text and after a space.
 
-    A word that begins with white space says itself what it stands behind: with a space before it,
-    a line's end would forbid the space.
+    A word that begins with white space gets no space before it: after a line's end that would
+    forbid the space.
 
     Raises:
         InvalidField: a word has no tokens.

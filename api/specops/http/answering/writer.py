@@ -135,7 +135,7 @@ FOUND_IN = (
     "client's earlier requests), `table` (n-grams), `head`, `draft` (a draft model) or `grammar`"
 )
 log = logging.getLogger(__name__)
-_LONG = 1024  # tokens and likely tokens: the event loop writes so many in about 4 ms
+_LONG = 1024  # tokens and likely tokens, which the event loop writes in about 4 ms
 _T = TypeVar("_T")
 
 

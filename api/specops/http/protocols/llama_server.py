@@ -101,10 +101,10 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
     n_probs: Annotated[int, Field(ge=0, le=MAX_PROBS)] | None = Field(
         0,
         validation_alias=names_of("n_probs"),
-        description="report each token's probability before sampling, and so many likeliest ones",
+        description="report each token's probability before sampling, and this many likeliest ones",
     )
     post_sampling_probs: bool | None = Field(
-        False, description="with `n_probs`: the probabilities behind penalties and samplers"
+        False, description="with `n_probs`: the probabilities after penalties and samplers"
     )
     return_tokens: bool | None = Field(False, description="report the answer's tokens")
     response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
@@ -460,7 +460,7 @@ class _Writer(Writer):
         return self._engine.tokenizer.decode(first.prompt_tokens, special=True)
 
     def _stop(self, answer: Answer) -> Any:
-        """Return why an answer ended. A text that spells an end token is none of its stops."""
+        """Return why an answer ended. A text that spells an end token is not one of its stops."""
         word = answer.last.stop if answer.last else None
         if word in self._body.stops:
             return {"stop_type": "word", "stopping_word": word}

@@ -24,7 +24,7 @@ MAX_BODY_BYTES = 1 << 20
 MAX_BATCH_BYTES = 1 << 22
 """Of texts to embed, or their tokens: as many as OpenAI takes in one request."""
 MAX_BATCH_TOKENS = 300_000
-_MAX_BATCH_VALUES = MAX_BATCH_TOKENS + (1 << 12)  # with the lists in which they stand
+_MAX_BATCH_VALUES = MAX_BATCH_TOKENS + (1 << 12)  # with the lists that hold them
 LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers

@@ -13,7 +13,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # nosec B104
 def reachable(host: str) -> str:
     """Return the address of a server that listens on `host`, an address or a name.
 
-    All addresses of a family are not one to connect to; its loopback address stands for them.
+    "All addresses" is not one to connect to: the family's loopback address takes its place.
     """
     try:
         first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]

@@ -160,7 +160,7 @@ class Connection(H11Protocol):
             self._drop()
 
     def _drop(self) -> None:
-        """End the connection and its request, whatever still works of it."""
+        """End the connection and its request, whatever state they are in."""
         self.connections.discard(self)
         self._unset_keepalive_if_required()
         if self.cycle is not None:

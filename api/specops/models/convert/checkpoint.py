@@ -190,7 +190,7 @@ class Checkpoint:
             config["attention_output_bias"] = False
 
     def _same(self, one: StoredTensor, other: StoredTensor) -> bool:
-        """Whether two matrices have the same values; those of another shape have others."""
+        """Whether two matrices have the same shape and values."""
         if one.shape != other.shape or not {one.dtype, other.dtype} <= _DTYPES.keys():
             return False
         views = self._view(one.name), self._view(other.name)
@@ -254,7 +254,7 @@ class Checkpoint:
         Args:
             name: of the tensor.
             start: the first row.
-            stop: the row behind the last one; None: all.
+            stop: the row after the last one; None: all.
         """
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 

@@ -161,7 +161,7 @@ def export_checkpoint(
 
 
 def _expected(checkpoint: Checkpoint, family: Family, shapes: Shapes) -> Shapes:
-    """Checks a checkpoint's tensors; returns those of its MTP block, none where it has no use.
+    """Checks a checkpoint's tensors; returns the MTP block's, none where it has no use.
 
     Raises:
         ExportError: tensors of the model itself are missing, left over or of another shape.

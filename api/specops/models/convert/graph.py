@@ -123,7 +123,7 @@ class DecoderGraph:
         self._outputs.append(_value(name, TensorProto.FLOAT, ["batch", "sequence", size]))
 
     def nodes_for(self, output: str) -> list[onnx.NodeProto]:
-        """The nodes that one of their tensors depends on, without those of its inputs."""
+        """The nodes that one of their tensors depends on, but not the nodes of its inputs."""
         needed, kept = {output}, list[onnx.NodeProto]()
         for node in reversed(self._nodes):
             if needed.intersection(node.output):
@@ -169,7 +169,7 @@ class DecoderGraph:
 
         Args:
             start: the first number.
-            stop: the number behind the last one.
+            stop: the number after the last one.
         """
         places = (("start", start), ("stop", stop), ("axis", -1))
         operands = [self._integers(f"{name}.{key}", place) for key, place in places]
@@ -308,7 +308,7 @@ class DecoderGraph:
         return self._node("Reshape", [normed, together], f"{name}.normed")
 
     def part_norm(self, name: str, x: str, parts: int, weight: Float, epsilon: float) -> str:
-        """The RMS norm of each of so many parts of a token's vector.
+        """The RMS norm of each part of a token's vector.
 
         Args:
             parts: their number.
@@ -380,7 +380,7 @@ class DecoderGraph:
 
         Args:
             layer: its index.
-            query: [batch, sequence, heads * head]; or queries, keys and values behind each other,
+            query: [batch, sequence, heads * head]; or queries, keys and values in a row,
                 without `key` and `value`. With `head_norms` only the second form is possible.
             key: [batch, sequence, kv_heads * head]. Layers with the same tensors of keys and values
                 share them: the engine keeps those once.
@@ -420,8 +420,8 @@ class DecoderGraph:
     def short_convolution(self, name: str, x: str, weight: Float, bias: Float | None = None) -> str:
         """The short convolution with `weight` [channels, taps], whose last column is the token's.
 
-        Of three times so many channels, B, C and x behind each other: C times the convolution of
-        B * x. Of so many: SiLU of the convolution.
+        An x of three times the channels holds B, C and x in a row: the result is C times the
+        convolution of B * x. An x of the channels alone: SiLU of the convolution.
 
         Args:
             weight: [channels, kernel_size].
@@ -446,7 +446,7 @@ class DecoderGraph:
             op: `GatedDelta`, the gated delta rule, whose output is normalized, too; `StateSpace`,
                 that of Mamba-2.
             name: of the result.
-            operands: what is convolved (queries, keys and values; or x, B and C), behind each
+            operands: what is convolved (queries, keys and values; or x, B and C), after each
                 other; the output's gate; a and b, or dt.
             weights: `decay` [heads], below 0; `bias` [heads] of a or dt; `norm` [value_size], or
                 `skip` [heads], D.

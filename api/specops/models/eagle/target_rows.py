@@ -138,7 +138,7 @@ class Embedding:
 
 
 def _graph(path: Path) -> onnx.GraphProto:
-    """Return a target's graph, whose weights say where they lie."""
+    """Return a target's graph, whose weights say where they are."""
     graph = onnx.load(path, load_external_data=False).graph
     locate(graph, path.parent)
     return graph

@@ -54,7 +54,7 @@ def gather_logit_rows(
     Args:
         graph: a rewritten graph.
         taken: an input with places of tokens.
-        reading: outputs of the attention that reads what other layers keep: behind the cut it goes
+        reading: outputs of the attention that reads what other layers keep: after the cut it goes
             over the spans of these rows alone.
     """
     constants = {*CONTROL, *(tensor.name for tensor in graph.initializer)}

@@ -2,7 +2,7 @@
 
 The steps: `rewrite` for a flat batch and a KV cache in blocks, `write_tiles` for the products that
 `specops.runtime.kernels` computes, then ONNX Runtime's optimizer for the rest. The weights lie in
-a file in the order in which a pass reads them; tables of which it reads a few rows come behind
+a file in the order in which a pass reads them; tables of which it reads a few rows come after
 them. The file is mapped into the page cache, where the system may drop and reread pages under a
 memory cap.
 
@@ -130,7 +130,7 @@ class _Part:
             raise ModelError(f"{self.graph} is damaged ({error!r}); {_ADVICE}") from error
 
     def _check_finite(self) -> None:
-        """Raise ModelError if a weight is NaN or infinite; those of a GGUF were checked before."""
+        """Raise ModelError if a weight is NaN or infinite; a GGUF's were checked before."""
         for tensor in self.model.graph.initializer:
             if tensor.data_type in _NUMBERS and math.prod(tensor.dims) > 1:
                 values = values_of(tensor, self.graph.parent)

@@ -1,4 +1,4 @@
-"""Moves what stands before a product into the product: a gate, an activation, a norm.
+"""Moves the node before a product into the product: a gate, an activation, a norm.
 
 `specops.QuantizedMatMul` computes its own input: from a residual and a summand it makes the norm of
 their sum; from the two halves of a feed-forward's first product it makes the gated product; from
@@ -75,7 +75,7 @@ def pair_gates(
 
     The nodes in between and the second of the two products go. The product that follows reads the
     first one's output and gets the attribute `input`. Where the two cannot become one, a Concat
-    puts their outputs behind each other; so it does with a part of a vector in the place of one.
+    joins their outputs; it does the same with a part of a vector.
 
     Args:
         graph: its products are still MatMulNBits.
@@ -84,7 +84,7 @@ def pair_gates(
         width: numbers that a node gives for each token; 0: they are not known.
 
     Returns:
-        Output of the product that stays → the product whose columns go behind its own.
+        Output of the product that stays → the product whose columns follow its own.
     """
     wiring = Wiring(graph)
     gone: set[str] = set()
@@ -152,7 +152,7 @@ def take_output_gates_in(graph: onnx.GraphProto) -> None:
         (product,), sigmoid = readers, _made_by(opened[0], "Sigmoid", wiring)
         gate = sigmoid.input[0] if sigmoid is not None else ""
         given, maker = attributes_of(product), _made_by(gate, kernels.MATMUL, wiring)
-        rows = wiring.makers[opened[0]]  # the sigmoid, or the choice of rows with logits behind it
+        rows = wiring.makers[opened[0]]  # the sigmoid, or the choice of rows with logits after it
         if (
             sigmoid is not None
             and maker is not None
@@ -316,7 +316,7 @@ def _norm_of(node: onnx.NodeProto, floats: dict[str, list[int]], wiring: Wiring)
         return None
     given = dict(zip(operator.inputs, node.input, strict=False))
     shape = floats.get(given["weight"], [])
-    if len(shape) != 1 or shape == [1]:  # one number would stand for a whole row of weights
+    if len(shape) != 1 or shape == [1]:  # one number would mean a whole row of weights
         return None
     if given.get("shift") and floats.get(given["shift"]) != shape:
         return None

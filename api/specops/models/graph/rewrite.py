@@ -71,7 +71,7 @@ _RECURRENCES = {
     kernels.STATE_SPACE: (6, ("spans", "progress", "kept_inputs")),
 }
 
-# GroupQueryAttention's inputs by place, and what may stand there
+# GroupQueryAttention's inputs by place, and the values that they may have
 _PAST_KEY, _PAST_VALUE = 3, 4
 _COS, _SIN, _POSITIONS = 7, 8, 9
 _UNKNOWN_INPUTS = {10: "an attention bias", 11: "attention sinks", 12: "a quantized cache"}
@@ -212,7 +212,7 @@ def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
 
 
 def _written(node: onnx.NodeProto) -> tuple[Any, ...]:
-    """Return what tells the keys and values that a layer writes from those of other layers."""
+    """Return what identifies the keys and values that a layer writes."""
     if not node.input[1]:  # they are one tensor with the queries
         return (node.output[0],)
     places, given = (1, 2, _COS, _SIN, NORM_INPUTS[1], NORM_INPUTS[2]), attributes_of(node)

@@ -1,4 +1,4 @@
-"""Reads a graph's weights from the file next to it, and checks where they lie."""
+"""Reads a graph's weights from the file next to it, and checks where they are."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PLACE = {"location", "offset", "length", "checksum"}
 
 
 def locate(graph: GraphProto, folder: Path) -> None:
-    """Check that all weights lie in the graph's own `folder`, since the graph is not trusted.
+    """Check that all weights are in the graph's own `folder`, since the graph is not trusted.
 
     Weights that a conversion of ours has left in the file that it was made from get that location.
 
     Raises:
-        ModelError: a weight's file is missing or lies elsewhere, or the graph says more of a weight
-            than where it lies. ONNX Runtime would use a packed form of a weight without a check.
+        ModelError: a weight's file is missing or elsewhere, or the graph says more about a weight
+            than where it is. ONNX Runtime would use a packed form of a weight without a check.
     """
     attributes = [item for node in graph.node for item in node.attribute]
     if graph.sparse_initializer or any(
@@ -54,7 +54,7 @@ def locate(graph: GraphProto, folder: Path) -> None:
 
 
 def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
-    """Return a weight's elements, memory-mapped if they lie in a file in the graph's `folder`."""
+    """Return a weight's elements, memory-mapped if they are in a file in the graph's `folder`."""
     values: NDArray[Any]
     if tensor.data_location != TensorProto.EXTERNAL:
         values = numpy_helper.to_array(tensor)
@@ -79,7 +79,7 @@ def append(
         chunks: its bytes.
         location: the file's name in the graph.
         target: open for writing.
-        dims: its shape; empty: that of its bytes.
+        dims: its shape; empty: one axis of bytes.
 
     Returns:
         The weight, uint8 [bytes] or of `dims`, in a file that the graph calls `location`.

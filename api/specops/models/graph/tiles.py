@@ -91,14 +91,14 @@ def write_tiles(
 
     Args:
         model: the graph; its nodes change, and weights that no node reads any more go.
-        folder: where its external weights lie.
+        folder: where its external weights are.
         location: the name of the file `target`, for the graph.
         target: gets the tiles in the order of the nodes; each product's start on a page.
         written: tiles that other graphs have in `target`; this graph's are added.
         most_logits: largest number of logits, in whole tiles, for the first tokens.
 
     Returns:
-        The tiles, and the tables whose rows are looked up as they are, which still lie in `folder`.
+        The tiles, and the tables whose rows are looked up as they are, still in `folder`.
         All are to become initializers of the graph.
     """
     graph = model.graph
@@ -200,10 +200,10 @@ def _take_biases_in(graph: onnx.GraphProto) -> None:
 def _join_parts(
     graph: onnx.GraphProto, computable: Computable, tensors: dict[str, TensorProto], folder: Path
 ) -> dict[str, list[onnx.NodeProto]]:
-    """Let one product compute all products whose outputs a Concat puts behind each other.
+    """Let one product compute all products whose outputs a Concat joins.
 
     Returns:
-        Output of the product that stays → the products whose columns go behind its own.
+        Output of the product that stays → the products whose columns follow its own.
     """
     wiring, behind, gone = Wiring(graph), dict[str, list[onnx.NodeProto]](), set[str]()
     for concat in [node for node in graph.node if node.op_type == "Concat"]:
@@ -380,7 +380,7 @@ def look_up(
     Args:
         node: the look-up, which becomes our operator if it is one of these.
         tensors: the graph's weights.
-        folder: where they lie.
+        folder: where they are.
         tied: our products by their weights.
 
     Returns:

@@ -55,7 +55,7 @@ class Adjustment(ctypes.Structure):
 
 _INT, _UINT, _STRING, _POINTER = ctypes.c_int, ctypes.c_uint, ctypes.c_char_p, ctypes.c_void_p
 _SIZE, _WORD, _FLOAT, _DOUBLE = ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double
-# For each function the type of its result and those of its arguments.
+# The types of each function's result and arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "kernel": (_STRING,),
     "kernel_of": (_STRING, _UINT, _INT),
@@ -150,7 +150,7 @@ def force(name: str | None) -> None:
 
 
 def share(threads: int) -> None:
-    """Cut products into pieces that so many threads share evenly."""
+    """Cut products into pieces that this number of threads shares evenly."""
     library.specops_share(threads)
 
 

@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 class WeightType(IntEnum):
-    """Types of weights: those of GGUF with its numbers, and our own."""
+    """Types of weights: GGUF's with its numbers, and our own."""
 
     Q4_0 = 2
     Q4_1 = 3

@@ -18,7 +18,7 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.layer_shapes import Attention, LayerShape, Recurrent, ShortConv
 from specops.system.page_cache import ask_large_pages
 
-ROLLBACK = 16  # most tokens of a draft; a slot can go back by so many
+ROLLBACK = 16  # most tokens of a draft: as far back as a slot can go
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class BlockPool:
         # Private: shared anonymous memory would count as files that cannot be dropped.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         mapped = mmap.mmap(-1, num_blocks * block_bytes, flags=flags)
-        # Large pages save 2 to 3 % of a pass (demo target, 8 slots behind 900 tokens each).
+        # Large pages save 2 to 3 % of a pass (demo target, 8 slots after 900 tokens each).
         ask_large_pages(mapped)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8).reshape(
             num_blocks, block_bytes

@@ -1,6 +1,6 @@
 """The KV cache: gives each slot its blocks, and shares blocks between requests with one beginning.
 
-A slot's keys and values lie in blocks of 64 tokens; the operator finds them through the slot's row
+A slot's keys and values are in blocks of 64 tokens; the operator finds them through the slot's row
 of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
 tokens final, for good: rejected draft tokens are never committed, and the next pass overwrites
 them. Full blocks of final tokens go into the prefix cache, so requests with the same beginning hold
@@ -46,7 +46,7 @@ class SequenceBlocks:
     Attributes:
         tokens: the request's tokens, as last passed in.
         length: number of tokens that are computed and final; they come first.
-        blocks: numbers of all blocks, those of `nodes` first.
+        blocks: numbers of all blocks, the shared ones in `nodes` first.
         nodes: the registered blocks; all are full.
         registered: number of tokens in them.
         end: number of positions in all blocks.
@@ -88,7 +88,7 @@ class SequenceBlocks:
 
     @property
     def tail(self) -> int:
-        """Number of final tokens behind the registered blocks."""
+        """Number of final tokens after the registered blocks."""
         return self.length - self.registered
 
     def put(self, index: int, block: int) -> None:
@@ -347,7 +347,7 @@ class KvCache:
     def shares_prefix(self, slot: int, other: int, end: int) -> bool:
         """Whether another slot can take over a slot's first `end` tokens, once they are computed.
 
-        Equal beginnings are the same registered blocks; only the tokens behind those are compared.
+        Equal beginnings are the same registered blocks; only the tokens after those are compared.
         """
         ahead, held = self._held(slot), self._held(other)
         if held.root is None or held.root is not ahead.root:
@@ -359,7 +359,7 @@ class KvCache:
         return same and list(held.tokens[new]) == list(ahead.tokens[new])
 
     def next_snapshot(self, slot: int) -> int | None:
-        """The position behind the slot's final tokens at which a prompt's piece should end.
+        """The position after the slot's final tokens at which a prompt's piece should end.
 
         None: anywhere.
         """
@@ -419,7 +419,7 @@ class KvCache:
                 self.recurrent.drop(snapshot)
 
     def _message_ends(self, tokens: Sequence[int], start: int) -> list[int]:
-        """Where the last two messages of a prompt end, behind its first `start` tokens.
+        """Where the last two messages of a prompt end, after its first `start` tokens.
 
         Left out are places that another snapshot is near: the one at the prompt's end is usable for
         its last tokens, too.
@@ -440,7 +440,7 @@ class KvCache:
         return (most, None) if self.recurrent is None else longest_usable(path, tokens, most)
 
     def _closest(self, parent: Node, tokens: Sequence[int], limit: int) -> tuple[int, int]:
-        """Find the block behind `parent` with most of the next tokens, up to `limit` of all.
+        """Find the block after `parent` with most of the next tokens, up to `limit` of all.
 
         Returns:
             Its number, and how many tokens agree.
@@ -456,7 +456,7 @@ class KvCache:
         return source, common
 
     def _take(self, held: SequenceBlocks, path: Sequence[Node], source: int, end: int) -> bool:
-        """Share the whole blocks on a path up to `end`, and copy the part of `source` behind them.
+        """Share the whole blocks on a path up to `end`, and copy the part of `source` after them.
 
         Without recurrent layers, whole blocks are of use alone where there is no block for a copy,
         or its tokens are not worth one.

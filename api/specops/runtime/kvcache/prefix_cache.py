@@ -35,7 +35,7 @@ class PrefixSharing(StrEnum):
     """Which requests share blocks."""
 
     OFF = "off"  # none
-    CLIENT = "client"  # those of one client: no client learns from times what another one asked
+    CLIENT = "client"  # one client's: no client learns from timings what another one asked
     ALL = "all"
 
 
@@ -56,7 +56,7 @@ class Node:
         end: number of tokens from the root to the end of this block.
         ref_count: number of requests that hold the node; 0: it is cached.
         children: nodes of the blocks that follow, sorted by their tokens.
-        snapshots: those that a text may continue from somewhere behind this block.
+        snapshots: the ones from which a text may continue somewhere after this block.
     """
 
     __slots__ = ("block", "children", "end", "parent", "ref_count", "snapshots", "tokens")
@@ -71,7 +71,7 @@ class Node:
         self.snapshots: list[Snapshot] = []
 
     def walk(self, tokens: Sequence[int], most: int) -> list[Node]:
-        """The full blocks behind this one that hold `tokens`, in the first `most` of them."""
+        """The full blocks after this one that hold `tokens`, in the first `most` of them."""
         path, node = [], self
         for start in range(self.end, most - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             block = tuple(tokens[start : start + BLOCK_TOKENS])
@@ -99,8 +99,8 @@ class Snapshot:
 
     Attributes:
         node: the last full block before `least`; the snapshot hangs on it.
-        tail: the tokens behind that block, up to where the snapshot was taken.
-        least: it is valid after so many tokens of the text, and after more, up to the tail's end.
+        tail: the tokens after that block, up to where the snapshot was taken.
+        least: fewest tokens of the text after which it is valid, up to the tail's end.
         first: position of the first inputs in it.
         applied: number of tokens in its state.
         state: the state; empty before the first token.

@@ -1,13 +1,13 @@
 """What recurrent layers keep for each slot: a state and the latest inputs, and snapshots of both.
 
-The state is the one after the slot's first `applied` tokens. The inputs of the last positions lie
+The state is the one after the slot's first `applied` tokens. The inputs of the last positions are
 in a ring, by position, as the cache keeps keys. A pass replays inputs of the ring on the state up
 to where its own tokens begin, and leaves the state after its `num_committed` tokens: those behind
 may be rejected, and of them only the inputs stay. So nothing has to be undone: the next pass
 overwrites the inputs of rejected tokens. A short convolution has no state, it reads the ring alone.
 
 Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
-snapshot: a copy of the state and of the inputs behind it. It serves texts that diverge anywhere
+snapshot: a copy of the state and of the inputs after it. It serves texts that diverge anywhere
 between the two, as long as the cache has the blocks up to there. Snapshots are about as large as a
 state, so they have a separate limit: those taken on the way through a long prompt are dropped
 first, then the least recently used one.
@@ -35,7 +35,7 @@ INTERVAL = 512  # tokens between two snapshots on the way through a long prompt
 
 
 def max_snapshots(slots: int) -> int:
-    """As many snapshots as are of use to the requests of so many slots."""
+    """The most snapshots that are of use to the requests of this many slots."""
     return _PER_SLOT * max(slots, _MIN_SLOTS)
 
 
@@ -100,7 +100,7 @@ class RecurrentStateCache:
         self._restored.discard(slot)
 
     def zero(self, slot: int) -> None:
-        """Let a pass compute tokens of a slot at any position, as behind zeros."""
+        """Let a pass compute tokens of a slot at any position, as if zeros came before."""
         self._memory[slot] = 0
         self._held[slot] = None
 
@@ -148,7 +148,7 @@ class RecurrentStateCache:
         return applied <= length <= held[1] and max(0, length - self._before) >= held[0]
 
     def save(self, slot: int, path: Sequence[Node], tokens: Sequence[int], *, lasts: bool) -> None:
-        """Take a snapshot behind `tokens`, all of a slot's, if it holds what that needs.
+        """Take a snapshot after `tokens`, all of a slot's, if the slot holds what that needs.
 
         Args:
             slot: number of the slot.
@@ -186,7 +186,7 @@ class RecurrentStateCache:
     def restore(
         self, slot: int, snapshot: Snapshot, path: Iterable[Node], tokens: Sequence[int]
     ) -> None:
-        """Let a slot continue behind `tokens`, for which the snapshot is usable; see `save`."""
+        """Let a slot continue after `tokens`, for which the snapshot is usable; see `save`."""
         places = np.arange(snapshot.first, len(tokens)) % self._ring
         self._rings[slot, places] = snapshot.inputs[: len(places)]
         self._states[slot, : snapshot.state.size] = snapshot.state

@@ -19,7 +19,7 @@ ANNOTATIONS = frozenset(
         *("$dynamicAnchor", "$recursiveAnchor"),
     }
 )
-_DEEPEST = 8  # references behind references
+_DEEPEST = 8  # references to references
 # The keyword that a bound's complement is, and how its value differs.
 _BOUNDS: dict[str, tuple[str, str, int]] = {
     "minimum": ("number", "exclusiveMaximum", 0),

@@ -17,7 +17,7 @@ from specops.text.schemas.references import Document, Schema
 from specops.text.schemas.trial import are_disjoint
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Where these stand, the schema itself says which further properties there may be.
+# With these, the schema itself says which further properties there may be.
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _BRANCHES = ("anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "dependencies")
 _KINDS = {

@@ -180,7 +180,7 @@ def _negated_class(letters: str) -> str:
 
 
 def _without(letters: Sequence[str]) -> str:
-    """Return an expression of the texts in which one or two letters do not stand in a row."""
+    """Return an expression of the texts in which one or two letters never occur in a row."""
     first, last = letters[0], letters[-1]
     if len(letters) == 1:
         return f"^[^{first}]*$"

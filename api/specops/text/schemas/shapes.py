@@ -1,7 +1,7 @@
 """What the value of each keyword of a schema looks like: a client's mistake is named by its path.
 
 Earlier drafts count, too. What a schema has within itself is checked once it is looked at, so that
-a mistake in a definition that nothing refers to is none.
+a mistake in a definition that nothing refers to does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(schema: Schema, at: str) -> None:
 
 
 def whole(value: Any) -> int | None:
-    """Return a count; None where it is none."""
+    """Return a count; None for anything that is not a count."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if value >= 0 and value == value // 1 else None

@@ -5,10 +5,10 @@ be, gets no further ones: a small model would invent some, without end. And keyw
 library does not know are said in those that it knows, where that is possible: `if` as `anyOf`,
 `propertyNames` as `patternProperties`, and so on.
 
-Objects are closed where a value stands. There, everything that is joined to one schema counts
-together: the parts of `allOf` and targets of `$ref` are written in place, open, and the whole gets
-`additionalProperties: false` and a list of all their names. A reference stays only if it is a
-value's whole schema: the library cannot follow others in a circle.
+Objects are closed where a schema describes a whole value. There, everything joined to one schema
+counts together: the parts of `allOf` and targets of `$ref` are written in place, open, and the
+whole gets `additionalProperties: false` and a list of all their names. A reference stays only if it
+is a value's whole schema: the library cannot follow others in a circle.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Writer:
         groups = [name for name in ("anyOf", "oneOf") if name in node]
         rest = self._unevaluated(node, facts, at, grouped=bool(groups))
         if len(groups) == 1 and not (facts.open and rest is None):
-            # Each form is closed by itself, with the names that stand outside of the forms.
+            # Each form is closed by itself, with the names from outside of the forms.
             names |= dict.fromkeys(self._branched_elsewhere(node))
             has_names = closes or rest is not None
             written = self._part(node, at, names if has_names else None, forms=True)
@@ -202,7 +202,7 @@ class _Writer:
         return written
 
     def _branched_elsewhere(self, node: Schema) -> Names:
-        """Return the names that a schema lists in other branches than those of its forms."""
+        """Return the names that a schema lists in branches other than its forms."""
         others = [node[keyword] for keyword in ("if", "then", "else", "not") if keyword in node]
         listed: dict[str, None] = {}
         for keyword in ("dependentSchemas", "dependencies", "dependentRequired"):
@@ -516,7 +516,7 @@ class _Writer:
     def _types_of_form(self, option: Any) -> set[str] | None:
         """Return the types that a form is written with."""
         facts = self._facts.of(option)
-        # A definition without a type gets that of its keywords.
+        # A definition without a type gets the type of its keywords.
         defined = isinstance(option, dict) and _only_reference(option) is not None
         return facts.kinds if defined and not facts.typed else facts.types
 

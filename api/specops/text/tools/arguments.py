@@ -108,7 +108,7 @@ def _fits(value: Any, types: set[str]) -> bool:
 
 
 def _of_python(text: str) -> tuple[Any, str]:
-    """Return a value that stands as in Python, as some templates show it, and as JSON; or ""."""
+    """Return a value written as in Python, as some templates show it, and as JSON; or ""."""
     if text.strip()[:1] in tuple("[{TFN") and "\\" not in text:
         with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = ast.literal_eval(text.strip())

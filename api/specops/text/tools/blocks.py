@@ -64,7 +64,7 @@ class AnswerBlocks:
             self._unplaced, self._place = 0, None
 
     def take(self) -> list[Delta]:
-        """Return the deltas since the last call, with those of one block merged.
+        """Return the deltas since the last call, one per block.
 
         A call that may turn out to be a repeated one is held back.
         """

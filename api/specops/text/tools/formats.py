@@ -62,7 +62,7 @@ class ToolFormat:
         other_marks: further marks with which some models begin calls.
         name_key: JSON key of the function's name (`json`).
         arguments_key: JSON key of the arguments (`json`).
-        lead: what stands before the name's key in a call (`json`).
+        lead: text before the name's key in a call (`json`).
         middle: text between the name and what follows it (all but `json`).
         key_open: text before an argument's name (`tagged`).
         key_close: text between an argument's name and its value (`tagged`, `literal`).
@@ -107,12 +107,12 @@ class ToolFormat:
 
     @property
     def marked(self) -> bool:
-        """Whether texts stand between marks of the format's own (`literal`)."""
+        """Whether the format encloses texts in marks of its own (`literal`)."""
         return self.quote != '"'
 
     @property
     def quotes(self) -> tuple[str, ...]:
-        """The marks that may stand around a text (`literal`)."""
+        """The marks that may enclose a text (`literal`)."""
         return (self.quote,) if self.marked else ('"', "'")
 
     @property

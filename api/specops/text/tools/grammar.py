@@ -18,7 +18,7 @@ from specops.text.schemas.references import Document, escaped
 from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import WILDCARD, Tool, ToolFormat, parts
 
-# What may stand between reasoning and answer: a poor model would write spaces without end.
+# What may come between reasoning and answer: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
 # Keywords of a text's schema that are enforced where the text has no quotes.
 _OF_TEXTS = ("pattern", "minLength", "maxLength")
@@ -223,7 +223,7 @@ class CallGrammar:
             return self._marked_rules(name, schemas, path, schema)
         schema = resolved(schema, schemas.document)
         choices, types = _choices(schema), types_of(schema)
-        if form.style == "literal":  # JSON, in which Python's words may stand alone
+        if form.style == "literal":  # JSON, which may also have Python's words
             words = (("boolean", '"True" | "False"'), ("null", '"None"'))
             own = [word for kind, word in words if kind in types and not choices]
             return self._json_rules(name, schemas, path, schema, *own)
@@ -252,7 +252,7 @@ class CallGrammar:
     def _marked_rules(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
         """Return the rules of a value in a format that puts its own marks around texts.
 
-        Of the schemas of lists and objects, only those of items and members are enforced.
+        In schemas of lists and objects, only the schemas of items and members are enforced.
         """
         if isinstance(schema, dict) and "$ref" in schema:
             schema = resolved(schema, schemas.document)

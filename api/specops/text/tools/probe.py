@@ -200,7 +200,7 @@ def _in_order(text: str | None) -> bool:
 
 
 def _all_in(text: str | None, *calls: Call) -> bool:
-    """Whether names and arguments stand in a text after the question."""
+    """Whether names and arguments occur in a text after the question."""
     if text is None:
         return False
     _, _, after = text.rpartition(str(_ASKED["content"]))
@@ -245,7 +245,7 @@ def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
 def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
     for calls, section in zip(([_FIRST], [_FIRST, _SECOND]), sections, strict=False):
         reader = AnswerReader(form, _TOOLS)
-        # What a template writes behind the calls, as for the turn of a tool, is no part of them.
+        # What a template writes after the calls, as for the turn of a tool, is not part of them.
         if (end := section.rfind(form.closing)) < 0:
             return False
         reader.push(section[: end + len(form.closing)])
@@ -282,7 +282,7 @@ def _as_json(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _object(text: str, call: Call) -> tuple[int, int, str, str] | None:
-    """Return where a call stands as a JSON object, and its keys of name and arguments."""
+    """Return where a call is as a JSON object, and its keys of name and arguments."""
     name, arguments = call
     index = text.find(name)
     while (index := text.rfind("{", 0, max(index, 0))) >= 0:
@@ -319,7 +319,7 @@ def _as_named(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _named(text: str, call: Call, after: int = 0) -> tuple[int, str, int] | None:
-    """Return where a call's name stands, what follows up to its JSON, and where that ends."""
+    """Return where a call's name is, the text up to its JSON, and where that ends."""
     name, arguments = call
     start = text.find(name, after)
     brace = text.find("{", start)

@@ -41,7 +41,7 @@ class TemplateTraits:
         shows_calls: shows a message with one call, and its result.
         several_calls: shows messages with several calls.
         text_with_calls: shows the text of messages with calls.
-        text_behind: shows such a text behind the calls and their results, but two messages of the
+        text_behind: shows such a text after the calls and their results, but two messages of the
             assistant in a row as they come.
         orphan_results: shows results of calls that no message before has.
         any_id: takes ids of calls as other servers write them.

@@ -2,7 +2,7 @@
 
 The reader takes the text character by character, so the borders of tokens do not matter. It holds
 back text that may be the beginning of a tag until further characters decide. Text that looks like a
-call but is none stays text.
+call but is not one stays text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specops.text.tools.arguments import (
 from specops.text.tools.blocks import AnswerBlocks, Block, Delta
 from specops.text.tools.formats import GENERIC, TOOL_NAME, WILDCARD, Tool, ToolFormat, parts
 
-# Keys with which a call may begin, besides those of its format.
+# Keys with which a call may begin, besides its format's own.
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
 _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
@@ -401,7 +401,7 @@ class AnswerReader:
         return 0 if which is None and not after and another else which
 
     def _literal_value(self, types: set[str]) -> Reading[None]:
-        """Read an argument's value, up to the comma or the end of the call behind it."""
+        """Read an argument's value, up to the comma or the end of the call after it."""
         raw: list[str] = []
         for quote in dict.fromkeys((*self._form.quotes, '"')):
             begins = not raw and self._char == quote[0]
@@ -424,9 +424,9 @@ class AnswerReader:
             )
             return bool(end)
         escape = ""
-        empty, tripled = True, False  # as in Python, three quotes may stand around a text
+        empty, tripled = True, False  # as in Python, three quotes may enclose a text
         while char := self._char:
-            if len(escape) > 1 and char not in hexdigits:  # it is none, and stands as written
+            if len(escape) > 1 and char not in hexdigits:  # not an escape: it stays as written
                 self._emit_arguments(text_in_json(escape))
                 escape = ""
             if char == "\\" or escape:
@@ -460,7 +460,7 @@ class AnswerReader:
         return False
 
     def _bare_value(self, raw: list[str]) -> Reading[None]:
-        """Read a value that is no text, up to the comma or the end of the call behind it."""
+        """Read a value that is not a text, up to the comma or the end of the call after it."""
         depth, within, item = 0, "", ""  # the last is what was read of an item of a list or object
         while char := self._char:
             if not depth and not within and char in f",{self._form.end}":

@@ -50,7 +50,7 @@ class OllamaTexts(OllamaModel):
 
     @property
     def inputs(self) -> list[str]:
-        """The texts as a list, also where there is only one; an empty text alone is none."""
+        """The texts as a list, also where there is only one; an empty text alone does not count."""
         texts = self.input or []
         return [texts] if isinstance(texts, str) else texts
 

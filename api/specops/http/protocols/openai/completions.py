@@ -125,7 +125,7 @@ class CompletionRequest(OpenAiRequest):
         return max((count for count in wanted if count is not None), default=None)
 
     def truncated(self, tokens: Sequence[int], context: int) -> Tokens:
-        """Return the end of a prompt, or its beginning, if the client wants no more of it."""
+        """Return the end of a prompt, or its beginning, if the client wants only that."""
         most = self.truncate_prompt_tokens
         if most is None:
             return tuple(tokens)

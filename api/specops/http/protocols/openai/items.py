@@ -71,12 +71,12 @@ class Item(TaggedPart):
 
     @property
     def kind(self) -> str:
-        """The item's type; OpenAI's clients may leave that of a reference out."""
+        """The item's type; OpenAI's clients may leave it out of a reference."""
         return _REFERENCE if self.model_fields_set == {"id"} else self.type
 
     @property
     def refers(self) -> bool:
-        """Whether it stands for an item of an earlier answer."""
+        """Whether it refers to an item of an earlier answer."""
         return self.kind == _REFERENCE
 
     def call(self) -> tuple[str, str, Any]:
@@ -189,7 +189,7 @@ class History:
         self._reasoning = ""
 
     def add(self, item: Item) -> None:
-        """Add an item behind those before it."""
+        """Add the next item."""
         match item.kind:
             case "reasoning":
                 self._reasoning += joined(item.content or item.summary, FIELD, self.ignored)

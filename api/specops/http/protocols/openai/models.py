@@ -81,7 +81,7 @@ async def models(ctx: Ctx) -> ModelList:
 @router.get("/v1/models/{model:path}", responses=error_responses(401, 404, 500, 503))
 async def model(model: str, ctx: Ctx) -> Model:
     """Describe the model that is loaded."""
-    name = model or "/"  # in a path, an empty name is none
+    name = model or "/"  # a path cannot hold an empty name
     return _model(ctx, check_model(ctx, name, exact=True))
 
 

@@ -327,7 +327,7 @@ PROTOCOL = Protocol(
 
 @router.post(PATH, response_model=Response, responses=RESPONSES)
 async def responses(body: ResponsesRequest, ctx: Ctx) -> HttpResponse:
-    """Continue a conversation; the request has all of it.
+    """Continue a conversation, all of which is in the request.
 
     With `stream` the answer is a series of server-sent events, from `response.created` to
     `response.completed`, `response.incomplete` or `response.failed`.

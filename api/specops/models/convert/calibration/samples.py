@@ -75,7 +75,7 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
     )
     runner = ModelRunner(session, cache, max_tokens=slots * max(len(text) for text in texts))
     for index, group in enumerate(groups):
-        rng = np.random.default_rng((_SEED, index))  # the first one is that of _SEED alone
+        rng = np.random.default_rng((_SEED, index))  # the first one is _SEED's alone
         for finished in _write(group, length, runner, rng):
             on_token(index * length + finished, len(groups) * length)
     return np.array(texts, np.int64)

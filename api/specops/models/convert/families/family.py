@@ -18,7 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 BY_ARCHITECTURE: dict[str, type[Family]] = {}
 BY_MODEL_TYPE: dict[str, type[Family]] = {}  # for a config.json without an architecture
 BY_GGUF: dict[str, list[type[Family]]] = {}
-"""By llama.cpp's architectures; where there are two, the second is that of files with a window."""
+"""By llama.cpp's architectures; where there are two, the second reads files with a window."""
 
 
 class Family(ABC):

@@ -79,10 +79,10 @@ class GatedDecoder(Family):
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     always_biased: ClassVar[tuple[str, ...]] = ()  # projections
     windowed = False  # whether `sliding_window` applies to all layers
-    # Or to all but one in so many, if config.json does not list them:
+    # Or to all but every Nth, if config.json does not list them:
     full_layer_every: int | None = None
     local_table = ""  # the rotary table of layers with a window
-    full_table: str | None = ""  # that of the others; None: they do not rotate
+    full_table: str | None = ""  # the other layers' table; None: they do not rotate
     partial_rotary = False  # whether the family may rotate a part of each head
     activation = ("hidden_act", "silu")  # the key, and the one function that is supported
     attention_norms = Norms("input_layernorm")

@@ -244,7 +244,7 @@ class Gemma4(
         self._inputs = graph.add("per_layer.inputs", projected, rows)
 
     def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
-        """Attention with norms of queries, keys and values; those of values have no weight."""
+        """Attention with norms of queries, keys and values; the values' have no weight."""
         graph, name, stored = self.graph, f"layers.{index}", f"{self.layer(index)}.self_attn"
         (kv_heads, size), parts = self.heads(index), self._parts(index)
         widths = [size * self.shape.num_heads, size * kv_heads, size * kv_heads][: len(parts)]

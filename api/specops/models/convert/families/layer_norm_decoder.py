@@ -101,7 +101,7 @@ class LayerNormDecoder(Family):
     def build(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Fuses each sum with the residual and the norm that follows it."""
         self.graph, self.checkpoint = graph, checkpoint
-        # The first norm stands before the first attention or after it. Norms of attention and
+        # The first norm comes before the first attention or after it. Norms of attention and
         # feed-forward alternate.
         norms = self._norms()
         names = self.names

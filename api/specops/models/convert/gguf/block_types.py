@@ -23,7 +23,7 @@ _BLOCK, _SUPER = 32, 256  # weights in a block
 class BlockType(NamedTuple):
     """A type: its `number` in a file, and the bytes and weights of one block.
 
-    `dtype` is that of plain numbers, which are blocks of one. Other types can be read if the
+    `dtype` is the type of plain numbers, which are blocks of one. Other types can be read if the
     kernels know them.
     """
 

@@ -39,7 +39,7 @@ _FILE_TYPES = {  # general.file_type
     **{16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS"},
     **{32: "BF16"},
 }
-_SAMPLING = {  # llama.cpp's names in general.sampling.*, and those of generation_config.json
+_SAMPLING = {  # llama.cpp's names in general.sampling.*, and generation_config.json's
     **{"temp": "temperature", "penalty_repeat": "repetition_penalty"},
     **{name: name for name in ("top_k", "top_p", "min_p")},
 }

@@ -69,7 +69,7 @@ GgufTensors = Mapping[str, GgufTensor]
 
 
 class Metadata(Entries):
-    """The metadata of a file; `{arch}` in a key stands for the file's architecture."""
+    """The metadata of a file; `{arch}` in a key means the file's architecture."""
 
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         super().__init__(values, file)
@@ -278,7 +278,7 @@ class _Reader:
         return self._numbers(kind, 1, key)[0]
 
     def _texts(self, count: int, key: str) -> list[str]:
-        """Texts behind each other; there may be hundreds of thousands."""
+        """Texts in a row; there may be hundreds of thousands."""
         data, found = self._data, list[str]()
         whole = min(len(data), self._size, _MAX_HEADER)
         for _ in range(count):

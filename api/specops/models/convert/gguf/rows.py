@@ -45,7 +45,7 @@ class GgufRows:
 
     @property
     def place(self) -> tuple[int, tuple[int, int], list[int] | None]:
-        """Where rows lie in the file: offset, shape uint8 [N, bytes of a row], and their order."""
+        """Where rows are in the file: offset, shape uint8 [N, bytes of a row], and their order."""
         offset: int = self._mapped.offset
         if self._order is not None:
             order: list[int] = self._order[self._rows.start : self._rows.stop].tolist()

@@ -229,7 +229,7 @@ def _ends_by_text(vocabulary: _Vocabulary) -> list[int]:
 
 
 def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[str, Any] | None:
-    """The post-processor that puts tokens in front of a text and behind it."""
+    """The post-processor that puts tokens before and after a text."""
     around = [index for index in (bos, eos) if index is not None]
     if not around:
         return None
