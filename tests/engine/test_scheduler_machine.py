@@ -128,6 +128,9 @@ class Serving(RuleBasedStateMachine):
             return
         cache, running = self.target.cache, self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running)
+        assert all(sequence.slot >= 0 for sequence in running)
+        waiting = [sequence.slot for sequence in self.scheduler.waiting]
+        assert waiting == [-1] * len(waiting)
         assert cache.tokens == sum(sequence.num_computed for sequence in running)
         check_integrity(cache)
         most = sum(-(-(len(item.tokens) + 9) // BLOCK_TOKENS) for item in running)
