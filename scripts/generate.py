@@ -1,7 +1,7 @@
 """Writes the files and tables that repeat the code: `make generate`; `--check` compares them.
 
-Pages (fields, presets, figures, clients), settings, metrics, dashboards and manifests. `--check`
-writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
+Pages (fields, presets, figures, clients), settings, metrics, dashboards and an overlay's script.
+`--check` writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "grafana"))
 
-from deploy.infra import generate as manifests
 from grafana import generate as dashboards
 from scripts.generated import metrics, pages, settings
 from tests.clients import table as clients
 
 ROOT = Path(__file__).resolve().parents[1]
+# kustomize reads no file outside an overlay's folder.
+GATEWAY_KEY = ROOT / "deploy" / "gateway" / "key.lua"
+KEY = ROOT / "deploy" / "infra" / "overlays" / "envoy-gateway" / "key.lua"
+_COPY = "-- Written by `make generate`: a copy of deploy/gateway/key.lua.\n\n"
 Parts = Mapping[Path, Mapping[str, list[str]]]
 
 
@@ -36,7 +39,7 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
 
 def wanted() -> dict[Path, str]:
     """The text of every file that is written here, or of which a part is."""
-    files = {**dashboards.files(), **manifests.files(), **settings.files()}
+    files = {**dashboards.files(), **settings.files(), KEY: _COPY + GATEWAY_KEY.read_text("utf-8")}
     files[metrics.PAGE] = metrics.page()
     parts: tuple[Parts, ...] = (pages.parts(), settings.parts(), clients.parts())
     for path, tables in ((path, tables) for one in parts for path, tables in one.items()):
