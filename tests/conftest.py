@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import hypothesis
 import pytest
 
 from specops.config import Settings
@@ -48,6 +49,9 @@ FIRST = (  # slow files, which would otherwise run at the end, when other worker
 
 Summary = dict[str, list[str]]
 _SUMMARY = pytest.StashKey[Summary]()
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # however busy it is
+hypothesis.settings.load_profile("any machine")
 
 # A shell's background jobs ignore Ctrl-C; without this, the processes of tests would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@ from itertools import count
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specops.engine import order
@@ -58,7 +58,6 @@ def test_equal_requests_are_served_in_the_order_of_their_coming() -> None:
     assert not queue.remove(items[0])
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.sampled_from([0, 100]),

@@ -158,5 +158,5 @@ class Serving(RuleBasedStateMachine):
         assert self.target.cache.used_blocks == self.target.cache.tokens == 0
 
 
-Serving.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Serving.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestServing = Serving.TestCase

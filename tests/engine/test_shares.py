@@ -26,7 +26,7 @@ arrivals = st.lists(
     st.sampled_from([6, 100]),
     arrivals,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_beside(
     slots: int,
     blocks: int,

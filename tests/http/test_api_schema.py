@@ -53,7 +53,7 @@ def follow(case: schemathesis.Case, model: str, base_url: str | None = None) -> 
 
 
 @schema.parametrize()
-@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=CASES, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_described_and_none_is_the_servers_fault(case: schemathesis.Case) -> None:
     follow(case, "fake")
 
@@ -69,6 +69,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.e2e
 @real.parametrize()
-@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=CASES, suppress_health_check=list(HealthCheck))
 def test_a_real_engines_answers_are_described_too(case: schemathesis.Case, served: str) -> None:
     follow(case, "demo", served)

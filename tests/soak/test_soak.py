@@ -59,39 +59,6 @@ def test_each_fault_of_a_server_is_named(seen: Course, reason: str) -> None:
     assert found[-1].startswith(reason) if reason else not found
 
 
-def course_with(*memory: float) -> Course:
-    """A soak with windows of 20 seconds, in the middle of which memory takes so many MB."""
-    windows, before = [], memory[0]
-    for number, after in enumerate(memory):
-        sizes = [before] * 5 + [after] * 5
-        samples = [
-            replace(REST, moment=20 * number + 2 * part, memory=int(1e6 * size))
-            for part, size in enumerate(sizes)
-        ]
-        windows.append(Window([0.1] * 30, cpu=1, others=0, samples=samples))
-        before = after
-    return Course(REST, REST, windows)
-
-
-def test_a_short_soak_goes_on_until_a_step_of_memory_ends() -> None:
-    """CI has met a step of 2.3 MB in the last minute, as another program ended."""
-    step, level = [100, 100, 100, 100, 100.5, 102.8], [102.8, 102.8, 102.9]
-    for seen in (step[:-1], step, [*step, *level[:-1]]):
-        assert not course_with(*seen).seen_enough
-    ended = course_with(*step, *level)
-    assert ended.seen_enough
-    assert not ended.reasons()
-
-
-def test_a_short_soak_with_a_leak_goes_on_twice_and_fails() -> None:
-    leak = [100 + 1.5 * number for number in range(12)]
-    for windows in (6, 9):
-        assert not course_with(*leak[:windows]).seen_enough
-    seen = course_with(*leak)
-    assert seen.seen_enough
-    assert seen.reasons()[0].startswith("memory grows by")
-
-
 @pytest.mark.parametrize("broken", ["", "text", "stream", "status"])
 async def test_a_different_answer_is_a_problem(broken: str) -> None:
     class Answers(Handler):

@@ -1,7 +1,5 @@
 """The Dockerfiles: no root, checked for health, no torch, no BuildKit-only syntax."""
 
-import json
-import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -66,17 +64,6 @@ def test_the_api_image_installs_the_lock_and_no_extras() -> None:
 def test_an_image_has_the_version_of_the_project(extra: str, image: str) -> None:
     (pinned,) = PROJECT["optional-dependencies"][extra]
     assert f'"{pinned}"' in (ROOT / image / "Dockerfile").read_text()
-
-
-def test_baking_builds_the_api_image_alone_for_both_architectures() -> None:
-    text = (ROOT / "deploy/docker-bake.hcl").read_text()
-    (platforms,) = re.findall(r"platforms\s*=\s*(\[.*\])", text)
-    assert json.loads(platforms) == ["linux/amd64", "linux/arm64"]
-    assert re.search(r'dockerfile\s*=\s*"api/Dockerfile"', text)
-    assert re.search(r'WHEELS\s*=\s*"dist"', text)  # what scripts/wheels makes; none is compiled
-    assert "!dist" in (ROOT / ".dockerignore").read_text().splitlines()
-    assert '"python:3.11-slim"' in text
-    assert re.findall(r'^target "(\w+)"', text, flags=re.MULTILINE) == ["default"]
 
 
 @pytest.mark.parametrize(

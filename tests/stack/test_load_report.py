@@ -298,6 +298,8 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
         ("--prefix-repetition-num-prefixes 0", "--prefix-repetition-num-prefixes must be at least"),
         ("--shape trace", "add --dataset FILE"),
         ("--category editor --repeat-share 0.5", "--repeat-share has no effect"),
+        ("--request-rate 4 --tags plain", "arrivals ask for streams: leave --tags"),
+        ("--shape ramp --exclude-tags stream", "arrivals ask for streams: leave --tags"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line(

@@ -268,15 +268,6 @@ def test_a_spike_comes_and_leaves_at_once_and_is_counted_by_stage(tmp_path: Path
     assert max(sum(at - api.seconds < other <= at for other in late) for at in late) <= 2
 
 
-def test_open_loops_and_long_runs_are_counted_by_stage(tmp_path: Path) -> None:
-    for shape, scale, stages in (("ramp", "0.05", 8), ("soak", "0.005", 1)):
-        api = StandIn("refuse")
-        found = run_locust(api, tmp_path, "--shape", shape, "--time-scale", scale)
-        assert found.status == 0, found.output
-        assert len(found.report["stages"]) == stages
-        check_stages(api, found.report)
-
-
 def test_arrivals_whose_answers_nobody_waits_for_are_counted_too(tmp_path: Path) -> None:
     api = StandIn(seconds=8)
     arrivals = ("--request-rate", "8", "--run-time", "2s", "--stop-timeout", "1")
@@ -526,15 +517,9 @@ def test_users_that_break_show_in_the_exit_status(tmp_path: Path) -> None:
     assert "errors of the load test itself: 1;" in found.output
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *("--turns=0", "--shape=circle", "--goodput=x:1", "--gate=x=1"),
-        *("--request-rate=4 --tags plain", "--shape=ramp --exclude-tags stream"),
-    ],
-)
-def test_a_bad_option_is_refused_before_any_request(bad: str) -> None:
-    done = run(*locust_command("http://127.0.0.1:9"), *bad.split())
+def test_a_bad_option_is_refused_before_any_request() -> None:
+    """`test_load_report` has all of them."""
+    done = run(*locust_command("http://127.0.0.1:9"), "--turns=0")
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("locust: ")

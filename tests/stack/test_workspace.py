@@ -121,14 +121,6 @@ def test_the_workspace_forwards_the_ports_of_the_stack_and_calls_what_exists() -
         assert (ROOT / page).exists()
 
 
-def test_no_page_opens_in_a_preview() -> None:
-    """A preview is an iframe, which Grafana refuses: nothing would be seen."""
-    grafana = read_yaml("compose.yaml")["services"]["grafana"]["environment"]
-    assert "GF_SECURITY_ALLOW_EMBEDDING" not in grafana
-    for port, attributes in dev_container()["portsAttributes"].items():
-        assert attributes["onAutoForward"] != "openPreview", port
-
-
 @pytest.mark.parametrize(
     ("resolver", "options"),
     [
@@ -227,8 +219,3 @@ def test_a_workspace_opens_whatever_could_not_be_downloaded(
     assert said in done.stdout
     assert calls.read_text().splitlines() == ["venv dev load", "docker info", "up --images"]
     assert "--images" in (ROOT / "scripts" / "up").read_text()
-
-
-def test_what_documented_commands_begin_with_is_in_the_workspace() -> None:
-    installed = (ROOT / ".devcontainer/docker-engine/install.sh").read_text()
-    assert re.search(r"^    ca-certificates .*\bsudo\b", installed, flags=re.MULTILINE)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -78,7 +78,6 @@ def at_once(kind: str, text: str, *, special: bool = False) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)  # the first call looks at the vocabulary
 @given(pieces=st.lists(PIECES, max_size=40), special=st.booleans())
 def test_parts_have_the_tokens_of_the_whole(kind: str, pieces: list[str], *, special: bool) -> None:
     text = "".join(pieces)

@@ -12,7 +12,6 @@ from training.corpus import (
     Corpus,
     held_out_name,
     heldout_prompts,
-    is_test,
     load_corpus,
     read_held_out,
     read_prompts,
@@ -79,20 +78,6 @@ def test_modules_and_their_tests_are_held_out_together(path: str, name: str | No
     assert held_out_name(path) == name
 
 
-def test_tests_are_known_by_their_folder_alone() -> None:
-    assert is_test("test/support/os_helper.py")
-    assert is_test("idlelib/idle_test/test_config.py")
-    assert not is_test("unittest/mock.py")
-    assert not is_test("test.py")
-
-
-def test_a_library_without_its_tests_is_enough(tmp_path: Path) -> None:
-    corpus = load_corpus(make_library(tmp_path, "os.py"))
-    assert [document.path for document in corpus.library] == ["os.py"]
-    assert corpus.tests == []
-    assert len(corpus.held_out) == len(HELD_OUT)
-
-
 def test_installed_packages_and_generated_tables_are_left_out(tmp_path: Path) -> None:
     make_library(tmp_path, "os.py", "site-packages/x.py", "_sysconfigdata_linux.py")
     table = tmp_path / "encodings" / "cp1252.py"
@@ -121,11 +106,6 @@ def test_the_shipped_archive_is_as_small_as_the_xz_command_makes_it() -> None:
     assert len(archive) == len(done.stdout)
 
 
-def test_prompts_depend_on_the_seed_alone() -> None:
-    assert heldout_prompts(20, seed=1) == heldout_prompts(20, seed=1)
-    assert heldout_prompts(20, seed=1) != heldout_prompts(20, seed=2)
-
-
 def test_the_shipped_prompts_are_distinct_whole_lines_of_held_out_code() -> None:
     prompts = read_prompts()
     texts = [document.text for document in read_held_out()]
@@ -134,8 +114,3 @@ def test_the_shipped_prompts_are_distinct_whole_lines_of_held_out_code() -> None
     for prompt in prompts:
         assert prompt.lstrip().startswith(("def ", "class "))
         assert any(prompt in text + "\n" for text in texts)
-
-
-def test_more_prompts_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match="asked for 1000000"):
-        heldout_prompts(1_000_000)

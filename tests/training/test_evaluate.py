@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from training.corpus import Document
 from training.evaluate import (
-    STRIDE,
     WINDOW,
-    bits_per_byte,
     document_bits,
     jumps,
     matched_lengths,
     verbatim_share,
 )
-from training.tokenizer import train_tokenizer
 
 VOCAB = 16
 
@@ -41,30 +37,6 @@ class Recorder:
 def test_every_token_but_the_mark_is_scored_exactly_once(length: int) -> None:
     bits = document_bits(Recorder(), [0] * (length + 1))
     assert bits == pytest.approx(length * math.log2(VOCAB))
-
-
-def test_windows_fit_the_context_and_leave_half_of_it_before_each_scored_token() -> None:
-    tokens = list(range(3 * WINDOW))
-    recorder = Recorder(len(tokens))
-    document_bits(recorder, tokens)
-    assert all(len(window) <= WINDOW for window in recorder.windows)
-    starts = [window[0] for window in recorder.windows]
-    assert starts == list(range(0, starts[-1] + 1, STRIDE))
-
-
-def test_bits_weigh_each_document_by_its_bytes() -> None:
-    tokenizer: Tokenizer = train_tokenizer(["ab"], vocab_size=257)
-    documents = [Document("a.py", "abcd"), Document("b.py", "é")]
-    figures = bits_per_byte(Recorder(256), tokenizer, documents)
-    assert figures["documents"] == {"a.py": 8.0, "b.py": 8.0}
-    assert figures["all"] == 8.0
-
-
-def test_a_sure_and_right_model_needs_no_bits() -> None:
-    def counting(tokens: Sequence[int]) -> NDArray[np.float32]:
-        return np.eye(VOCAB, dtype=np.float32)[[(token + 1) % VOCAB for token in tokens]] * 1000
-
-    assert document_bits(counting, [token % VOCAB for token in range(2000)]) == pytest.approx(0)
 
 
 class CountingDraft:

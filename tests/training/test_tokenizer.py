@@ -34,22 +34,6 @@ def test_white_space_survives_the_round_trip(tokenizer: Tokenizer, text: str) ->
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_indentation_is_one_token_and_joins_neither_newline_nor_word(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("def f():\n        return 1\n").tokens
-    assert "Ġ" * 8 in tokens
-    assert [token for token in tokens if "Ċ" in token] == ["Ċ", "Ċ"]
-
-
-def test_a_prompt_that_ends_at_a_line_continues_with_the_same_tokens(tokenizer: Tokenizer) -> None:
-    head, tail = "def f(x):\n", "    return x\n"
-    joined = tokenizer.encode(head + tail).ids
-    assert joined[: len(tokenizer.encode(head).ids)] == tokenizer.encode(head).ids
-
-
-def test_the_end_mark_is_one_token_with_number_zero(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode(END_OF_TEXT).ids == [0]
-
-
 def test_every_byte_has_a_token_even_if_training_never_saw_it() -> None:
     tiny = train_tokenizer(["a"], vocab_size=300)
     assert tiny.get_vocab_size() == 257 <= VOCAB_SIZE

@@ -118,13 +118,3 @@ def test_presets_keep_the_pair_in_proportion_and_the_quantization_in_blocks(name
     for config in (preset.target, preset.draft):
         assert config.hidden_size % 128 == config.intermediate_size % 128 == 0
         assert preset.long[0] == config.max_position_embeddings
-
-
-def test_a_budget_in_minutes_counts_time_and_one_in_tokens_counts_tokens() -> None:
-    timed = Budget(tokens=10, minutes=1, seconds_done=30)
-    assert timed.progress == 0.5
-    counted = Budget(tokens=100, tokens_done=25, seconds_done=60)
-    assert counted.progress == 0.25
-    assert counted.eta_minutes() == pytest.approx(3)
-    counted.spend(1000)
-    assert counted.progress == 1.0

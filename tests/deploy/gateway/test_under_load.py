@@ -5,15 +5,13 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 
 import httpx
 import pytest
 
 from bench.serving.load import figure
-from tests.deploy.gateway.load import GONE, load
+from tests.deploy.gateway.load import load
 from tests.deploy.gateway.running import Gateway
 from tests.stack.support import ROOT, NativeStack, native_stack, run, tool
 from tests.waiting import PATIENCE, answers, wait
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.e2e
 
 CLIENTS = 9
 SLOTS, QUEUE = 4, 4  # of a replica
-PLACES = SLOTS + QUEUE  # two replicas have room for all clients
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
 
 
@@ -126,57 +123,6 @@ def test_a_killed_replica_costs_only_the_answers_that_it_had_begun(three: Scaled
         wait("it is asked again", lambda: three.figure(0, "specops_requests_total") > 0)
         seen.wait_more(30)
     seen.require_no_failure(begun=CLIENTS)
-
-
-def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
-    before, pid = three.restarts(), three.pid(1)
-    with load(three.api, CLIENTS) as seen:
-        seen.wait_more(30)
-        os.kill(pid, signal.SIGSTOP)
-        wait("it is out", lambda: three.gateway.healthy() == 2, 120)
-        os.kill(pid, signal.SIGCONT)
-        three.wait_all_in()
-        seen.wait_more(30)
-    assert three.restarts() == before
-    seen.require_no_failure(begun=CLIENTS)
-
-
-def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> None:
-    # No more than a replica has slots: all streams are under way when one of them has begun.
-    begun, texts = Barrier(SLOTS + 1), []
-    body = {"prompt": "def a(b):", "max_new_tokens": 900, "ignore_eos": True, "stream": True}
-
-    def ask(session: int) -> None:
-        url, headers = f"{three.api}/generate", {"X-Session-ID": str(session)}
-        asked = body | {"temperature": 1, "seed": session}
-        with httpx.stream("POST", url, json=asked, headers=headers, timeout=60) as answer:
-            assert answer.status_code == 200
-            pieces = answer.iter_text()
-            first = next(pieces)
-            begun.wait(60)
-            texts.append(first + "".join(pieces))
-
-    before = three.restarts()
-    with ThreadPoolExecutor(SLOTS) as pool:
-        running = [pool.submit(ask, session) for session in range(SLOTS)]
-        begun.wait(60)
-        busy = next(n for n in range(3) if three.figure(n, "specops_requests_running"))
-        os.kill(three.pid(busy), signal.SIGKILL)
-        for one in running:
-            one.result()
-    three.wait_restarted(busy, before)
-    broken_off = [text for text in texts if text.endswith(f"{GONE}\n\n")]
-    assert broken_off
-    assert len(broken_off) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == SLOTS
-
-
-def test_a_full_replica_costs_nothing(three: Scaled) -> None:
-    retries = "envoy_cluster_upstream_rq_retry"
-    before = three.gateway.figure(retries)
-    with load(three.replicas[2], PLACES + 2), load(three.api, CLIENTS) as seen:
-        wait("it refuses the gateway", lambda: three.gateway.figure(retries) > before, 120)
-        seen.wait_more(60)
-    seen.require_no_failure()
 
 
 def test_a_rolling_restart_costs_nothing(three: Scaled) -> None:

@@ -210,17 +210,6 @@ def test_outdated_ones_and_leftovers_are_removed(
     assert not leftover.exists()
 
 
-def test_services_on_four_kinds_of_processors_share_a_cache(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    for _ in range(2):
-        for processor in ("first", "second", "third", "fourth"):
-            monkeypatch.setattr(weight_cache, "_processor", lambda text=processor: text)
-            prepacked_graph(graph, "tiny", tmp_path, said.append)
-    assert len([text for text in said if text.startswith("laying out")]) == 4
-
-
 def test_where_nothing_can_be_written_the_message_says_what_to_do(
     graph: Path, tmp_path: Path
 ) -> None:

@@ -464,10 +464,3 @@ def test_gates_of_wrong_shapes_are_refused(shape: tuple[int, ...] | None) -> Non
     given |= {} if shape is None else {"residual": np.zeros(shape, f)}
     with pytest.raises(Exception, match="the gate has another shape"):
         product(random_weights(32, 64), tuple(given), input=OUTPUT_GATE)(**given)
-
-
-@pytest.mark.parametrize("shape", [(16, 2, 64), (16, 3, 32), (48, 2, 32), (16, 2, 16)])
-def test_codes_that_do_not_fit_their_scales_are_refused(shape: tuple[int, ...]) -> None:
-    scales = np.ones((16, 2), np.float32)
-    with pytest.raises(ValueError, match="codes"):
-        pack(np.zeros(shape, np.uint8), scales, None, bits=8, block=32)

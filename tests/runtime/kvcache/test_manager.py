@@ -366,6 +366,6 @@ class ComingAndGoingWithStates(ComingAndGoing):
 
 
 TestComingAndGoing = ComingAndGoing.TestCase
-TestComingAndGoing.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestComingAndGoing.settings = settings(max_examples=120, stateful_step_count=40)
 TestComingAndGoingWithStates = ComingAndGoingWithStates.TestCase
 TestComingAndGoingWithStates.settings = settings(TestComingAndGoing.settings, max_examples=50)

@@ -77,7 +77,7 @@ def test_without_a_seed_it_says_what_it_has_drawn_from(runner: SimulatedTarget) 
     ),
     st.integers(1, 130),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_goes_on_as_if_nothing_had_been_rejected(
     jumps: list[tuple[int, int, int]], prompt: int
 ) -> None:

@@ -53,7 +53,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(value=st.sampled_from(OF_EACH_TYPE) | values, place=st.sampled_from(PLACES))
 def test_what_no_draft_takes_is_refused_by_its_keyword(
     keyword: str, value: Any, place: str
@@ -71,7 +71,7 @@ def test_what_no_draft_takes_is_refused_by_its_keyword(
     assert refused.value.path.startswith(f"{place}/{keyword}")
 
 
-@settings(deadline=None, max_examples=500, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
 @given(schemas, st.booleans())
 def test_any_schema_is_written_or_refused(schema: Any, strict: bool) -> None:
     for effort in (Effort.WHOLE, Effort.PLAIN):
