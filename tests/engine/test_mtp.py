@@ -24,7 +24,7 @@ from specops.models.head_folder import NGRAMS
 from specops.ngrams.storage import Conversation
 from specops.ngrams.table import make_table
 from specops.request import SamplingParams
-from specops.speculation.drafters import calibration
+from specops.speculation.drafters import accept_probs
 from tests.engine import test_eagle_head
 from tests.engine.test_eagle_head import (
     DEPTH,
@@ -57,7 +57,7 @@ def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Sett
 @pytest.fixture(autouse=True)
 def _sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every guess is trusted: chains become as long as they may."""
-    monkeypatch.setattr(calibration.Calibration, "promise", lambda *_: 0.99)
+    monkeypatch.setattr(accept_probs.Calibration, "accept_prob", lambda *_: 0.99)
 
 
 def test_guesses_are_the_reference_s(
