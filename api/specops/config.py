@@ -190,7 +190,7 @@ def _unknown(name: str, known: Collection[str]) -> ConfigError:
 def setting(
     default: Any, parse: Callable[[str], Any], help_text: str, *, secret: bool = False
 ) -> Any:
-    """Declare a setting: its default, what reads its text, and what the documentation says."""
+    """Declare a setting: its default, the parser of its text, and its documentation."""
     return field(default=default, metadata={"parse": parse, "help": help_text}, repr=not secret)
 
 

@@ -17,7 +17,7 @@ class Preset:
     """A target, perhaps a draft, and settings with which they fit a small machine.
 
     Attributes:
-        about: what the table in docs/models.md says about it.
+        about: its remark in the table of docs/models.md.
         target, draft: see presets.toml.
         quant, draft_quant: their weights; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.

@@ -71,7 +71,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """A rule of a Lark grammar: what a schema of a tool's arguments describes, as JSON or text."""
+    """A rule of a Lark grammar: a tool's arguments by their schema, as JSON or text."""
 
     rule: str
     tool: str

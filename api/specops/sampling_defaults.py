@@ -1,4 +1,4 @@
-"""How tokens are drawn where a request does not say it: what the model's authors advise.
+"""How tokens are drawn where a request does not say so: the advice of the model's authors.
 
 They write it into `generation_config.json`, in transformers' names, or into a GGUF
 (`general.sampling.*`), which the converter turns into such a file.

@@ -60,7 +60,7 @@ class RequestTrace:
     def finished(
         self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
     ) -> None:
-        """Record what a request of the engine waited for; without statistics, that it ended."""
+        """Record a request's waits in the engine; without statistics, that it ended."""
         self._finished.append((reason, stats or GenerationStats()))
         if stats is not None:
             self._record_parts(request, reason, stats)
@@ -112,7 +112,7 @@ class RequestTrace:
         self._attributes["error.type"] = error
 
     def _close(self) -> None:
-        """Send the span of the request when nothing more will be known of it."""
+        """Send the span of the request once nothing can be added to it."""
         self._open -= 1
         if self._open:
             return
@@ -185,7 +185,7 @@ class Tracing:
     def begin(
         self, headers: Mapping[str, str], arrival: float, attributes: Mapping[str, str]
     ) -> RequestTrace | None:
-        """Begin the trace of a request, or go on with the client's (`traceparent`).
+        """Begin the trace of a request, or continue the client's (`traceparent`).
 
         Args:
             headers: of the request.
@@ -209,7 +209,7 @@ class Tracing:
         return RequestTrace(self._tracer, span, self._within(span), offset)
 
     def shut_down(self) -> None:
-        """Send what is left, for a moment; a collector that does not answer holds nobody up."""
+        """Send the rest, for a moment; a collector that does not answer delays nobody."""
         thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         thread.start()
         thread.join(_FLUSH_SECONDS)

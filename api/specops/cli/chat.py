@@ -39,7 +39,7 @@ class Chat:
         request: the options of the answers; its prompt is replaced.
         terminal: shows the answers.
         system: the system message; None: the template may say its own.
-        turns: what was said so far.
+        turns: the conversation so far.
     """
 
     engine: Engine

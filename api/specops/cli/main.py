@@ -326,7 +326,7 @@ def _make_ngrams(options: argparse.Namespace) -> int:
         print(text, file=sys.stderr, flush=True)
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)  # what was written is saved on the way out
+        raise SystemExit(128 + number)  # the texts so far are saved on the way out
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # with nohup it is ignored

@@ -105,7 +105,7 @@ def create_app(
         docs_url=None,  # see documentation.py
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the name that the client sent
-        # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
+        # FastAPI's own spans know nothing of the engine, and its log would hold clients' texts.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.specops = state

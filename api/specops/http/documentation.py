@@ -35,7 +35,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def policy_source(text: str) -> str:
-    """Return what allows a script or a style within a page in its Content-Security-Policy."""
+    """Return the Content-Security-Policy's source for a script or a style within a page."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

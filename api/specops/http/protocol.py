@@ -1,4 +1,4 @@
-"""What the server has to know of a protocol besides its endpoints: its prompts and its errors.
+"""A protocol's conventions for the server, besides its endpoints: its prompts and its errors.
 
 OpenAI's conventions are the default. All endpoints but Anthropic's and Ollama's report errors in
 its form:

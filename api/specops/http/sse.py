@@ -1,4 +1,4 @@
-"""Server-sent events, and what happens when the client leaves.
+"""Server-sent events, also for clients that leave.
 
 A stream's status is sent with its first event or comment. So an error before the first token still
 has its own status, unless the wait was so long that a sign of life was sent. `StreamingResponse` is

@@ -93,7 +93,7 @@ class Context:
         served: name of the model that answers, for a header.
         ignored: names of the parts of the body that the server ignores, for a header.
         read_text: returns a text of the body, for which a mark may stand in (`batches`).
-        log_fields: returns what the endpoint adds to the log line.
+        log_fields: returns the endpoint's fields of the log line.
     """
 
     app: AppState

@@ -79,7 +79,7 @@ def _memory() -> Mapping[str, float]:
     return {kind: getattr(memory, kind) for kind in ("anon", "file", "swap", "limit", "swap_limit")}
 
 
-# Meaning, and what reads it: a value, or one for each `kind`.
+# Meaning, and its reader: a value, or one for each `kind`.
 _GAUGES: dict[str, _Figure] = {
     "memory_bytes": (
         "Memory held and allowed: of the cgroup if one limits the process, else of process and "

@@ -1,4 +1,4 @@
-"""Turns what the service does into Prometheus' figures: one method for each kind of event.
+"""Turns events of the service into Prometheus' figures: one method for each kind of event.
 
 `series` has the names and meanings of the series; `collectors` reads the figures of the machine.
 There are counters and histograms in base units. Rates and ratios are left to PromQL, except for
@@ -97,7 +97,7 @@ class Metrics(Series):
 
         gauge.set_function(value)
 
-    # -- what the engine did -----------------------------------------------------------------
+    # -- the engine's work --------------------------------------------------------------------
 
     def observe_step(self, step: Step) -> None:
         """Count one step: its forward pass, if it had one, and the load after it."""
@@ -166,7 +166,7 @@ class Metrics(Series):
             accepted.inc()
 
     def watch_waiting(self, waiting: Callable[[], float]) -> None:
-        """Show the number of waiting requests as it is whenever Prometheus asks."""
+        """Report the current number of waiting requests whenever Prometheus asks."""
         self._read_when_asked(self.requests_waiting, waiting)
 
     def watch_cache(self, cache: Any) -> None:
@@ -197,7 +197,7 @@ class Metrics(Series):
         self._read_when_asked(self.estimated_speedup, lambda: min(jump(), speedup()))
         self._machine.pass_costs = costs
 
-    # -- what requests and their clients got -------------------------------------------------------
+    # -- results of requests and clients -----------------------------------------------------------
 
     def observe_admitted(self, request: GenerationRequest) -> None:
         """Count an admitted request and its prompt for its client."""
@@ -263,7 +263,7 @@ class Metrics(Series):
         shapes = self.load_test_requests
         shapes.get(shape, shapes[LOAD_SHAPES[-1]]).inc()
 
-    # -- what the service is -------------------------------------------------------------------
+    # -- state of the service ------------------------------------------------------------------
 
     def set_endpoint(self, endpoint: str, statuses: Iterable[int]) -> None:
         """Have series for the answers of an endpoint before it gives any."""

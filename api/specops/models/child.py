@@ -29,7 +29,7 @@ _END = "\0"  # begins the line after a module's own lines; its exit status follo
 
 
 class ChildError(Exception):
-    """A child process failed; the message is what it wrote to standard error.
+    """A child process failed; the message is its standard error.
 
     If a signal ended the process, `killed` is true and the message says which signal and why.
     """
@@ -128,13 +128,13 @@ def run_module(
     try:
         return children[-1].run([module, *arguments], lock, tell)
     except ChildError:
-        children.pop().close()  # it may have ended, and what it holds is of no use
+        children.pop().close()  # it may have ended, and its memory is of no use
         raise
 
 
 def main() -> None:
     """Run the modules that are asked for, until there are no more."""
-    # Among the lines for the parent: standard error is for what ends a module.
+    # Among the lines for the parent: standard error is for errors that end a module.
     logging.basicConfig(format=f"{WARNING}%(message)s", stream=sys.stdout)
     pipe = socket.socket(fileno=sys.stdin.fileno())
     while (received := socket.recv_fds(pipe, _MAX_BYTES, 1))[0]:

@@ -139,11 +139,11 @@ def _outdated(root: Path) -> list[Path]:
     return [folder for folders in old for folder in folders if folder not in current]
 
 
-# -- what is known of checkpoints ------------------------------------------------------------------
+# -- known checkpoints -----------------------------------------------------------------------------
 
 
 def source_files(conversion: Path) -> list[Path]:
-    """Return the files that a conversion was made from, as long as they are what they were then."""
+    """Return the files that a conversion was made from, as long as they are unchanged."""
     for seen, digest, files in _sources(conversion.parent).values():
         if f"-{_key(digest)}-" in conversion.name:
             with suppress(OSError):
@@ -190,7 +190,7 @@ def _marks(files: Iterable[str | Path]) -> str:
 
 
 def _intact(folder: Path, report: Report) -> bool:
-    """Return whether a conversion is what was written; read it whole if that is not known."""
+    """Return whether a conversion is unchanged; read it whole if that is not known."""
     try:
         known = folder / _VERIFIED
         if known.is_file() and known.read_text(encoding="utf-8") == _verified(folder):

@@ -113,7 +113,7 @@ def snapshot(
         if model.gguf:
             download.check_headers(files, check)
         names = {file.name for file in files}
-        # Others made finished graphs, and what has no tokenizer is a draft head.
+        # Others made finished graphs, and a model without a tokenizer is a draft head.
         converted = GENAI_CONFIG not in names and has_tokenizer(names)
         for file in files:
             download.obtain(file)
@@ -415,7 +415,7 @@ class _Progress:
 
 
 def _refusal(model: HubModel, error: HfHubHTTPError) -> str:
-    """Return what the hub's refusal means and what to do about it."""
+    """Return the meaning of the hub's refusal, and a remedy."""
     status = error.response.status_code
     if isinstance(error, GatedRepoError) or status == httpx.codes.FORBIDDEN:
         return (

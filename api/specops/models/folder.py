@@ -44,7 +44,7 @@ class ModelError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """An exported model: a graph, a tokenizer, and what its description says of them.
+    """An exported model: a graph, a tokenizer, and their description.
 
     `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
     empty then: the digest of the checkpoint that was exported. `mtp` is the graph of the model's

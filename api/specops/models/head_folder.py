@@ -67,7 +67,7 @@ def settings_of_head(config: dict[str, Any]) -> dict[str, Any]:
         raise TypeError("settings must be JSON objects")
     given = {key: value for key, value in config.items() if value is not None}
     layer = {key: value for key, value in given.pop(_LAYER, {}).items() if value is not None}
-    if layer:  # then this is what programs take for granted
+    if layer:  # then programs take this for granted
         given.setdefault("norm_before_residual", True)
         given.setdefault(_ARCHITECTURES, [f"{config.get('speculators_model_type', '')}speculator"])
         layer.pop(_ARCHITECTURES, None)  # the target's

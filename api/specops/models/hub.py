@@ -42,7 +42,7 @@ class IncompleteError(ValueError):
 
 
 Check = Callable[..., int]
-"""Called with a config.json, or with what is here of all files of a GGUF.
+"""Called with a config.json, or with the present parts of all files of a GGUF.
 
 Raises ModelError if a model cannot run; returns the number of files that tell all that they can.
 """

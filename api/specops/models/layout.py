@@ -37,7 +37,7 @@ _COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need
 
 
 class LayoutError(Exception):
-    """The checkpoint's layout is not known; the message says what is missing."""
+    """The checkpoint's layout is not known; the message names the missing files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Arrange `arguments[0]` in `arguments[1]`; return the exit status."""
-    # If this fails, people read what it wrote; they need not read that torch is missing.
+    # If this fails, people read its output; they need not read that torch is missing.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     source, destination = map(Path, arguments)
     try:

@@ -397,7 +397,7 @@ def _convert(
     The copy has everything except the weights, which are never copied.
 
     Raises:
-        ModelError: the checkpoint cannot be converted; the message is what the process wrote.
+        ModelError: the checkpoint cannot be converted; the message is the process's.
     """
     checkpoint = [str(path)]
     copy = folder.with_name(f".{folder.name}.layout")

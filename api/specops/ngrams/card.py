@@ -24,7 +24,7 @@ def card(
         results: the measured speeds, by temperature.
         conversations: all that the model has written.
         minutes: of writing.
-        before: what the lookup without the table has.
+        before: figures of the lookup without the table.
     """
     written = sum(len(item.tokens) for item in conversations)
     prompts = {item.prompt.tobytes() for item in conversations}

@@ -140,7 +140,7 @@ class Progress:
     Attributes:
         folder: keeps the file.
         conversations: the file that keeps the target's texts.
-        known: seconds of writing so far (`written`), and what the methods add.
+        known: seconds of writing so far (`written`), and the methods' additions.
 
     Raises:
         ModelError: the file is from another version.

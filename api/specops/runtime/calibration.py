@@ -1,4 +1,4 @@
-"""Measures what a model's passes cost, and keeps the least time of each over all starts.
+"""Measures the cost of a model's passes, and keeps the least time of each over all starts.
 
 Other work on the machine only adds time, and it may last longer than a start measures: it makes all
 passes several times as slow, or only those that outlast the system's time slices. So the first
@@ -35,7 +35,7 @@ _MIN_ROUNDS = 2  # of the first start; the first round also binds tensors and to
 _MAX_ROUNDS = 60
 _ENOUGH_SECONDS = 0.5  # measuring ends then, but not before `_MIN_ROUNDS`
 _CHECK_SHARE = 0.2  # of these seconds, at a later start
-# A pass is timed again if it took so many times what others say it can take, until it takes as long
+# A pass is timed again if it took this multiple of what others suggest, until it takes as long
 # again: costs of widths step.
 _DOUBTFUL = 1.1
 _TRIES = 2  # of each pass in a start
@@ -155,7 +155,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
     count = len(passes)
 
     def measure(index: int) -> float:
-        """Time a pass; return how many times as long it took as it is known to take."""
+        """Time a pass; return its time as a multiple of the known one."""
         start = time.perf_counter()
         passes[index]()
         taken, least = time.perf_counter() - start, times.seconds[index]

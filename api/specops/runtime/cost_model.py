@@ -1,4 +1,4 @@
-"""Predicts what a forward pass costs on this machine, from its tokens and its attention work.
+"""Predicts the cost of a forward pass on this machine, from its tokens and attention work.
 
 A pass waits for memory or for arithmetic, whichever takes longer (the roofline model, Williams et
 al. 2009, https://doi.org/10.1145/1498765.1498785):
@@ -32,7 +32,7 @@ Seconds = npt.NDArray[np.float64]
 
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
-_SHOWN_PAIRS = 1_000_000  # the unit in which the table shows what attention costs
+_SHOWN_PAIRS = 1_000_000  # the table's unit for the cost of attention
 # Passes of this many tokens are taken to wait for arithmetic. `calibration` measures wider ones
 # with fewer logits.
 _WIDE = range(16, 65)
@@ -84,8 +84,8 @@ class CostModel:
         span_seconds: measured time for each span's state.
 
     Attributes:
-        memory: what a pass that waits for memory takes now, relative to the measured time.
-        arithmetic: likewise what tokens add to a pass that waits for arithmetic.
+        memory: present time of a pass that waits for memory, relative to the measured one.
+        arithmetic: likewise for tokens in a pass that waits for arithmetic.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ _BESIDE_WEIGHTS_BYTES = 32 * _MIB
 _SPARE_BYTES = 36 * _MIB  # bodies, texts on their way to tokens, compiled grammars, heap
 _SPARE_SHARE = 0.02  # of the cap
 _MAX_SPARE_BYTES = 256 * _MIB
-_COMPILED_SHARE = 4  # a quarter of what is spare is for compiled grammars
+_COMPILED_SHARE = 4  # a quarter of the spare memory is for compiled grammars
 _SNAPSHOT_SHARE = 4  # a quarter of the memory for KV cache and snapshots is the snapshots'
 
 
@@ -68,7 +68,7 @@ class AvailableMemory:
 
     @classmethod
     def read(cls) -> AvailableMemory:
-        """Read the figures; the models are loaded already, and what that left free is given back.
+        """Read the figures; the models are loaded already, and memory freed by that is given back.
 
         Raises:
             OSError: procfs is not readable.
@@ -78,7 +78,7 @@ class AvailableMemory:
         return cls(reading, page_cache_room(), reading.anon)
 
     def less(self, count: int) -> AvailableMemory:
-        """The supply after `count` more bytes are held, by what fills up as requests come."""
+        """The available memory once things that grow with requests hold `count` more bytes."""
         return replace(self, free=max(0, self.free - count), held=self.held + count)
 
 
@@ -119,11 +119,11 @@ class RequiredMemory:
         kv_token_bytes: keys and values of one token.
         mapped_weights: weights in the page cache.
         target_weights: the target's part of them, which every token needs.
-        pass_bytes: what the largest pass takes while it runs.
+        pass_bytes: memory of the largest pass while it runs.
         context: the target's maximum number of tokens per request.
-        state_bytes: what layers keep of all slots, without keys, values and snapshots.
+        state_bytes: states of all slots, without keys, values and snapshots.
         most_snapshot_bytes: as many snapshots of the slots' states as are of use.
-        grammar_bytes: what grammars need before there is one; 0: there are none.
+        grammar_bytes: needed for grammars before the first one; 0: no grammars.
         rows: of logits of the target that requests which decode have in a pass, at most.
     """
 
@@ -222,7 +222,7 @@ class MemoryPlan:
 
     @property
     def compiled_bytes(self) -> int:
-        """The part of what is spare that compiled grammars may take."""
+        """The part of the spare memory that compiled grammars may take."""
         return spare_bytes(self.available.reading.limit) // _COMPILED_SHARE
 
     @property
@@ -282,7 +282,7 @@ def plan_for_models(
     Where it fits only without grammars, the plan has none.
 
     Args:
-        settings: what the user asks for.
+        settings: the user's.
         models: the target first.
         context: the target's maximum number of tokens per request.
         later_bytes: bytes outside the KV cache that fill up only as requests come.

@@ -182,7 +182,7 @@ class ModelRunner:
         `cache.recurrent` learns what the pass computes.
 
         Raises:
-            ValueError: positions are not reserved, or what comes before them is gone.
+            ValueError: positions are not reserved, or the ones before them are gone.
         """
         kept, given = self.cache.recurrent, self._given
         rows: list[int] = []
@@ -303,7 +303,7 @@ def _known_inputs(session: Session) -> set[str]:
     """The names of the graph's inputs.
 
     Raises:
-        ModelLoadError: the graph's inputs are not what a runner binds.
+        ModelLoadError: the graph has other inputs than a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
     optional = {

@@ -78,7 +78,7 @@ class AsyncEngine:
 
     Attributes:
         state: state of the model.
-        detail: what the engine does in this state.
+        detail: the engine's work in this state.
         error: why the state is failed.
         info: description of the model; None until it is ready.
         crashed: set if the engine has failed after the model was ready.
@@ -115,7 +115,7 @@ class AsyncEngine:
         self._delivering = False  # the event loop has been woken and will take the results
         self._woken_at = 0.0
 
-    # -- what the endpoints call, on the event loop ------------------------------------------------
+    # -- for the endpoints, on the event loop ------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -273,7 +273,7 @@ class AsyncEngine:
             self._wake()
 
     def _wake(self) -> None:
-        """Have the event loop take what was gathered."""
+        """Have the event loop take the gathered outputs."""
         if self._results and not self._delivering and self._bell is not None:
             self._delivering, self._woken_at = True, time.monotonic()
             self._bell.ring()
@@ -287,7 +287,7 @@ class AsyncEngine:
         if not self._loop.is_closed():  # else the process ends, and nobody waits for a report
             self._loop.call_soon_threadsafe(call)
 
-    # -- what the thread reports, on the event loop ------------------------------------------------
+    # -- the thread's reports, on the event loop ---------------------------------------------------
 
     def _set_state(self, state: ModelState, detail: str) -> None:
         self.state, self.detail = state, detail

@@ -22,7 +22,7 @@ class Bell:
 
     Args:
         loop: the event loop.
-        call: what it calls; several rings may be one call.
+        call: called after a ring, or once after several.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ class ClientTurns:
         return len(self._waiting)
 
     def shut_down(self) -> None:
-        """End the thread when it is done with what it does."""
+        """End the thread after its current work."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(

@@ -1,4 +1,4 @@
-"""Callbacks fail alone: an exception in one ends what it was called for, and nothing else.
+"""Callbacks fail alone: an exception in one ends its own work, and nothing else.
 
 The event loop, uvicorn's ticks and Prometheus' collectors call functions of ours for one
 connection, one request or one page of metrics. Each such failure is counted and, once a minute for
@@ -83,7 +83,7 @@ class Failures:
 
         Args:
             where: a part of the service, for the metric.
-            error: what was raised.
+            error: the exception.
             what: the line's message.
         """
         self._count(where)

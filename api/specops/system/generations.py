@@ -62,7 +62,7 @@ def remove(paths: Collection[Path]) -> None:
 def sweep(root: Path, find: Callable[[Path], list[Path]]) -> None:
     """Remove what `find` finds in a folder, unless another process holds the folder's lock.
 
-    Called at every start: what is too young to go when something new is made goes later.
+    Called at every start: folders too young to go when a new one is made go later.
     """
 
     def leave() -> None:

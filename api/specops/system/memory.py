@@ -200,7 +200,7 @@ def _lowest(folders: list[Path], name: str) -> int | None:
 def _with_limit(folders: list[Path], name: str, limit: int) -> Path:
     """Return the outermost of these cgroups whose limit called `name` this is, or else the first.
 
-    What it holds is counted, with what its other cgroups hold: they share the limit.
+    Its memory counts, with that of its other cgroups: they share the limit.
     """
     return next((folder for folder in folders[::-1] if _number(folder / name) == limit), folders[0])
 

@@ -45,7 +45,7 @@ def texts_by_role(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add to a tokenizer what the other files of its folder add.
+    """Add the tokens of the other files of its folder to a tokenizer.
 
     Raises:
         ValueError: a file is not valid JSON.

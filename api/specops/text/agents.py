@@ -1,4 +1,4 @@
-"""Removes from agents' prompts what changes with every request and tells the model nothing.
+"""Removes lines of agents' prompts that change with every request and mean nothing to the model.
 
 A prompt is computed from its first new token on. Claude Code begins its system prompt with a line
 for its maker's accounting,
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 def strip_billing_header(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """Return the messages without such lines, and the names of what was removed.
+    """Return the messages without such lines, and the names of the removed ones.
 
     Args:
         messages: in the form that chat templates read.

@@ -118,7 +118,7 @@ class ChatTemplate:
                 message is the beginning of an answer, the prompt ends with its text.
             tools: the tools that the model may call.
             options: further variables of the template, such as `enable_thinking`.
-            asks: the prompt ends with what begins the assistant's message.
+            asks: the prompt ends with the beginning of the assistant's message.
 
         Raises:
             ChatTemplateError: the template refuses the messages; the error says why.
@@ -174,7 +174,7 @@ class ChatTemplate:
             return self._render(*adapted, options, asks=asks)
         except ChatTemplateLimitError:
             raise
-        except ChatTemplateError:  # what it refuses as calls, it may take as text
+        except ChatTemplateError:  # it may take calls as text
             fallback = for_template(messages, tools, self.traits.fallback())
             if fallback == adapted:
                 raise

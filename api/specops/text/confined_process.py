@@ -98,7 +98,7 @@ class ConfinedProcess:
             self._current()
 
     def run(self, request: Mapping[str, Any]) -> str:
-        """Return what the process answers.
+        """Return the answer of the process.
 
         Raises:
             ProgramRefusal: the program is wrong, or raises an error.

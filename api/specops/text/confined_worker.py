@@ -35,7 +35,7 @@ _CODECS = (  # for `encode`, and for `\N{...}` in a template's texts
     *("idna", "punycode", "unicode-escape", "raw-unicode-escape"),
 )
 
-# -- what the system allows ------------------------------------------------------------------------
+# -- limits by the system --------------------------------------------------------------------------
 
 _DENY = seccomp.ERROR | errno.EPERM
 _PR_SET_PDEATHSIG = 1
@@ -167,7 +167,7 @@ def serve(reply: Callable[[bytes], tuple[bytes, bytes]], unfiltered: str = "") -
     """Answer requests until there are no more.
 
     Args:
-        reply: does what a request asks for.
+        reply: carries out a request.
         unfiltered: why system calls are not filtered, for the first answer.
     """
     _write(READY, unfiltered.encode())

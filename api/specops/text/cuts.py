@@ -54,7 +54,7 @@ class Cuts:
         if all(map(_keeps, kinds)) and _merges_letters(tokenizer.model):
             words = partial(_words, tokenizer)
             by_bytes = any(kind["type"] == "ByteLevel" for kind in kinds)
-            # Letters that the library drops could have merges across what it dropped.
+            # Letters that the library drops could have merges across the gap.
             apart = not by_bytes and _knows_all_bytes(tokenizer) and _never_splits(words)
             for before, behind, *some in _PLACES:
                 if apart or _separates(words, *some):

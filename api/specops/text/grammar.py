@@ -47,7 +47,7 @@ _READING_SECONDS = 0.03  # at most so much of one reading counts: a pause of the
 _CALL_SECONDS = 0.05  # all that one pass asks of a grammar
 _SHARE = 0.25  # of the passes' time, on average
 _MIN_SECONDS = 0.002  # in each pass, however short it is
-_CREDIT_SECONDS = 0.1  # what a request may be ahead of its share
+_CREDIT_SECONDS = 0.1  # by which a request may exceed its share
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -56,7 +56,7 @@ class _Compiled:
 
     Attributes:
         bytes: its memory.
-        grown: what masks have added to it since, about: they take time in proportion.
+        grown: bytes that masks have added since, estimated from their time.
         worn: it has no room for more masks. Requests that come compile it anew.
     """
 
@@ -230,7 +230,7 @@ class Matcher:
         matcher: the library's, at the start of the grammar.
         words: number of words in a mask.
         end_tokens: tokens that end a text.
-        compiled: what the matcher was copied from; it stays compiled as long as the matcher lives.
+        compiled: the original of the matcher; it stays compiled as long as the matcher lives.
     """
 
     def __init__(
@@ -407,7 +407,7 @@ class Matcher:
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], None]]:
-        """Count the processor time of a block; what it yields ends one that takes too long."""
+        """Count the processor time of a block; the yielded function ends a slow block."""
         begun, spent = time.thread_time(), 0.0
 
         def read() -> None:

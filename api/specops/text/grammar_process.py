@@ -19,7 +19,7 @@ class Tried:
 
     Attributes:
         text: the grammar.
-        ignored: what answers need not follow.
+        ignored: keywords that answers need not follow.
         effort: how it was written.
         bytes: memory of the compiled grammar, about.
     """

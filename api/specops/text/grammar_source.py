@@ -33,7 +33,7 @@ MAX_CHARACTERS = 3 << 16
 MEMORY_BYTES = 128 << 20
 """Most memory of a compilation, in addresses."""
 STACK_BYTES = 4 << 20
-"""Most stack that it may be tried on; what is tried is compiled on four times as much."""
+"""Largest stack for trying it; it is then compiled on four times as much."""
 _MAX_WRITTEN = 1 << 19  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
 # without end, and no token of the layout would be certain.
@@ -128,7 +128,7 @@ class Source:
     text: str
     ignored: tuple[IgnoredKeyword, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
-    arguments: tuple[str, ...] = ()  # what the tools' schemas describe
+    arguments: tuple[str, ...] = ()  # described by the tools' schemas
 
 
 def _characters(grammar: Grammar, effort: Effort) -> int:
@@ -164,7 +164,7 @@ def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
     Args:
         reason: the library's words.
         grammar: as the client sent it.
-        source: what was made of it.
+        source: the Lark made from it.
     """
     for tool, written in zip(grammar.arguments, source.arguments, strict=True):
         rule = f"start: TEXT\nTEXT: {written}" if tool.form else f"start: {written}"
@@ -256,7 +256,7 @@ def _rewritten(text: str, effort: Effort, *, strict: bool) -> Rewritten:
 
 
 def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tuple[str, ...]]:
-    """Return a tool's arguments in Lark, and the paths of what this does not say of their schema.
+    """Return a tool's arguments in Lark, and paths of the parts of their schema that it leaves out.
 
     If it is not strict, any schema will do.
 

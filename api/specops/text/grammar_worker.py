@@ -62,7 +62,7 @@ def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
 
 
 def answer(request: bytes) -> tuple[bytes, bytes]:
-    """Do what a request asks for; return the kind and the text of the answer."""
+    """Carry out a request; return the kind and the text of the answer."""
     try:
         try:
             asked = json.loads(request)

@@ -56,7 +56,7 @@ def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
 
 
 def _counts(pieces: Iterable[Bytes]) -> list[int]:
-    """Count what begins an object, a list or a value of a name; and what ends an item."""
+    """Count the signs that begin objects, lists and names' values, and those that end items."""
     counts = [0, 0]
     for letters in pieces:
         for index, kinds in enumerate((b"{[:", b",")):

@@ -26,12 +26,12 @@ class TemplateProcess(ConfinedProcess):
         self.run({"source": source, "names": dict(names), "values": None})
 
     def render(self, source: str, names: Mapping[str, str], values: Mapping[str, Any]) -> str:
-        """Return what a template writes.
+        """Return the prompt that a template writes.
 
         Args:
             source: the template as Jinja.
             names: texts that all its renderings know, such as `bos_token`.
-            values: what this rendering knows, of JSON's types.
+            values: variables of this rendering, of JSON's types.
 
         Raises:
             ProgramRefusal: the template is not Jinja, or raises an error.

@@ -132,7 +132,7 @@ def _compiled(source: str, names: tuple[tuple[str, str], ...]) -> Template:
 
 
 def answer(request: bytes, compiled: Callable[..., Template] = _compiled) -> tuple[bytes, bytes]:
-    """Do what a request asks for; return the kind and the text of the answer."""
+    """Carry out a request; return the kind and the text of the answer."""
     try:
         try:
             asked = json.loads(request)

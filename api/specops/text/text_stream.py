@@ -50,7 +50,7 @@ class TextStream:
         self._dedent: re.Pattern[str] | None = None
         if min_indent:
             self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
-        # Characters with which what ends the text begins.
+        # First characters of anything that ends the text.
         self._firsts = {end[0] for end in (*stop, "\n" if min_indent else "") if end}
         self.stopped: str | None = None
         self.dedented = False

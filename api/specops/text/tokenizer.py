@@ -183,7 +183,7 @@ class Tokenizer:
 
     @cached_property
     def _further(self) -> FastTokenizer:
-        """The tokenizer, whose model it shares, without what puts a space before a text."""
+        """The tokenizer without the step that puts a space before a text; they share a model."""
         whole = self._tokenizer
         states = [_state(whole.normalizer), _state(whole.pre_tokenizer)]
         kept = [*map(_without_prefix, states)]
@@ -218,7 +218,7 @@ class Tokenizer:
         return shown.encode() if isinstance(shown, str) else shown
 
     def shown(self, token: int) -> str | bytes:
-        """Return what a token adds to a text; bytes where they are not whole characters."""
+        """Return a token's part of a text; bytes where they are not whole characters."""
         if (shown := self._shown.get(token)) is None:
             if len(self._shown) >= _MAX_SHOWN:
                 self._shown = {}
@@ -284,7 +284,7 @@ def _part(kind: type[Any], state: Any) -> Any:
 
 
 def _without_prefix(state: Any) -> Any:
-    """Return a part without what puts SentencePiece's space before a text; None if that is all."""
+    """Return a part without the step that puts SentencePiece's space first; None if that is all."""
     if state is None or state["type"] == "Prepend":
         return None
     if state["type"] == "Metaspace":

@@ -61,7 +61,7 @@ class Conversation:
         callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
         before: tokens of an earlier conversation, with its answer, that goes on with the messages.
-        asks: the prompt ends with what begins the answer.
+        asks: the prompt ends with the beginning of the answer.
         truncates: the oldest messages may be left out where all of them are too long.
         template_options: more variables for the chat template.
         max_reasoning_tokens: most tokens of reasoning; None: as many as an answer may have.
@@ -548,7 +548,7 @@ class AnswerFormat:
 
     Args:
         engine: has the model's template and tokenizer.
-        conversation: what is answered.
+        conversation: the one to answer.
         starts_in_reasoning: the prompt ends with the tag that begins reasoning.
     """
 

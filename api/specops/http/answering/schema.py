@@ -207,7 +207,7 @@ class NamedSchema(Body):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of what the schema describes."""
+        """The schema's grammar."""
         return json_grammar(self.json_schema, strict=bool(self.strict))
 
 
@@ -228,7 +228,7 @@ class JsonBySchema(Body):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of what the schema describes."""
+        """The schema's grammar."""
         return self.json_schema.grammar
 
 
@@ -651,7 +651,7 @@ class ReportingOptions(SeededOptions):
 
     @property
     def scheduling(self) -> dict[str, Any]:
-        """Fields of `GenerationRequest`, with what its outputs report."""
+        """Fields of `GenerationRequest`, with the reports of its outputs."""
         reports = {
             "step_stats": self.streams and bool(self.timings_per_token),
             "prompt_progress": self.streams and bool(self.return_progress),
@@ -741,13 +741,8 @@ _MAX_PATH = 160  # characters of a path in a JSON schema, whose end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
-def ignore_unknown(ctx: Context, body: Body, ignored: Iterable[str] = ()) -> None:
+def ignore_unknown(ctx: Context, body: Body) -> None:
     """Note a body's unknown fields for `answer_headers`; the settings may refuse them.
-
-    Args:
-        ctx: of the HTTP request.
-        body: the checked body.
-        ignored: names of other ignored parts of the body.
 
     Raises:
         InvalidField: there is an unknown field, and the settings refuse it.
@@ -762,7 +757,7 @@ def ignore_unknown(ctx: Context, body: Body, ignored: Iterable[str] = ()) -> Non
         names[short] = None
         if len(names) == _MAX_NAMES and not refuses:
             break
-    ignore(ctx, (*names, *ignored))
+    ignore(ctx, names)
 
 
 def ignore(ctx: Context, names: Iterable[str]) -> None:

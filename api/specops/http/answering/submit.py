@@ -71,7 +71,7 @@ _VERSION = version("specops")
 
 
 def fingerprint(engine: Engine) -> str:
-    """Return what identifies the output: with the same fingerprint, a seed gives the same text."""
+    """Return the output's fingerprint: with the same one, a seed gives the same text."""
     info = engine.info
     return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
 
@@ -139,7 +139,7 @@ async def in_turn(
     Args:
         ctx: of the HTTP request.
         turns: the clients that wait for the thread.
-        work: what is to be done.
+        work: the function to call.
         seconds, stop: see `ClientTurns.run`.
 
     Raises:
@@ -174,7 +174,7 @@ async def run_off_loop(
 
     Args:
         ctx: of the HTTP request.
-        work: what is to be done; it sees no event loop.
+        work: the function to call, without the event loop.
         size: number of characters.
         renders: a chat template takes part.
 
@@ -360,7 +360,7 @@ async def generate(
     more: int = 0,
     renders: bool = False,
 ) -> Generation:
-    """Check what the schema cannot check, prepare the prompts, and submit them to the engine.
+    """Check what the schema cannot, prepare the prompts, and submit them to the engine.
 
     Args:
         prepare: called on a thread where that may take long.
@@ -423,7 +423,7 @@ async def generate(
 def _constraints(
     body: EngineOptions, engine: Engine, format: AnswerFormat | None
 ) -> dict[str, Any]:
-    """Return what the answer's tokens have to be, as `SamplingParams` have it."""
+    """Return the constraints on the answer's tokens, as fields of `SamplingParams`."""
     return {
         "grammar": format.grammar(body.grammar) if format else body.grammar,
         "logit_bias": biases(body, engine),
@@ -504,7 +504,7 @@ async def chat_tokens(
 
 
 def plain_request(ctx: Context) -> GenerationRequest:
-    """Return what the engine's requests of one HTTP request have in common, without a prompt."""
+    """Return the common part of the engine's requests of one HTTP request, without a prompt."""
     return GenerationRequest(
         request_id="",
         prompt_tokens=(),
@@ -698,7 +698,7 @@ class BatchRoute(APIRoute):
     """An endpoint whose texts are read by `Context.read_text`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

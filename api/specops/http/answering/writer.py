@@ -146,7 +146,7 @@ class Answer:
     Attributes:
         reader: finds text, reasoning and calls in the answer to a chat.
         prompt: log-probabilities of the prompt's tokens, if the client wants them.
-        stats: what it cost, known at its end, or so far where the client wants to know.
+        stats: its costs, at its end, or so far where the client wants them.
         prompt_computed: tokens of the prompt, if the last step was one of those in which the client
             sees its progress.
         last: the output with the finish reason.
@@ -413,7 +413,7 @@ def json_answer(
     """Return a response with a schema's JSON.
 
     Args:
-        content: what the body holds.
+        content: of the body.
         headers: of the response.
         exclude_none: leave out fields that are null.
     """

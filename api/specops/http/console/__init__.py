@@ -45,7 +45,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def _page() -> tuple[str, str]:
-    """Return the page, and the policy that allows only what is in it, and only this server."""
+    """Return the page, and the policy that allows only its own parts, and only this server."""
     style = (_FOLDER / "console.css").read_text("utf-8")
     script = "".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
     html = (_FOLDER / "index.html").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The protocols: a module has one protocol's bodies, its endpoints and what writes its answers.
+"""The protocols: a module has one protocol's bodies, its endpoints and its writers of answers.
 
 A new protocol is one more module here, and a line below. `/docs` keeps the order of the lines.
 """

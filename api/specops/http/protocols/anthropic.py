@@ -53,11 +53,11 @@ _FIELD = "messages"
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
 
 
-# What is read: texts, and what an answer has besides.
+# Blocks that are read: texts, and the other parts of an answer.
 _TEXTS = ("text", "search_result", "compaction", "document")
 _BESIDE_TEXT = ("tool_use", "tool_result", "thinking")
 _READ = frozenset((*_TEXTS, *_BESIDE_TEXT))
-# What Anthropic's own servers run: the calls, and what they brought.
+# Run by Anthropic's own servers: the calls, and their results.
 _SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
 
 
@@ -113,7 +113,7 @@ class ContentBlock(TaggedPart):
             case "search_result":
                 text = _text(self.required("content"))
                 return "\n".join(filter(None, (self.title, str(self.origin or ""), text)))
-            case "compaction":  # a summary of what was said before
+            case "compaction":  # a summary of earlier turns
                 return _text(self.content)
             case "document" if (data := _document(self.origin)) is not None:
                 return f"{self.title}\n{data}" if self.title else data

@@ -29,7 +29,7 @@ from specops.http.errors import ApiError
 # What orchestrators and Prometheus ask, at addresses that they choose. It has no side effects.
 ANY_HOST_PATHS = frozenset({"/health", "/health/live", "/metrics"})
 # Names that are never in the public DNS: RFC 6761, 6762, 8375, ICANN's `.internal`, Kubernetes, and
-# what routers call their network.
+# routers' names for their network.
 _PRIVATE = (
     *(".localhost", ".local", ".internal", ".home.arpa", ".lan"),
     *(".svc", ".svc.cluster.local"),

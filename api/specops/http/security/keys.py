@@ -12,7 +12,7 @@ from specops.config import client_keys
 from specops.http.errors import ApiError
 
 METRICS_PATH = "/metrics"
-# Open also where keys are needed: what orchestrators ask, and the documentation.
+# Open also where keys are needed: orchestrators' questions, and the documentation.
 OPEN_PATHS = frozenset(
     {
         *("/", "/health", "/health/live"),

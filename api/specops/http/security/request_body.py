@@ -29,7 +29,7 @@ LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers
 _ACCEPTED = "gzip, deflate, zstd"
-_PIECE_BYTES = 4096  # what follows the end of a member is copied
+_PIECE_BYTES = 4096  # bytes after the end of a member are copied
 _WINDOW_BYTES = 8 << 20  # every reader of zstd has so much (RFC 8878)
 _END = b"\0"  # no JSON has it
 _LAST_FRAME = ZstdCompressor().compress(_END)
@@ -40,7 +40,7 @@ def refuse_complex(body: bytes | bytearray, most_bytes: int) -> None:
     """Refuse a body with too many parts, whatever it claims to be.
 
     Args:
-        most_bytes: what the largest body for its endpoint has.
+        most_bytes: of the largest body for its endpoint.
 
     Raises:
         ApiError: there are too many.

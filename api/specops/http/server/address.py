@@ -18,5 +18,5 @@ def reachable(host: str) -> str:
     try:
         first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except OSError:
-        return host  # whoever connects says what is wrong with it
+        return host  # connecting will fail with the reason
     return _LOOPBACK.get(str(first[4][0]), host)

@@ -82,7 +82,7 @@ class _Transport:
         self._held.append(data)
 
     def flush(self) -> None:
-        """Send what was written since the last turn."""
+        """Send the bytes written since the last turn."""
         if data := b"".join(self._held):
             self._held = []
             self.sent += len(data)
@@ -139,7 +139,7 @@ class Connection(H11Protocol):
         self._refused = False
         self._aborted = False
         self._received = 0  # bytes
-        self._seen: tuple[object, ...] = ()  # what the client had to do at the last look
+        self._seen: tuple[object, ...] = ()  # the client's next duty at the last look
         self._amount = 0  # bytes that it had sent, or read, by then
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
@@ -233,7 +233,7 @@ class Connection(H11Protocol):
             self._close_slow(reason)
 
     def _deadline(self, waiting: int) -> tuple[str, float, float]:
-        """Return what closes the connection if the client does nothing from now on.
+        """Return the reason to close the connection if the client does nothing from now on.
 
         Args:
             waiting: bytes of the answer that the client has not read.
@@ -296,7 +296,7 @@ class Connection(H11Protocol):
         return half
 
     def _linger(self) -> None:
-        """Send no more, but drop what the client still sends for a while before closing.
+        """Send no more, but drop the client's data for a while before closing.
 
         If the connection was closed at once, it would be reset and the answer lost.
         """
@@ -310,7 +310,7 @@ class Connection(H11Protocol):
             self._abort()
 
     def _abort(self) -> None:
-        """Close without sending what is left of the answer."""
+        """Close without sending the rest of the answer."""
         self._aborted = True
         self.transport.abort()
 

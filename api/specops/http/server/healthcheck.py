@@ -40,7 +40,7 @@ def check(
 
     Args:
         ask: returns the answer of `/health`; None without an answer.
-        report: called with what the model is doing, whenever that changes.
+        report: called with the model's state, whenever it changes.
         clock: returns the time in seconds.
         pause: waits for a number of seconds.
 

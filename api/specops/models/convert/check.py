@@ -47,7 +47,7 @@ def check(files: Sequence[Path]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status; standard error says what is wrong."""
+    """Returns the exit status; standard error has the reason."""
     try:
         print(check([Path(file) for file in arguments]))
     except (ExportError, OSError) as error:

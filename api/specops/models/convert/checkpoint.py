@@ -54,7 +54,7 @@ _PREFIXES = (
 _TIED = "tie_word_embeddings"
 _QUERY_BIAS, _OUTPUT_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias"
 _COMPARED_ROWS = 4096
-_BESIDE_TEXT = (  # patterns of what reads images or sound
+_BESIDE_TEXT = (  # patterns of tensors for images or sound
     *("*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*", "*visual.*"),
     "*multi_modal_projector.*",
 )

@@ -446,7 +446,7 @@ class DecoderGraph:
             op: `GatedDelta`, the gated delta rule, whose output is normalized, too; `StateSpace`,
                 that of Mamba-2.
             name: of the result.
-            operands: what is convolved (queries, keys and values; or x, B and C), after each
+            operands: input of the convolution (queries, keys and values; or x, B and C), after each
                 other; the output's gate; a and b, or dt.
             weights: `decay` [heads], below 0; `bias` [heads] of a or dt; `norm` [value_size], or
                 `skip` [heads], D.

@@ -77,7 +77,7 @@ class Entries:
         return ExportError(f"{self._file}: key '{self._name(key)}' {problem}")
 
     def warn(self, key: str, problem: str) -> None:
-        """Log what is wrong with a key that the export can do without."""
+        """Log a problem of a key that the export can do without."""
         log.warning("%s: key '%s' %s", self._file, self._name(key), problem)
 
     def _name(self, key: str) -> str:
@@ -99,7 +99,7 @@ class ModelConfig(Entries):
     """A config.json, or an object inside it.
 
     Args:
-        values: what the file holds.
+        values: of the file.
         file: its path, for errors.
         prefix: of a section's keys, for errors.
     """
@@ -132,9 +132,9 @@ class ModelConfig(Entries):
         """A positive number; None where the key is absent or 0."""
         return self.number(key) if self._values.get(key) not in (None, 0) else None
 
-    def count(self, key: str, default: int = 0) -> int:
-        """An integer from 0."""
-        return self.integer(key, default) if self._values.get(key, default) else 0
+    def count(self, key: str) -> int:
+        """An integer from 0; 0 where it is absent."""
+        return self.integer(key) if self._values.get(key) else 0
 
     def layers(self, key: str) -> int:
         """The number of layers; the limit keeps a hostile config from a list without end."""

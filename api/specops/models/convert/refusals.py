@@ -23,7 +23,7 @@ _IMAGES = "clip"  # llama.cpp's name for all that reads images or sound
 
 
 def not_supported(architecture: str, supported: Iterable[str]) -> str:
-    """Says what an architecture is that is not among those `supported`."""
+    """Names the kind of an architecture that is not `supported`."""
     if kind := _what_it_is(architecture):
         return f"is {architecture}, {kind}"
     known = ", ".join(sorted(supported))

@@ -239,7 +239,7 @@ class EagleLayer(GatedDecoder):
             return matrix.divided(len(self.tokens))[0]
         return matrix
 
-    # -- what the settings say ----------------------------------------------------------------
+    # -- settings -----------------------------------------------------------------------------
 
     def _layers(self, given: ModelConfig) -> tuple[int, ...]:
         """The layers whose inputs it reads, as many as `fc` joins.

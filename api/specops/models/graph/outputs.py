@@ -129,7 +129,7 @@ def declare(graph: onnx.GraphProto) -> None:
 
 
 def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
-    """Add an output `states`: what enters these layers, side by side, of the rows `state_rows`.
+    """Add an output `states`: the inputs of these layers, side by side, of the rows `state_rows`.
 
     A layer's input is the sum of the embedding and of all parts before it, before the layer's own
     norm. This runs before `gather_logit_rows`: tokens without logits have states, too.
@@ -171,7 +171,7 @@ def output_states(graph: onnx.GraphProto, layers: Sequence[int]) -> None:
 
 
 def output_final_states(graph: onnx.GraphProto) -> None:
-    """Add an output `states`: what the output rows read, of the rows `final_rows`.
+    """Add an output `states`: the input of the output rows, of the rows `final_rows`.
 
     An MTP block reads this: the last state, after the final norm. Logits are computed for some of
     these rows: `logit_rows` are places in `final_rows`.

@@ -112,7 +112,7 @@ class _Part:
         self._unused: list[dict[str, onnx.StringStringEntryProto]] = []
 
     def write_tiles(self, location: str, target: BinaryIO, written: Written) -> None:
-        """Rewrite the graph, and write what its products read."""
+        """Rewrite the graph, and write its products' weights."""
         try:
             locate(self.model.graph, self.graph.parent)
             if is_fusion(self.model):
@@ -265,7 +265,7 @@ def _copy(source: BinaryIO, offset: str, length: str, target: BinaryIO) -> str:
 
 
 def _describe(model: onnx.ModelProto, layers: Sequence[LayerShape] | None) -> None:
-    """Write into the graph what the engine must know of it."""
+    """Write the engine's metadata into the graph."""
     foreign = [
         node.name or node.output[0]
         for node in model.graph.node

@@ -258,7 +258,7 @@ def own_softcaps(graph: onnx.GraphProto) -> None:
 
 
 def _scaled(node: onnx.NodeProto, numbers: dict[str, float]) -> tuple[str, float]:
-    """Return what a node multiplies by a number, and the number; 0 if it does something else."""
+    """Return a node's factors, a tensor and a number; 0 if it does something else."""
     if node.op_type == "Div" and numbers.get(node.input[1]):
         return node.input[0], 1 / numbers[node.input[1]]
     for one, other in (tuple(node.input), tuple(node.input)[::-1]) if node.op_type == "Mul" else ():
@@ -332,7 +332,7 @@ def _norm_of(node: onnx.NodeProto, floats: dict[str, list[int]], wiring: Wiring)
 
 
 def _product_of(norm: _Norm, wiring: Wiring) -> onnx.NodeProto | None:
-    """Return the first product that multiplies what the norm makes, unchanged."""
+    """Return the first product that reads the norm's output unchanged."""
     for node in wiring.readers.get(norm.made, ()):
         if (node.domain, node.op_type) == (kernels.DOMAIN, kernels.MATMUL):
             given = attributes_of(node)

@@ -196,7 +196,7 @@ def _replace_attention(graph: onnx.GraphProto) -> dict[str, LayerShape]:
         )
     shapes: dict[str, LayerShape] = {}
     pasts: set[str] = set()
-    cache: dict[tuple[Any, ...], Attention] = {}  # its layers, by what is written
+    cache: dict[tuple[Any, ...], Attention] = {}  # its layers, by the written tensors
     numbers: list[int] = []
     for node in found:
         _check_attention(graph, node, pasts)
@@ -396,7 +396,7 @@ def _rotary_tables(graph: onnx.GraphProto, names: list[str]) -> tuple[list[str],
 
 
 class _Turn(NamedTuple):
-    """A rotation by frequencies: attention's operands, and what its tables would be."""
+    """A rotation by frequencies: attention's operands, and the tables that they replace."""
 
     operands: list[str]
     positions: int

@@ -215,7 +215,7 @@ def _reduce(node: onnx.NodeProto, operands: _Operands) -> int:
     return rank if given.get("keepdims", 1) else rank - len(axes)
 
 
-# -- what the rules ask of operands ----------------------------------------------------------------
+# -- conditions on operands ------------------------------------------------------------------------
 
 
 def _tokens(value: _Constant | _Tokens | None) -> _Tokens:

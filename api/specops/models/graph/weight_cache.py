@@ -33,7 +33,7 @@ from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 19  # counts up when what is written here or by `prepack` changes
+_FORMAT = 19  # counts up when the files written here or by `prepack` change
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
 _REPORT_SECONDS = 1.0
@@ -55,7 +55,7 @@ def prepacked_graph(
         graph: the graph as it was exported.
         name: the model's name, the first part of the folder's name.
         cache_dir: the folder for prepacked graphs.
-        report: called with what takes time.
+        report: called with each slow step.
         states: layers whose inputs a draft head reads: another graph than the one without.
         mtp: the graph of the model's MTP block, which is prepacked into the same folder.
 

@@ -51,7 +51,7 @@ class RecurrentStateCache:
         descriptor: [5] int64, the operators' input `kept_inputs`: address, slots, positions of a
             ring, floats of a position, floats of a slot's states.
         snapshot_bytes: the bound.
-        used_bytes: what the snapshots take.
+        used_bytes: memory of the snapshots.
         events: how many snapshots were taken, used and dropped; who reads it may clear it.
     """
 

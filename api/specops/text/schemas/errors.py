@@ -8,7 +8,7 @@ class SchemaError(ValueError):
 
     Attributes:
         path: JSON pointer of the keyword.
-        reason: what is wrong with it.
+        reason: why it cannot be used.
     """
 
     def __init__(self, path: str, reason: str) -> None:

@@ -42,13 +42,13 @@ class Facts:
         required: names that every object has.
         listed: there are `properties`.
         open: the schema itself says which further properties there may be.
-        branch_names: names that branches list besides.
+        branch_names: further names, listed by branches.
         branched: whether a branch lists properties.
         types: the only types; None: all.
         values: the only values; None: all.
         typed: whether there is a type, or values, anywhere.
         kinds: types that the other keywords are about.
-        texts: what texts look like, as schemas.
+        texts: rules for texts, as schemas.
     """
 
     names: dict[str, list[Any]] = field(default_factory=dict)
@@ -88,13 +88,13 @@ class SchemaAnalyzer:
         shapes.check(node, self._document.pointer(node))
 
     def target(self, node: Schema) -> Any:
-        """Return what the reference in a schema means."""
+        """Return the target of a schema's reference."""
         self.check(node)
         reference = next(node[name] for name in REFERENCES if name in node)
         return self._document.resolve(reference, node)
 
     def of(self, node: Any) -> Facts:
-        """Return what is known of a schema."""
+        """Return the facts about a schema."""
         if (known := self._known.get(id(node))) is None:
             facts = Facts()
             self._join(node, facts, set())

@@ -1,4 +1,4 @@
-"""Asks the grammar library what it makes of a small schema."""
+"""Asks the grammar library about a small schema."""
 
 from __future__ import annotations
 

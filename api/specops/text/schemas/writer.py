@@ -1,8 +1,8 @@
-"""Rewrites a JSON schema into what llguidance enforces; the rest is left out and reported.
+"""Rewrites a JSON schema into one that llguidance enforces; the rest is left out and reported.
 
 Two things change. An object that lists `properties`, and does not itself say what else there may
 be, gets no further ones: a small model would invent some, without end. And keywords that the
-library does not know are said in those that it knows, where that is possible: `if` as `anyOf`,
+library does not know are expressed by others, where that is possible: `if` as `anyOf`,
 `propertyNames` as `patternProperties`, and so on.
 
 Objects are closed where a schema describes a whole value. There, everything joined to one schema
@@ -271,7 +271,7 @@ class _Writer:
             raise SchemaError(at, "it is too large once its parts are written out")
 
     def _part(self, node: Any, at: str, names: Names | None = None, *, forms: bool = False) -> Any:
-        """Write a schema that is joined to others, or what belongs to one value.
+        """Write a schema that is joined to others, or one value's keywords.
 
         Args:
             names: of the properties that are described outside of its branches.
@@ -612,7 +612,7 @@ class _Writer:
         self._join(written, self._part(schema, at))
 
     def _text(self, node: Schema, at: str, written: Schema) -> None:
-        """Write what a text must look like: `pattern` and `format`."""
+        """Write the rules for a text: `pattern` and `format`."""
         types = node.get("type", "string")
         if not isinstance(types, str | list) or "string" not in types:
             return

@@ -125,7 +125,7 @@ def literal_as_json(text: str, quote: str, types: set[str]) -> str:
     Args:
         text: as the model wrote it.
         quote: see `ToolFormat.quote`.
-        types: what its schema allows.
+        types: the ones that its schema allows.
     """
     mark = re.escape(quote)
     own = "" if quote == '"' else f"{mark}(?P<marked>.*?){mark} |"

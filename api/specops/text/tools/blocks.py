@@ -133,7 +133,7 @@ class AnswerBlocks:
         self.add(kind, text)
 
     def finish(self) -> None:
-        """Add what was held back; the answer has ended."""
+        """Add the held back text; the answer has ended."""
         self.end_call()
         spaces = "".join(self._spaces)
         if spaces and (not self.blocks or self.is_open("text")):

@@ -33,7 +33,7 @@ class Tool:
 
     Attributes:
         name: matches `TOOL_NAME`.
-        description: what the function does, for the model.
+        description: of the function, for the model.
         parameters: JSON schema of the arguments; None if the client gives none.
         strict: whether the arguments must follow the schema.
     """
@@ -55,7 +55,7 @@ class ToolFormat:
     """How one family of models writes calls.
 
     Attributes:
-        style: what a call looks like; see the module.
+        style: the form of a call; see the module.
         opening: text before the first call; empty: calls are the whole answer.
         between: text between two calls.
         closing: text after the last call.

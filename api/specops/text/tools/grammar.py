@@ -75,7 +75,7 @@ class CallGrammar:
             required: the answer must be calls, after possible reasoning. Otherwise it may also be
                 text, but a text that begins like a call must be one.
             parallel: whether the answer may have several calls.
-            text_grammar: what the answer's text follows; then no text comes before calls.
+            text_grammar: constrains the answer's text; then no text comes before calls.
         """
         formed = text_grammar is not None
         rules: list[Rule] = [f"start: {self._start(tools, required=required, formed=formed)}"]
@@ -174,7 +174,7 @@ class CallGrammar:
     def _members(
         self, name: str, schemas: _Schemas, schema: Mapping[str, Any], path: str
     ) -> tuple[str, list[Rule]]:
-        """Return what an object's members are by name, in its schema's order, and their rules.
+        """Return an object's members by name, in its schema's order, and their rules.
 
         The length and the pattern of a text hold, other keywords of its schema do not.
 
@@ -282,7 +282,7 @@ class CallGrammar:
     def _by_type(
         self, name: str, schemas: _Schemas, path: str, schema: dict[str, Any]
     ) -> tuple[list[str], list[Rule]]:
-        """Return what a value may be, one item for each of its types, and the rules of these."""
+        """Return a value's alternatives, one for each of its types, and their rules."""
         types = types_of(schema)
         options: list[str] = []
         rules: list[Rule] = []
@@ -328,7 +328,7 @@ class CallGrammar:
     def _raw_text_rules(
         self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any]
     ) -> list[Rule]:
-        """Return the rules of a text that is written without escapes, and what closes it."""
+        """Return the rules of a text that is written without escapes, and its closing mark."""
         said = {keyword: schema[keyword] for keyword in _OF_TEXTS if keyword in schema}
         text = "@text" if said else r"/(.|\n)*/"
         opened = self._literal(self.calls.quote) if self.calls.marked else ""

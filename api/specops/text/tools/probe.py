@@ -1,4 +1,4 @@
-"""Finds out what a chat template shows of a conversation, and how its model writes calls.
+"""Finds out which parts of a conversation a chat template shows, and how its model writes calls.
 
 Templates say neither. So each gets short conversations with known words, once per model: what is in
 the rendered text, the template shows; and the text around a known call is the model's format. The
@@ -52,7 +52,7 @@ _SAID, _SYSTEM, _LATER = "saidword", "systemword", "laterword"
 _RESULT, _RESULT2 = "resultword", "otherresult"
 _THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
-# A turn with calls may end in another way than one without: what follows the last </...>.
+# A turn with calls may end in another way than one without: the text after the last </...>.
 _TURN_END = re.compile(r"(</[^<>]*>)(?!.*</).*$", re.DOTALL)
 _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
 

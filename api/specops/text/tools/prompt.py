@@ -1,6 +1,6 @@
 """Brings a conversation with tools into the form that a model's chat template shows.
 
-What a template takes as it is, it gets as it is. What it would leave out or refuse is rewritten:
+Parts that a template takes stay as they are. Parts that it would leave out or refuse are rewritten:
 calls become the assistant's text in the model's own format, results the user's text, tools and the
 system message join what the template does show.
 """
@@ -79,7 +79,7 @@ def for_template(
     Args:
         messages: messages in OpenAI's form, with the arguments of calls as objects.
         tools: the tools that the model may call.
-        traits: what the template shows.
+        traits: of the template.
     """
     if traits.needs_tools and not tools:
         traits = replace(traits, shows_calls=False, orphan_results=False)

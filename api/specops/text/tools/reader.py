@@ -166,7 +166,7 @@ class AnswerReader:
         yield from self._space(raw.append)
 
     def _opened(self, mark: str) -> Reading[None]:
-        """Read the calls after a mark that begins them, and what closes them."""
+        """Read the calls after a mark that begins them, and their closing mark."""
         raw = [mark]
         opening = [part for part in parts(self._form.opening) if part != "["]
         rest = opening[opening.index(mark) + 1 :] if mark in opening else []
@@ -250,7 +250,7 @@ class AnswerReader:
         """Read calls whose names are not JSON, or else text.
 
         Args:
-            raw: what was read before the first name.
+            raw: the text before the first name.
             sure: the calls were opened as the format says.
         """
         form = self._form
@@ -461,7 +461,7 @@ class AnswerReader:
 
     def _bare_value(self, raw: list[str]) -> Reading[None]:
         """Read a value that is not a text, up to the comma or the end of the call after it."""
-        depth, within, item = 0, "", ""  # the last is what was read of an item of a list or object
+        depth, within, item = 0, "", ""  # item: the part read so far of a list's or object's item
         while char := self._char:
             if not depth and not within and char in f",{self._form.end}":
                 return

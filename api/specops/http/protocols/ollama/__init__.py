@@ -1,1 +1,1 @@
-"""Ollama's protocol: answers, embeddings, and what it tells of models."""
+"""Ollama's protocol: answers, embeddings, and models."""

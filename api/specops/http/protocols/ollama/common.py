@@ -1,4 +1,4 @@
-"""What Ollama's endpoints share: how bodies are read, the model that they name, errors.
+"""Shared by Ollama's endpoints: reading of bodies, the named model, errors.
 
 Bodies are read as Ollama reads them, in Go: fields in capital letters are known, and half a
 surrogate pair is U+FFFD.

@@ -236,7 +236,7 @@ class OllamaPrompt(OllamaRequest):
         )
 
     def check(self) -> None:
-        """Check what excludes each other.
+        """Check that no fields exclude each other.
 
         Raises:
             InvalidField: `raw` is set together with what only a template can use.
@@ -455,7 +455,7 @@ class _Writer(Writer):
         return {"logprobs": [token.model_dump() for token in reported]} if reported else {}
 
     def _tokens(self) -> list[int]:
-        """Return the tokens of prompt and answer, without what ends the answer."""
+        """Return the tokens of prompt and answer, without the end token."""
         tokens = [piece.token for piece in self._answer.pieces]
         while tokens and not self._engine.tokenizer.decode(tokens[-1:]):
             tokens.pop()

@@ -1,1 +1,1 @@
-"""OpenAI's protocols: one module for each endpoint, and what completions and chats share."""
+"""OpenAI's protocols: one module for each endpoint, and one shared by completions and chats."""

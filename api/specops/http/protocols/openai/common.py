@@ -1,4 +1,4 @@
-"""What completions and chats of OpenAI's protocol share: options, usage, timings, chunks.
+"""Shared by completions and chats of OpenAI's protocol: options, usage, timings, chunks.
 
 Field names and defaults are OpenAI's. Fields of that API that this server does not support are
 refused by name, unless their value asks for nothing.
@@ -158,7 +158,7 @@ class OpenAiWriter(Writer):
         engine: names the model.
         prefix: of the answer's id.
         kind: the `object` of each body or chunk.
-        body: what the client asks for.
+        body: the client's wishes.
 
     Attributes:
         heading: the fields that every body and every chunk begins with.

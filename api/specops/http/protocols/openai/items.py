@@ -100,7 +100,7 @@ class Item(TaggedPart):
                 case {"type": str(kind)}:
                     ignored.append(f"{FIELD}.{kind}")
                     texts.append(placeholder(kind))
-                case _:  # what a shell wrote, with its exit code
+                case _:  # a shell's output, with its exit code
                     texts.append(dumps(part).decode())
         return "".join(texts)
 
@@ -128,7 +128,7 @@ class ResponsesTool(Body):
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
     def echoed(self) -> dict[str, Any]:
-        """Return the tool for the answer: what the client sent, and what a function has to have."""
+        """Return the tool for the answer: the client's fields, and a function's required ones."""
         sent = {
             name: value
             for name, value in known_fields(self).items()
@@ -200,7 +200,7 @@ class History:
                 self._call(item)
             case kind if kind in _RESULTS:
                 self._result(item.call_id or item.id or "", item)
-            case kind:  # a reference to what is no longer known among them
+            case kind:  # also a reference to an item that is no longer known
                 self.ignored.append(f"{FIELD}.{kind}")
                 return
         self._reasoning = ""

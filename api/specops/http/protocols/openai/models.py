@@ -112,7 +112,7 @@ def _model(ctx: Context, engine: Engine) -> Model:
 
 
 def _capabilities(*, thinks: bool, constrains: bool) -> dict[str, Any]:
-    """Return what the model can do, with every key that Anthropic's API has."""
+    """Return the model's capabilities, with every key that Anthropic's API has."""
 
     def supported(is_so: bool, **more: bool) -> dict[str, Any]:
         inner = {name: {"supported": value} for name, value in more.items()}

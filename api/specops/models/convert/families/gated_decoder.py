@@ -75,7 +75,7 @@ class GatedDecoder(Family):
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
-    must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of what is not supported
+    must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of unsupported features
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     always_biased: ClassVar[tuple[str, ...]] = ()  # projections
     windowed = False  # whether `sliding_window` applies to all layers

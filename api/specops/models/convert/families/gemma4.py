@@ -134,7 +134,7 @@ class Gemma4(
 
     @classmethod
     def gguf_settings(cls, metadata: Metadata, tensors: GgufTensors, config: Config) -> Config:
-        """The two kinds of layers, what the last layers share, and the rotation of full layers."""
+        """The kinds of layers, the sharing of the last ones, and the rotation of full ones."""
         kinds, size = config.get("layer_types") or [], config["head_dim"]
         if len(kinds) != config["num_hidden_layers"] or {*kinds} != {FULL, SLIDING}:
             key = "{arch}.attention.sliding_window_pattern"
@@ -275,7 +275,7 @@ class Gemma4(
         return self._part_output(f"{name}.attention", x, index, self.attention_norms)
 
     def end_layer(self, index: int, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
-        """Adds what the layer's own input gives, and multiplies the sum of all by a number."""
+        """Adds the contribution of the layer's own input, and multiplies the sum by a number."""
         graph, layer, stored = self.graph, f"layers.{index}", self.layer(index)
         total = graph.add(f"{layer}.fed", x, residual)
         if self._inputs:

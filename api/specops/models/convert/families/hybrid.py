@@ -64,7 +64,7 @@ class Hybrid(GatedDecoder):
         return layer | self.other_tensors()
 
     def mix(self, index: int, x: str, rotary: tuple[str, str] | None, window: int | None) -> str:
-        """Attention, or what is in its place."""
+        """Attention, or its replacement."""
         if self._is_full(index):
             return super().mix(index, x, rotary, window)
         return self.mix_otherwise(index, x)
@@ -93,7 +93,7 @@ class Hybrid(GatedDecoder):
         Args:
             key: that gives the size.
             size: numbers in a vector.
-            multiple: what it must be a multiple of.
+            multiple: a number that must divide it.
         """
         if size % multiple or size > _MAX_HEAD:
             problem = f"must be a multiple of {multiple}, up to {_MAX_HEAD}"

@@ -77,7 +77,7 @@ class LFM2(Hybrid, architectures="Lfm2ForCausalLM", gguf="lfm2"):
 
 
 def _feed_forward_size(config: ModelConfig) -> int:
-    """The width, which most published files give as 1.5 times what it is."""
+    """The width, which most published files give 1.5 times too large."""
     size = config.integer("block_ff_dim", config.integer("intermediate_size"))
     if config.flag("block_auto_adjust_ff_dim", True):
         multiple = config.integer("block_multiple_of", 256)

@@ -1,4 +1,4 @@
-"""The types of tensors in GGUF files: what the header reader needs to know of each.
+"""The types of tensors in GGUF files, as far as the header reader needs to know them.
 
 Weights in blocks stay as they are from the file to the kernels; the layouts of blocks are in
 `runtime/kernels/tiles.h`, and `runtime/kernels/tiles.c` reads them.

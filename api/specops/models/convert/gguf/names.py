@@ -12,7 +12,7 @@ from specops.models.convert.gguf.header import GgufTensor, GgufTensors
 
 _LAYER = re.compile(r"blk\.(?P<index>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 _FUSED = re.compile(r"(?P<layer>blk\.\d+\.)attn_qkv(?P<kind>\.weight|\.bias)")
-_BESIDE_TEXT = ("v.", "a.", "mm.")  # what reads images or sound, in files of Ollama
+_BESIDE_TEXT = ("v.", "a.", "mm.")  # tensors for images or sound, in files of Ollama
 _MTP = {  # tensors of an MTP block outside its layer, which comes after the model's own layers
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",
@@ -22,7 +22,7 @@ _MTP = {  # tensors of an MTP block outside its layer, which comes after the mod
 
 
 def is_beside_text(name: str) -> bool:
-    """Whether the language model does not read a tensor, but what reads images or sound."""
+    """Whether a tensor is for images or sound, and the language model does not read it."""
     return name.startswith(_BESIDE_TEXT)
 
 
