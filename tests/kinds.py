@@ -27,7 +27,7 @@ _TEMPLATE = (
 _SHAPE: dict[str, Any] = {"vocab": 320, "context": 2048, "seed": 1}
 
 
-def _chats(target: Path) -> dict[str, str]:
+def chats(target: Path) -> dict[str, str]:
     """Give a checkpoint a chat template; return the settings that serve it."""
     file = target / "tokenizer_config.json"
     settings = json.loads(file.read_text()) | {"chat_template": _TEMPLATE}
@@ -43,16 +43,16 @@ def _draft_model(folder: Path) -> dict[str, str]:
     shape = {**_SHAPE, "heads": 4, "kv_heads": 2, "tie": True}
     target = make_llama_checkpoint(folder / "target", hidden=256, layers=2, ffn=384, **shape)
     draft = make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, **shape)
-    return _chats(target) | {"SPECOPS_DRAFT": str(draft)}
+    return chats(target) | {"SPECOPS_DRAFT": str(draft)}
 
 
 def _draft_head(folder: Path) -> dict[str, str]:
     target = make_llama_checkpoint(folder / "target", layers=LAYERS, **_SHAPE)
-    return _chats(target) | {"SPECOPS_DRAFT": str(write_head(folder / "head", target=target))}
+    return chats(target) | {"SPECOPS_DRAFT": str(write_head(folder / "head", target=target))}
 
 
 def _mtp_block(folder: Path) -> dict[str, str]:
-    return _chats(make_checkpoint(folder / "target", with_states=True, **_SHAPE))
+    return chats(make_checkpoint(folder / "target", with_states=True, **_SHAPE))
 
 
 KINDS = {  # what makes the models, and the first of their drafters

@@ -30,6 +30,10 @@ from bench.serving.load import Answer, Ask, Script, figure, follow_all, once
 from bench.serving.server import ServerError, serving
 from bench.tools.repeating import repeating
 from specops.runtime.kernels import BLOCK_TOKENS
+from specops.text.files import TOKENIZER
+from tests.checkpoints import make_relative_checkpoint
+from tests.kinds import chats
+from tests.text import published_tokenizers
 
 MIB = 1 << 20
 SPAN = 0.08  # of the plan: how far from it the peak may lie
@@ -77,27 +81,29 @@ class Seen:
 
 
 def asks(
-    rng: random.Random, context: int, *, chat: bool, embeds: bool
+    rng: random.Random, context: int, *, chat: bool, embeds: bool, shorter: int = 1
 ) -> Iterator[tuple[str, Ask]]:
-    """Requests without end, and their kinds."""
+    """Requests without end, and their kinds; lengths as `--shorter` says."""
     longest = min(context * 3 // 4, 3_000)
     kinds = ["schema", "regex", "long", "n", "logprobs", "echo", "plain", "text"]
     kinds += ["tools", "chat"] * chat + ["embeddings"] * embeds
     for number in count():
         kind = kinds[number % len(kinds)]
-        words = " ".join(rng.choices(_WORDS, k=rng.randint(20, 120)))
-        body: dict[str, Any] = {"model": "", "max_tokens": rng.randint(16, 96), "prompt": words}
+        part = shorter if number % shorter else 1
+        words = " ".join(rng.choices(_WORDS, k=rng.randint(20, 120) // part))
+        tokens = rng.randint(16, 96) // part
+        body: dict[str, Any] = {"model": "", "max_tokens": tokens, "prompt": words}
         path = "/v1/completions"
         match kind:
             case "schema":
                 name = f"field{number % 40}"  # forty schemas: some are known, some are new
                 properties = {**_PERSON["properties"], name: {"type": "string", "maxLength": 20}}
                 schema = {**_PERSON, "properties": properties, "required": [*properties]}
-                body |= {"guided_json": schema, "max_tokens": 300}
+                body |= {"guided_json": schema, "max_tokens": 300 // part}
             case "regex":
                 body |= {"guided_regex": r"[A-Z][a-z]{2,9}( [a-z]{2,9}){3,12}\."}
             case "long":
-                body["prompt"] = " ".join(rng.choices(_WORDS, k=longest))
+                body["prompt"] = " ".join(rng.choices(_WORDS, k=longest // part))
             case "n":
                 body |= {"n": 4, "temperature": 0.9}
             case "logprobs":
@@ -105,18 +111,19 @@ def asks(
             case "echo":
                 body |= {"logprobs": 5, "echo": True}
             case "text":
-                path, body = "/tokenize", {"content": " ".join(rng.choices(_WORDS, k=140_000))}
+                content = " ".join(rng.choices(_WORDS, k=140_000 // part))
+                path, body = "/tokenize", {"content": content}
             case "embeddings":
                 path, body = "/v1/embeddings", {"model": "", "input": [words, words[:50]]}
             case "chat" | "tools":
                 path = "/v1/chat/completions"
-                body = {"model": "", "max_tokens": 64} | {
+                body = {"model": "", "max_tokens": 64 // part} | {
                     "messages": [{"role": "user", "content": words}]
                 }
                 if kind == "tools":
                     function = {"name": "look_up", "parameters": _PERSON}
                     body |= {"tools": [{"type": "function", "function": function}]}
-                    body |= {"tool_choice": "required", "max_tokens": 300}
+                    body |= {"tool_choice": "required", "max_tokens": 300 // part}
         yield kind, Ask(path, body)
 
 
@@ -149,7 +156,8 @@ def load(port: int, group: Cgroup, seen: Seen, options: argparse.Namespace) -> N
 
     asyncio.run(follow_all(port, [first()]))
     embeds = asyncio.run(once(port, Ask("/v1/embeddings", {"model": "", "input": "a"}))).complete
-    rest = asks(random.Random(1), model["context_length"], chat=model["chat"], embeds=embeds)
+    has = {"chat": model["chat"], "embeds": embeds, "shorter": options.shorter}
+    rest = asks(random.Random(1), model["context_length"], **has)
 
     def client() -> Script:
         while seen.answers.total() < options.requests:
@@ -187,11 +195,22 @@ def note(kind: str, answer: Answer, seen: Seen) -> None:
     seen.answers[kind] += 1
 
 
-def run(options: argparse.Namespace) -> Seen:
+def made_up(folder: Path, tokens: int) -> dict[str, str]:
+    """Settings that serve a model with random weights and a vocabulary of this size."""
+    sizes = {"hidden": 512, "layers": 8, "heads": 8, "ffn": 1024, "context": 4096}
+    end = {"eos_token_id": tokens - 3}  # the first of the three special tokens
+    path = make_relative_checkpoint(folder, kind="qwen3", vocab=tokens, config=end, **sizes)
+    published_tokenizers.qwen2(tokens - 3).save(str(path / TOKENIZER))
+    return chats(path)
+
+
+def run(options: argparse.Namespace, folder: Path) -> Seen:
     """Serve the model below the limit, and load it."""
     cache = options.cache.resolve()
     variables = {"SPECOPS_CACHE_DIR": str(cache)}
-    if options.model:
+    if options.vocabulary:
+        variables |= made_up(folder / "model", options.vocabulary)
+    elif options.model:
         variables["SPECOPS_TARGET"] = str(options.model)
     variables |= dict(one.split("=", 1) for one in options.set)
     with serving(variables):  # makes what is made once, without a limit
@@ -200,12 +219,11 @@ def run(options: argparse.Namespace) -> Seen:
     seen = Seen()
     swap = options.swap_mib * MIB
     name = f"specops-mixed-{os.getpid()}"
+    log = folder / "log"
     with (
-        tempfile.TemporaryDirectory() as folder,
         cgroup(name, memory=options.mib * MIB, swap=swap) as group,
         watching(group, seen),
     ):
-        log = Path(folder) / "log"
         try:
             with serving(variables, enclosed=group.enclosed, log=log) as server:
                 text = log.read_text("utf-8")
@@ -243,15 +261,18 @@ def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.caps", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?", help="default: SPECOPS_MODEL's")
+    parser.add_argument("--vocabulary", type=int, default=0, help="of a made-up model instead")
     parser.add_argument("--mib", type=int, default=800, help="the limit")
     parser.add_argument("--swap-mib", type=int, default=0, help="swap beside it")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--level", type=int, default=0, help="answers until memory is level")
+    parser.add_argument("--shorter", type=int, default=1, help="divides all lengths but each Nth")
     parser.add_argument("--set", action="append", default=[], help="a setting: SPECOPS_SLOTS=2")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/specops").expanduser())
     options = parser.parse_args()
-    seen = run(options)
+    with tempfile.TemporaryDirectory() as folder:
+        seen = run(options, Path(folder))
     for row, size in seen.plan.items():
         print(f"{row:16} {size / 1e6:9.1f} MB")
     print(

@@ -50,6 +50,25 @@ give_back()
 print(before - megabytes())
 """
 
+# Blocks of 100 KB that lie in a hole of 20 MB, before the hole is closed and after it.
+CLOSED = """
+import ctypes
+from specops.system.allocator import close_holes, configure_malloc
+
+configure_malloc()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+*hole, last = (libc.malloc(100_000) for _ in range(200))
+for block in hole:
+    libc.free(ctypes.c_void_p(block))
+for turn in range(2):
+    blocks = [libc.malloc(100_000) for _ in range(150)]
+    print(sum(hole[0] < block < last for block in blocks))
+    for block in blocks:
+        libc.free(ctypes.c_void_p(block))
+    close_holes()
+"""
+
 needs_glibc = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_info"), reason="only glibc has such pools"
 )
@@ -84,13 +103,26 @@ def test_the_environment_may_say_otherwise() -> None:
     assert in_heap[1] < pools_and_apart("level")[1]
 
 
+def printed(program: str) -> list[int]:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
 @needs_glibc
 def test_holes_in_the_heap_go_back_to_the_system() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= 15
+    (returned,) = printed(HOLES)
+    assert returned >= 15
+
+
+@needs_glibc
+def test_nothing_comes_to_lie_in_a_closed_hole() -> None:
+    before, after = printed(CLOSED)
+    assert before > 100
+    assert after <= 2  # what is left of it at its ends
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     allocator.configure_malloc()
-    allocator.give_back()
+    allocator.close_holes()

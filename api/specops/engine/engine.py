@@ -24,6 +24,7 @@ from specops.runtime.memory_plan import MemoryPlan
 from specops.sampling_defaults import SamplingDefaults
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.registry import make_drafters
+from specops.system.allocator import close_holes
 from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.cuts import UncutText
@@ -119,6 +120,7 @@ class Engine:
         """Make the grammars' vocabulary before the first request: it holds up the interpreter."""
         with suppress(UnsupportedTokenizer):
             self.grammars.vocabulary.get()
+        close_holes()
 
     def encode(self, text: str, *, any_length: bool = False) -> tuple[int, ...]:
         """Tokens of a prompt, at least one.
