@@ -13,7 +13,7 @@ enum { FEW_ROWS = 96 };
 // Number of pieces for each thread from which on further ones share the work no better.
 enum { MANY_PIECES = 16 };
 // Most floats of splits' results, 16 MiB; a pass that needs more is not cut.
-static const int64_t MOST_RESULTS = 1 << 22;
+static const int64_t MAX_RESULTS = 1 << 22;
 
 typedef struct {
     const AttentionKernel *kernel;
@@ -114,7 +114,7 @@ static Job cut(const AttentionKernel *kernel, const Pass *pass) {
         job.room = floats > job.room ? floats : job.room;
     }
     if (heads % sharing == 0 || pass->count * heads >= most || is_little(pass)) return job;
-    if (job.room > MOST_RESULTS / (pass->count * heads)) return job;
+    if (job.room > MAX_RESULTS / (pass->count * heads)) return job;
     job.step = 1 + past * heads / most;
     job.pieces = 1 + (longest + job.step - 1) / job.step;
     return job;

@@ -30,7 +30,7 @@
 #include "spans.h"
 #include "threads.h"
 
-enum { BLOCK = 64, SPLIT = 4 * BLOCK, MOST_SIZE = 512, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
+enum { BLOCK = 64, SPLIT = 4 * BLOCK, MAX_SIZE = 512, MAX_HEADS = 1024, MAX_LAYERS = 1024 };
 enum { KV_FLOAT32, KV_FLOAT16, KV_INT8, TYPES };
 
 // A layer of the model.
@@ -91,10 +91,10 @@ typedef struct {
     void (*merge)(const Pass *pass, const Span *span, int64_t head, const Splits *all);
 } AttentionKernel;
 
-enum { MOST_ROWS = 32, SMALL_SIZE = 128 };
+enum { MAX_ROWS = 32, SMALL_SIZE = 128 };
 
 static inline int64_t tile_rows(const Layer *layer) {
-    return layer->size <= SMALL_SIZE ? MOST_ROWS : MOST_ROWS / 2;
+    return layer->size <= SMALL_SIZE ? MAX_ROWS : MAX_ROWS / 2;
 }
 
 extern const AttentionKernel ATTENTION_PLAIN, ATTENTION_AVX2, ATTENTION_VNNI256, ATTENTION_AVX512,

@@ -38,7 +38,7 @@ static void normalize(const Pass *pass, const float *from, const float *norm, fl
 // Cosines and sines of a position; heads of a token, one after another, share them.
 typedef struct {
     int64_t position;  // -1: none yet
-    float cos[MOST_SIZE / 2 + EIGHT], sin[MOST_SIZE / 2 + EIGHT];
+    float cos[MAX_SIZE / 2 + EIGHT], sin[MAX_SIZE / 2 + EIGHT];
 } Turn;
 
 static void turn_to(const Pass *pass, int64_t position, Turn *turn) {
@@ -136,7 +136,7 @@ static void scatter_key(int type, const void *key, int64_t size, char *keys, int
 // Writes a key and a value as codes.
 static void write_codes(float *key, const float *value, int64_t size, char *keys, int64_t place) {
     const int64_t padded = padded_size(size);
-    uint8_t codes[MOST_SIZE], *values = (uint8_t *)keys + key_bytes(size, KV_INT8);
+    uint8_t codes[MAX_SIZE], *values = (uint8_t *)keys + key_bytes(size, KV_INT8);
     float *scales = (float *)(values + value_bytes(size, KV_INT8));
     transform(key, size);
     scales[place] = to_raised(key, padded, codes);
@@ -148,7 +148,7 @@ static void write_codes(float *key, const float *value, int64_t size, char *keys
 static void write_span(const Pass *pass, const Span *span, int64_t head) {
     const int64_t size = pass->layer.size, padded = padded_size(size);
     const int type = pass->type;
-    float row[MOST_SIZE], value[MOST_SIZE], converted[MOST_SIZE];
+    float row[MAX_SIZE], value[MAX_SIZE], converted[MAX_SIZE];
     Turn turn;
     turn.position = -1;
     for (int64_t token = 0; token < span->tokens; token++) {
@@ -168,16 +168,16 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
 }
 
 // Of more than SMALL_SIZE numbers a tile has at most half as many rows.
-enum { MOST_FLOATS = MOST_ROWS / 2 * MOST_SIZE };
+enum { MAX_FLOATS = MAX_ROWS / 2 * MAX_SIZE };
 
 // What a tile needs for a cache of codes: its queries, and of a split the scores, at first as integers, the
 // scales of keys and values, the weights of values as codes, and these codes' products with values.
 typedef struct {
-    _Alignas(64) int32_t queries[MOST_FLOATS / 4 * WORDS], starts[MOST_ROWS];
-    float query_scales[MOST_ROWS], weight_scales[MOST_ROWS];
-    _Alignas(64) float scores[MOST_ROWS * SPLIT], scales[2][SPLIT], relative[SPLIT];
-    _Alignas(64) int32_t weights[MOST_ROWS * SPLIT / 2], weight_starts[2 * MOST_ROWS];
-    _Alignas(64) int32_t sums[2 * MOST_FLOATS];
+    _Alignas(64) int32_t queries[MAX_FLOATS / 4 * WORDS], starts[MAX_ROWS];
+    float query_scales[MAX_ROWS], weight_scales[MAX_ROWS];
+    _Alignas(64) float scores[MAX_ROWS * SPLIT], scales[2][SPLIT], relative[SPLIT];
+    _Alignas(64) int32_t weights[MAX_ROWS * SPLIT / 2], weight_starts[2 * MAX_ROWS];
+    _Alignas(64) int32_t sums[2 * MAX_FLOATS];
 } Coded;
 
 // The state of a tile's rows from one block of a split to the next.
@@ -185,16 +185,16 @@ typedef struct {
     int64_t rows, padded;
     int64_t stride;                       // floats from a row of results to the next
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
-    _Alignas(64) float queries[MOST_FLOATS];
+    _Alignas(64) float queries[MAX_FLOATS];
     Results results;                      // over the split, so far
-    int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
-    int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block or split, counted from its first
-    float block_max[MOST_ROWS];           // the highest score of the block or split
-    float factors[MOST_ROWS];             // of the sums, after a higher score
+    int64_t from[MAX_ROWS], to[MAX_ROWS];    // positions that a row sees: all, ...
+    int64_t first[MAX_ROWS], last[MAX_ROWS]; // ... and those of the block or split, counted from its first
+    float block_max[MAX_ROWS];           // the highest score of the block or split
+    float factors[MAX_ROWS];             // of the sums, after a higher score
     union {
         struct {
-            _Alignas(64) float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
-            _Alignas(64) float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
+            _Alignas(64) float scores[MAX_ROWS * BLOCK];      // of a block, later its probabilities
+            _Alignas(64) float expanded[BLOCK * MAX_SIZE];    // a block's keys or values as float32
         };
         Coded coded;
     };
@@ -222,7 +222,7 @@ INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row) {
 
 // Turns the block's scores into probabilities, relative to the highest score so far.
 static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bottom) {
-    for (int64_t row = 0; row < MOST_ROWS; row++) rows->block_max[row] = -INFINITY;
+    for (int64_t row = 0; row < MAX_ROWS; row++) rows->block_max[row] = -INFINITY;
     for (int64_t row = top; row < bottom; row++)
         rows->block_max[row] = complete_scores(pass, rows, row);
     for (int64_t row = 0; row < rows->rows; row += LANES) {
@@ -346,7 +346,7 @@ static void round_queries(Rows *rows, int64_t size) {
     const int64_t stride = size / 4 * WORDS;
     for (int64_t row = 0; row < rows->rows; row++) {
         float *query = rows->queries + row * rows->padded;
-        int32_t words[MOST_SIZE / 4 * WORDS];
+        int32_t words[MAX_SIZE / 4 * WORDS];
         Ints sum = {0};
         transform(query, size);
         float *scale = rows->coded.query_scales + row;
@@ -594,7 +594,7 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
             see_split(pass, span, head, &rows, split, results_of(pass, span, some, split, first));
         return;
     }
-    _Alignas(64) float sums[2][MOST_FLOATS + MOST_ROWS * LANES], most[2][MOST_ROWS];
+    _Alignas(64) float sums[2][MAX_FLOATS + MAX_ROWS * LANES], most[2][MAX_ROWS];
     const Results all = {sums[0], most[0]}, next = {sums[1], most[1]};
     int64_t split = rows.from[0] / SPLIT;
     see_split(pass, span, head, &rows, split, all);

@@ -47,8 +47,8 @@ static const char *place(Layer *layer, int64_t number, int64_t layers, const int
                          const int64_t *sizes) {
     if (number < 0 || number >= layers) return "Attention: layer is not one of the cache's";
     for (int64_t i = 0; i < layers; i++) {
-        if (kv_heads[i] < 1 || kv_heads[i] > MOST_HEADS) return "Attention: 1 to 1024 heads";
-        if (sizes[i] < 8 || sizes[i] > MOST_SIZE || sizes[i] % 8)
+        if (kv_heads[i] < 1 || kv_heads[i] > MAX_HEADS) return "Attention: 1 to 1024 heads";
+        if (sizes[i] < 8 || sizes[i] > MAX_SIZE || sizes[i] % 8)
             return "Attention: head_size is a multiple of 8, up to 512";
         for (int type = 0; type < TYPES; type++) {
             if (i == number) layer->before[type] = layer->block[type];
@@ -60,7 +60,7 @@ static const char *place(Layer *layer, int64_t number, int64_t layers, const int
 }
 
 static const char *check_layer(const Layer *layer, int64_t interleaved) {
-    if (layer->heads < 1 || layer->heads > MOST_HEADS) return "Attention: 1 to 1024 heads";
+    if (layer->heads < 1 || layer->heads > MAX_HEADS) return "Attention: 1 to 1024 heads";
     if (layer->heads % layer->kv_heads)
         return "Attention: num_heads is not a multiple of kv_num_heads";
     if (interleaved != 0 && interleaved != 1) return "Attention: rotary_interleaved is 0 or 1";
@@ -81,7 +81,7 @@ OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const Or
     (void)op, (void)given;
     Kernel self = {.kernel = choose_processor()->attention};
     Layer *layer = &self.layer;
-    int64_t number, interleaved, layers, as_many, kv_heads[MOST_LAYERS], sizes[MOST_LAYERS];
+    int64_t number, interleaved, layers, as_many, kv_heads[MAX_LAYERS], sizes[MAX_LAYERS];
     const AttributeTo attributes[] = {
         {"layer", &number, NULL}, {"num_heads", &layer->heads, NULL},
         {"window", &layer->window, NULL}, {"rotary_interleaved", &interleaved, NULL},
@@ -90,10 +90,10 @@ OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const Or
         {"scale", NULL, &layer->scale}, {"softcap", NULL, &layer->softcap},
         {"epsilon", NULL, &layer->epsilon}};
     OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
-    if (!status) status = read_list(info, "kv_num_heads", MOST_LAYERS, kv_heads, &layers);
-    if (!status) status = read_list(info, "head_size", MOST_LAYERS, sizes, &as_many);
+    if (!status) status = read_list(info, "kv_num_heads", MAX_LAYERS, kv_heads, &layers);
+    if (!status) status = read_list(info, "head_size", MAX_LAYERS, sizes, &as_many);
     if (status) return status;
-    if (layers > MOST_LAYERS || layers != as_many)
+    if (layers > MAX_LAYERS || layers != as_many)
         return failure("Attention: kv_num_heads and head_size have as many numbers, at most 1024");
     const char *wrong = place(layer, number, layers, kv_heads, sizes);
     if (!wrong) wrong = check_layer(layer, interleaved);

@@ -3,7 +3,7 @@
 #include "quantize.h"
 #include "vectors.h"
 
-enum { LAST = 15, MIDDLE_4 = 8, MIDDLE_8 = 128, MOST_8 = 127 };  // of the codes
+enum { LAST = 15, MIDDLE_4 = 8, MIDDLE_8 = 128, MAX_8 = 127 };  // of the codes
 // Candidates for the number of steps from a 4-bit block's smallest to its largest weight. 15 stores
 // both exactly; fewer and more steps trade their error for that of the others.
 static const float SPANS[] = {13.0f, 13.75f, 14.5f, 15.25f, 16.0f, 16.75f, 17.5f, 18.25f, 19.0f};
@@ -87,7 +87,7 @@ static void codes(const float *weights, int64_t blocks, int64_t block, int bits,
                 const Packed packed = __builtin_convertvector((pairs | pairs >> 4) & 0xff, Packed);
                 memcpy(codes, &packed, sizeof packed), codes += sizeof packed;
             } else {
-                const Bytes stored = bytes_of(within(steps, -MOST_8, MOST_8) + zero);
+                const Bytes stored = bytes_of(within(steps, -MAX_8, MAX_8) + zero);
                 memcpy(codes, &stored, sizeof stored), codes += sizeof stored;
             }
         }
