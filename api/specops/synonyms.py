@@ -17,6 +17,7 @@ FIELDS = {
     "n_predict": ("max_tokens", "max_completion_tokens"),
     "max_tokens": ("n_predict",),
     "n_probs": ("logprobs",),
+    "n_cmpl": ("n",),
     "input": ("content",),  # llama-server's, of embeddings
     "reasoning_content": ("reasoning",),
     "thinking_budget_tokens": (

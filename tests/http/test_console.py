@@ -57,11 +57,9 @@ async def test_a_browser_gets_a_page_that_takes_nothing_from_anywhere_else(conso
 
 @pytest.mark.parametrize("accept", ["*/*", "", "text/plain", "application/json, text/plain, */*"])
 async def test_ollamas_clients_get_the_words_that_they_look_for(console: Api, accept: str) -> None:
-    for method in ("GET", "HEAD"):
-        answer = await console.client.request(method, "/", headers={"accept": accept})
-        assert (answer.status_code, answer.headers["content-length"]) == (200, "17")
-        assert answer.headers["content-type"].startswith("text/plain")
-    assert (await console.client.get("/", headers={"accept": accept})).text == "Ollama is running"
+    answer = await console.client.get("/", headers={"accept": accept})
+    assert (answer.status_code, answer.text) == (200, "Ollama is running")
+    assert answer.headers["content-type"].startswith("text/plain")
 
 
 async def test_who_wants_json_gets_links(console: Api) -> None:

@@ -111,10 +111,12 @@ async def test_llama_vims_instructions_are_warmed_while_they_are_typed() -> None
 async def test_llama_vscodes_suggestions() -> None:
     async with coder(output("x", finish=FinishReason.STOP), max_new_tokens=500) as here:
         answers = (await asked(here, CODE)).json()
+        by_another_name = {"n" if name == "n_cmpl" else name: CODE[name] for name in CODE}
+        assert len((await asked(here, by_another_name)).json()) == 3
     assert [answer["content"] for answer in answers] == ["x"] * 3
     assert [answer["index"] for answer in answers] == [0, 1, 2]
     assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms"} <= set(answers[0]["timings"])
-    first, *others = here.service.requests
+    first, *others = here.service.requests[:3]
     assert [request.sampling.temperature for request in others] == [1.0, 1.0]
     assert (first.sampling.temperature, first.priority) == (0.0, -1)
     assert [request.prompt_tokens for request in others] == [first.prompt_tokens] * 2
@@ -238,6 +240,11 @@ async def test_an_answer_says_why_it_ended(last: Output, kind: str, word: str) -
     assert answer["generation_settings"]["stop"] == ["END"]
     assert answer["tokens_evaluated"] == len(here.request.prompt_tokens)
     assert answer["tokens_predicted"] == STATS.generated_tokens
+    # Typed clients read whole numbers as such, a seed always, and samplers as a list.
+    assert {type(answer["timings"][f"{name}_n"]) for name in ("cache", "prompt", "draft")} == {int}
+    settings = answer["generation_settings"]
+    assert settings["seed"] == 0xFFFFFFFF
+    assert settings["samplers"] == ["penalties", "top_k", "top_p", "min_p", "temperature"]
 
 
 async def test_letters_of_an_end_token_that_no_text_shows_are_no_stop_string(

@@ -34,6 +34,15 @@ async def running() -> AsyncIterator[Served]:
         here.service.may_stop.set()
 
 
+async def test_head_asks_for_the_headers_of_get(running: Served) -> None:
+    paths = ("/", "/health", "/health/live", "/metrics", "/v1/models", "/models", "/props")
+    for path in (*paths, "/api/tags", "/api/version"):
+        got, head = await running.client.get(path), await running.client.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+    assert (await running.client.head("/generate")).status_code == 405
+
+
 async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Served) -> None:
     service, client = running.service, running.client
     service.may_stop.clear()

@@ -46,6 +46,8 @@ LOOSER = (
     # The first chunk of a stream may have an empty text instead of none.
     (r'(delta(?:"\]\["content"\]|\.content)) is None', r'\1 in (None, "")'),
     (r"(if choice\['delta'\]\.get\('content'\)) is not None:", r"\1:"),
+    # An argument that is code ends after some letters: SmolLM2 would write on.
+    (r'("The code to run in[^"]+",)', r'\1 "maxLength": 40,'),
 )
 
 

@@ -280,4 +280,7 @@ def _message(problem: Mapping[str, Any]) -> str:
         return "no such field"
     if problem["type"] in _OBJECTS:  # the library's message has the name of a class
         return f"{_SHOULD_BE}an object"
-    return str(problem["msg"]).removeprefix("Value error, ")  # the library's word for our own
+    if problem["type"] == "too_long" and isinstance(problem["input"], str):
+        return f"String should have at most {problem['ctx']['max_length']} characters"
+    words = str(problem["msg"]).removeprefix("Value error, ")  # the library's word for our own
+    return words.partition(" after validation")[0]

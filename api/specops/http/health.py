@@ -31,7 +31,6 @@ class LiveResponse(BaseModel):
     live: bool
 
 
-@router.head("/health", include_in_schema=False)
 @router.get(
     "/health",
     response_model=HealthResponse,
@@ -53,7 +52,6 @@ async def health(ctx: Ctx) -> JSONResponse:
     return JSONResponse(body.model_dump(exclude_none=True), 200 if ready else 503)
 
 
-@router.head("/health/live", include_in_schema=False)
 @router.get(
     "/health/live",
     response_model=LiveResponse,

@@ -203,7 +203,9 @@ class RequestContext:
             exchange.dispatched = True
             for _ in range(_YIELDS):  # of requests that came together, refusals go out first
                 await asyncio.sleep(0)
-            await self.app(scope, exchange.receive, exchange.send)
+            # To HEAD the server sends GET's headers; without its own scope it would send a body.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(asked, exchange.receive, exchange.send)
         except Exception:
             log.exception("request failed")
             if exchange.status is not None:

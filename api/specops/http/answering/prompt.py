@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import Field
 
 from specops.engine.engine import Engine
-from specops.http.answering.schema import Body, FreeObject, Items, Text
+from specops.http.answering.schema import Body, FreeObject, Integer, Items, Text
 from specops.http.errors import InvalidField
 from specops.request import Grammar, PromptTooLong, ReasoningMarks, TokenOutput
 from specops.text.agents import strip_billing_header
@@ -103,7 +103,7 @@ class Reasoning(Body):
     ignored_fields = frozenset({"summary", "generate_summary", "exclude", "enabled"})
 
     effort: str | None = Field(None, description="`none` turns it off; else without effect")
-    max_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
+    max_tokens: Integer = Field(None, ge=0, description="most tokens of reasoning")
 
 
 def thinks_at(effort: str | None) -> bool | None:

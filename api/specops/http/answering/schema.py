@@ -48,8 +48,15 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(writable)]
+# Languages with one kind of number may write 5 as 5.0.
+WHOLE = BeforeValidator(lambda value: int(value) if _is_whole(value) else value)
+Integer = Annotated[int | None, WHOLE]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
 
@@ -62,8 +69,8 @@ Tools = Annotated[list[_Item], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def _has_token(prompt: list[int | str]) -> list[int | str]:
-    if not any(isinstance(item, int) for item in prompt):
-        raise ValueError("texts alone are several prompts")
+    if not any(isinstance(item, int) for item in prompt):  # texts alone are several prompts
+        raise PydanticCustomError("tokens_type", "Input should be a list with a token in it")
     return prompt
 
 
@@ -368,6 +375,7 @@ _MAX_BIASES = 300
 _MAX_DIGITS = 12  # of a number that is read: tokens have fewer
 # Samplers of other servers, and their values that ask for nothing.
 _NO_SAMPLERS: dict[str, tuple[Any, ...]] = {"typical_p": (None, 1), "top_n_sigma": (None, -1, 0)}
+_LEAST_SHARE = 1e-9  # which the likeliest token alone exceeds: what 0 means
 NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
 
 
@@ -392,12 +400,10 @@ def _number(name: str) -> int | str:
 
 
 def _bias(bias: float) -> float:
-    if not (-100 <= bias <= 100 or bias == NEVER):
-        raise ValueError("must be from -100 to 100, or false")
-    return bias
+    return bias if bias == NEVER else min(max(bias, -100.0), 100.0)
 
 
-_BIAS = {"anyOf": [{"type": "number", "minimum": -100, "maximum": 100}, {"const": False}]}
+_BIAS = {"anyOf": [{"type": "number"}, {"const": False}]}
 _TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "maxLength": 256}]}
 _PAIR = {"type": "array", "prefixItems": [_TOKEN, _BIAS], "minItems": 2, "maxItems": 2}
 _BIASES = {"type": "object", "additionalProperties": _BIAS, "maxProperties": _MAX_BIASES}
@@ -405,7 +411,7 @@ _PAIRS = {"type": "array", "items": _PAIR, "maxItems": _MAX_BIASES}
 Biases = Annotated[
     dict[
         TokenId | Annotated[Text, Field(max_length=256)],
-        Annotated[float, AfterValidator(_bias)],
+        Annotated[float, Field(allow_inf_nan=False), AfterValidator(_bias)],
     ],
     BeforeValidator(_by_token),
     WithJsonSchema({"anyOf": [_BIASES, _PAIRS]}),
@@ -415,7 +421,7 @@ StopString = Annotated[Text, Field(min_length=1, max_length=256)]
 MAX_STOPS = 64
 
 
-def not_zero(tokens: int) -> int:
+def _not_zero(tokens: int) -> int:
     """Refuse 0, which would be no limit of anything."""
     if tokens == 0:
         raise ValueError("must be at least 1, or -1 for as many as the server allows")
@@ -426,7 +432,8 @@ def not_zero(tokens: int) -> int:
 MostTokens = Annotated[
     int,
     Field(ge=-2),
-    AfterValidator(not_zero),
+    AfterValidator(_not_zero),
+    WHOLE,
     WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
 ]
 
@@ -472,11 +479,15 @@ class EngineOptions(Constraints):
         "0: always the likeliest token; default of this and the other sampling fields: the "
         "model's (`sampling` in GET /v1/models), or else the protocol's",
     )
-    top_p: float | None = sampling_field(
-        "top_p", "sample from the likeliest tokens whose probabilities add up to this"
+    top_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="sample from the likeliest tokens whose probabilities add up to this; 0: the "
+        "likeliest",
     )
     stream: bool | None = Field(False, description="server-sent events, one per step")
-    k_draft: int | None = Field(
+    k_draft: Integer = Field(
         None,
         ge=0,
         description="maximum draft tokens per step; default: the server's (8; 3 if not adaptive)",
@@ -489,7 +500,7 @@ class EngineOptions(Constraints):
         description="use fewer draft tokens, or none, where that is faster; false: "
         "always as many as there are, up to k_draft; default: the server's (true)",
     )
-    top_k: int | None = Field(
+    top_k: Integer = Field(
         None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = sampling_field(
@@ -507,7 +518,7 @@ class EngineOptions(Constraints):
     logit_bias: Biases | None = Field(
         None,
         description="added to the logits of tokens, each by its number or a text, all of whose "
-        "tokens it is added to; false: never; as an object, or a list of pairs",
+        "tokens it is added to, from -100 to 100; false: never; as an object, or a list of pairs",
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens never occur in the answer in sequence"
@@ -518,9 +529,7 @@ class EngineOptions(Constraints):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         default=[], description="tokens that end the output and are part of it"
     )
-    min_tokens: int | None = Field(
-        0, ge=0, description="minimum number of tokens before an end token"
-    )
+    min_tokens: Integer = Field(0, ge=0, description="minimum number of tokens before an end token")
     ignore_eos: bool | None = Field(
         False, description="continue after an end token, unless a grammar ends the answer"
     )
@@ -604,7 +613,7 @@ class EngineOptions(Constraints):
         return SamplingParams(
             temperature=drawing.temperature or 0.0,
             top_k=max(0, drawing.top_k or 0),
-            top_p=drawing.top_p or 1.0,
+            top_p=1.0 if drawing.top_p is None else max(drawing.top_p, _LEAST_SHARE),
             seed=self.choice_seed(choice),
             grammar=self.grammar,
             min_p=drawing.min_p or 0.0,
@@ -617,7 +626,7 @@ class EngineOptions(Constraints):
 class SeededOptions(EngineOptions):
     """Options with a seed and stop strings, by the names that most protocols share."""
 
-    seed: int | None = Field(
+    seed: Integer = Field(
         None,
         ge=-(1 << 63),
         le=(1 << 63) - 1,
@@ -662,7 +671,6 @@ class ReportingOptions(SeededOptions):
 # -- llama.cpp's options ---------------------------------------------------------------------------
 
 _LARGEST = (1 << 63) - 1
-_LEAST = 1e-9  # of a share that is above 0: the likeliest token alone stays
 
 
 def _numbers(change: Callable[[Any], Any]) -> BeforeValidator:
@@ -684,7 +692,7 @@ Whole = Annotated[
     int, _numbers(lambda value: int(min(max(value, -_LARGEST - 1), _LARGEST))), _NUMBER
 ]
 _Temperature = Annotated[float, _FINITE, _within(0, 100), _NUMBER]
-_Share = Annotated[float, _FINITE, _within(_LEAST, 1), _NUMBER]
+_Share = Annotated[float, _FINITE, _within(0, 1), _NUMBER]
 _Subtracted = Annotated[float, _FINITE, _within(-100, 100), _NUMBER]
 # llama.cpp divides by it; nobody who sends 0 means that.
 _Divisor = Annotated[
@@ -712,7 +720,7 @@ class LlamaOptions(SeededOptions):
         description="sample from the likeliest tokens whose probabilities add up to this; 0: the "
         "likeliest",
     )
-    min_p: Annotated[float, _FINITE, _within(0, 1), _NUMBER] | None = Field(
+    min_p: _Share | None = Field(
         None, description="minimum probability, as a share of the likeliest token's"
     )
     repeat_penalty: _Divisor | None = Field(

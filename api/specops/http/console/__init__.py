@@ -61,7 +61,6 @@ def _page() -> tuple[str, str]:
 _HTML, _POLICY = _page()
 
 
-@router.head("/")  # Ollama's command asks so whether a server is there
 @router.get("/")
 async def index(request: Request) -> Response:
     """Return the console to a browser, links to who wants JSON alone, and Ollama's words else."""

@@ -27,9 +27,11 @@ from specops.http.answering.prompt import (
     result_message,
 )
 from specops.http.answering.schema import (
+    WHOLE,
     Body,
     EngineOptions,
     FreeObject,
+    Integer,
     Items,
     Some,
     StopList,
@@ -238,7 +240,7 @@ class Thinking(Body):
     """Whether a model thinks, if it can, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
+    budget_tokens: Integer = Field(None, ge=0, description="most tokens of reasoning")
 
 
 class TokensRequest(Body):
@@ -312,7 +314,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
 
     limit_field = "max_tokens"
 
-    max_tokens: int = Field(ge=1, description="maximum tokens of the answer")
+    max_tokens: Annotated[int, WHOLE] = Field(ge=1, description="maximum tokens of the answer")
     stop_sequences: StopList | None = Field(
         None, description="strings that end the output; not part of it"
     )

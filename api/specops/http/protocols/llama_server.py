@@ -13,18 +13,20 @@ from math import exp, inf
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.prompt import mixed_tokens
 from specops.http.answering.schema import (
     NEVER,
     Body,
+    Integer,
     Items,
     LlamaOptions,
     MixedPrompt,
     ReportingOptions,
     Text,
+    Unsupported,
     absent,
     listed,
     names_of,
@@ -49,13 +51,22 @@ _SAMPLERS = {  # llama-server's name of the sampler that reads a field
 _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
     "adaptive_target": (-1, -0.01),
-    "lora": ([],),
-    "image_data": ([],),
     "n_parallel": (1,),
 }
+_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_ALL = list(_LETTERS.values())  # in the order in which they change the probabilities
+_MAX_SAMPLERS = 64
+_RANDOM = 0xFFFFFFFF  # llama-server's word for no seed
 MAX_PROBS = 20  # as in chats
 _MIN_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _by_name(samplers: object) -> object:
+    """Return the names of samplers, of which llama-server's command line has a letter each."""
+    if not isinstance(samplers, str):
+        return samplers
+    return [_LETTERS.get(letter, letter) for letter in samplers[: _MAX_SAMPLERS + 1]]
 
 
 class LlamaRequest(LlamaOptions, ReportingOptions):
@@ -75,16 +86,21 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
     )
 
     model: Text | None = Field(None, description="as in GET /v1/models")
-    n_predict: Annotated[int, Field(ge=-2)] | None = Field(
+    n_predict: Integer = Field(
         -1,
+        ge=-2,
         validation_alias=names_of("n_predict"),
         description="maximum tokens of the answer; -1: as many as the server allows; 0: only "
         "compute the prompt",
     )
-    n_cmpl: int | None = Field(
-        1, ge=1, le=MAX_CHOICES, description="answers to each prompt; several are a list"
+    n_cmpl: Integer = Field(
+        1,
+        ge=1,
+        le=MAX_CHOICES,
+        validation_alias=names_of("n_cmpl"),
+        description="answers to each prompt; several are a list",
     )
-    n_indent: int | None = Field(
+    n_indent: Integer = Field(
         0,
         ge=0,
         le=1024,
@@ -94,12 +110,17 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         None,
         description="time limit from the first token on; 0 or less: no limit",
     )
-    samplers: Annotated[list[Text], Field(max_length=64)] | None = Field(
+    samplers: (
+        Annotated[list[Text], Field(max_length=_MAX_SAMPLERS), BeforeValidator(_by_name)] | None
+    ) = Field(
         None,
-        description="what chooses tokens: the fields of other samplers have no effect",
+        description="what chooses tokens, by name or llama-server's letters: the fields of other "
+        "samplers have no effect",
     )
-    n_probs: Annotated[int, Field(ge=0, le=MAX_PROBS)] | None = Field(
+    n_probs: Integer = Field(
         0,
+        ge=0,
+        le=MAX_PROBS,
         validation_alias=names_of("n_probs"),
         description="report each token's probability before sampling, and this many likeliest ones",
     )
@@ -107,6 +128,8 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         False, description="with `n_probs`: the probabilities after penalties and samplers"
     )
     return_tokens: bool | None = Field(False, description="report the answer's tokens")
+    image_data: Annotated[Any, Unsupported(None, [])] = Field(None, description="not supported")
+    lora: Annotated[Any, Unsupported(None, [])] = Field(None, description="not supported")
     response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
         None, description="only these fields of the answer, inner ones as `timings/prompt_n`"
     )
@@ -226,7 +249,7 @@ class LlamaAnswer(BaseModel):
     stop_type: Literal["eos", "word", "limit"]
     stopping_word: str = Field(description="the stop string that ended the answer")
     tokens_cached: int = Field(description="tokens of prompt and answer")
-    timings: dict[str, float]
+    timings: dict[str, int | float]
     drafter: str
     accepted_found_in: dict[str, int] = Field(description="as in `/generate`'s `details`")
     tokens: list[int] = Field(description="of the answer; empty without `return_tokens`")
@@ -338,9 +361,10 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _drawn(sampling: SamplingParams) -> dict[str, Any]:
     """Return how tokens are drawn; the names are llama-server's."""
-    names = ("temperature", "seed", *(name for name in _SAMPLERS if name != "repetition_penalty"))
+    names = ("temperature", *(name for name in _SAMPLERS if name != "repetition_penalty"))
     drawn = {name: getattr(sampling, name) for name in names}
-    return drawn | {"repeat_penalty": sampling.repetition_penalty}
+    seed = _RANDOM if sampling.seed is None else sampling.seed
+    return drawn | {"seed": seed, "repeat_penalty": sampling.repetition_penalty}
 
 
 class _Writer(Writer):
@@ -414,7 +438,7 @@ class _Writer(Writer):
                 "n_predict": request.max_new_tokens,
                 "stop": list(self._body.stops),
                 "stream": self._body.streams,
-                "samplers": self._body.samplers,
+                "samplers": self._body.samplers or _ALL,
                 "n_probs": self._body.n_probs or 0,
                 "ignore_eos": bool(self._body.ignore_eos),
                 "logit_bias": [

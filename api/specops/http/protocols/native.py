@@ -10,7 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from specops.engine.engine import Engine
 from specops.http.answering.prompt import Conversation, Tokens, encode
-from specops.http.answering.schema import STRICT, MostTokens, SeededOptions, Text, sampling_field
+from specops.http.answering.schema import (
+    STRICT,
+    Integer,
+    MostTokens,
+    SeededOptions,
+    Text,
+    sampling_field,
+)
 from specops.http.answering.submit import Prepared, generate
 from specops.http.answering.writer import FOUND_IN, Generation, Step, Writer, token_events
 from specops.http.errors import EVENTS, GENERATING, error_responses
@@ -40,7 +47,7 @@ class GenerateRequest(SeededOptions):
         50, description="maximum tokens of the answer; -1 and -2: as many as the server allows"
     )
     temperature: float = sampling_field("temperature", "0: always the likeliest token", 0.0)
-    seed: int | None = Field(
+    seed: Integer = Field(
         None,
         ge=0,
         le=(1 << 63) - 1,

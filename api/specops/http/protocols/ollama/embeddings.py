@@ -9,7 +9,10 @@ import numpy as np
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from specops.http.answering.schema import Text
+from specops.http.answering.schema import (
+    Integer,
+    Text,
+)
 from specops.http.answering.submit import BatchRoute, embed
 from specops.http.answering.writer import json_answer, list_answer
 from specops.http.protocol import Prompt, Protocol
@@ -44,9 +47,7 @@ class OllamaTexts(OllamaModel):
         None, description="none: asks only whether the model is loaded"
     )
     truncate: bool | None = Field(True, description="cut texts that are longer than the context")
-    dimensions: int | None = Field(
-        None, ge=0, description="entries that a vector is cut to; 0: all"
-    )
+    dimensions: Integer = Field(None, ge=0, description="entries that a vector is cut to; 0: all")
 
     @property
     def inputs(self) -> list[str]:

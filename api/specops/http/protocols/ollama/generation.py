@@ -31,6 +31,7 @@ from specops.http.answering.prompt import (
 from specops.http.answering.schema import (
     ANY_OBJECT,
     FreeObject,
+    Integer,
     Items,
     LlamaOptions,
     Text,
@@ -93,7 +94,7 @@ class OllamaRequest(OllamaModel, LlamaOptions):
         True, description="leave out the oldest messages of a conversation that is too long"
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
-    top_logprobs: int | None = Field(
+    top_logprobs: Integer = Field(
         0, ge=0, le=20, description="with `logprobs`: and this many likely alternatives"
     )
     num_predict: Whole | None = Field(

@@ -62,14 +62,12 @@ class OllamaStatus(BaseModel):
     status: str
 
 
-@router.head("/api/version", include_in_schema=False)
 @router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))
 async def version() -> dict[str, str]:
     """Return the version of Ollama whose API this is."""
     return {"version": _PROTOCOL}
 
 
-@router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", responses=_MODEL_ERRORS)
 async def tags(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
     """List the model that is loaded."""

@@ -27,6 +27,7 @@ from specops.http.answering.prompt import (
 from specops.http.answering.schema import (
     Body,
     FreeObject,
+    Integer,
     Items,
     MostTokens,
     Some,
@@ -183,11 +184,11 @@ class ChatRequest(OpenAiRequest):
         None, description="default, and -1: what the context and the server allow"
     )
     max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
-    n_predict: int | None = Field(
+    n_predict: Integer = Field(
         None, ge=-2, description="maximum tokens of the answer; 0: only compute the prompt"
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
-    top_logprobs: int | None = Field(
+    top_logprobs: Integer = Field(
         None,
         ge=0,
         le=20,
@@ -201,7 +202,7 @@ class ChatRequest(OpenAiRequest):
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning_effort: str | None = Field(None, description="`none`: no reasoning")
     reasoning: Reasoning | None = Field(None, description="the same, and a budget of tokens")
-    thinking_budget_tokens: int | None = Field(
+    thinking_budget_tokens: Integer = Field(
         None,
         validation_alias=names_of("thinking_budget_tokens"),
         description="most tokens of reasoning, also by llama-server's and vLLM's other names; "

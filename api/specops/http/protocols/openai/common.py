@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from specops.engine.engine import Engine
-from specops.http.answering.schema import Body, ReportingOptions, Text, TokenId, conflict
+from specops.http.answering.schema import (
+    Body,
+    Integer,
+    ReportingOptions,
+    Text,
+    TokenId,
+    conflict,
+)
 from specops.http.answering.submit import fingerprint
 from specops.http.answering.writer import Answer, Generation, Writer, prompt_logprobs
 from specops.http.errors import EVENTS, GENERATING, error_responses
@@ -47,12 +54,12 @@ class OpenAiRequest(ReportingOptions):
     ignored_fields = frozenset({"user"})
 
     model: Text | None = Field(None, description="as in GET /v1/models")
-    n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="answers to each prompt")
+    n: Integer = Field(1, ge=1, le=MAX_CHOICES, description="answers to each prompt")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
     logprob_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIKELY)] | None
     ) = Field(None, description="with `logprobs`: these tokens in place of the likeliest")
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: Integer = Field(
         None,
         ge=0,
         le=MAX_LIKELY,

@@ -7,18 +7,19 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from specops.engine.engine import Engine
 from specops.http.answering.prompt import Tokens, fill_in, mixed_tokens
 from specops.http.answering.schema import (
+    Integer,
     MixedPrompt,
+    MostTokens,
     Text,
     absent,
     conflict,
     listed,
     names_of,
-    not_zero,
 )
 from specops.http.answering.submit import Prepared, check_model, generate
 from specops.http.answering.writer import Answer, Generation, Step, token_name
@@ -55,26 +56,27 @@ class CompletionRequest(OpenAiRequest):
     limit_field = "max_tokens"
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
+    max_tokens: Integer = Field(
         _DEFAULT_TOKENS,
+        ge=-2,
         validation_alias=names_of("max_tokens"),
         description="0: only compute the prompt; -1: as many as the server allows",
     )
-    logprobs: int | None = Field(
+    logprobs: Integer = Field(
         None,
         ge=0,
         le=MAX_LIKELY,
         description="report the probability of each token and of this many others",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
-    best_of: int | None = Field(
+    best_of: Integer = Field(
         None,
         ge=1,
         le=MAX_CHOICES,
         description="of this many answers return the `n` of the highest mean log-probability",
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(not_zero)] | None = Field(
-        None, description="most tokens of a prompt; -1: what leaves the answer room"
+    truncate_prompt_tokens: MostTokens | None = Field(
+        None, description="most tokens of a prompt; below 0: what leaves the answer room"
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="where a prompt is cut: `left` (the default) or `right`"

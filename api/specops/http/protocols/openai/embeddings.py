@@ -10,7 +10,15 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from specops.http.answering.prompt import Part, joined
-from specops.http.answering.schema import Body, MixedPrompt, Some, Text, listed, names_of
+from specops.http.answering.schema import (
+    Body,
+    Integer,
+    MixedPrompt,
+    Some,
+    Text,
+    listed,
+    names_of,
+)
 from specops.http.answering.submit import BatchRoute, Vector, check_model, embed
 from specops.http.answering.writer import list_answer
 from specops.http.errors import InvalidField
@@ -58,7 +66,7 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or the base64 of 32-bit floats, little endian"
     )
-    dimensions: int | None = Field(
+    dimensions: Integer = Field(
         None, ge=1, description="only the size that the model's embeddings have"
     )
 

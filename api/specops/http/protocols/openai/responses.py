@@ -33,6 +33,7 @@ from specops.http.answering.schema import (
     Body,
     EngineOptions,
     FreeObject,
+    Integer,
     Items,
     JsonObject,
     NamedSchema,
@@ -127,7 +128,7 @@ class ResponsesRequest(EngineOptions):
         description="the question, or all items of the conversation"
     )
     instructions: Text | None = Field(None, description="the system message")
-    max_output_tokens: int | None = Field(
+    max_output_tokens: Integer = Field(
         None, ge=1, description="default: what the context and the server allow"
     )
     tools: Tools[ResponsesTool] | None = Field(
@@ -144,7 +145,7 @@ class ResponsesRequest(EngineOptions):
     include: Items[Text] | None = Field(
         None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; else no effect"
     )
-    top_logprobs: int | None = Field(
+    top_logprobs: Integer = Field(
         None,
         ge=0,
         le=20,
