@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
-from scripts.browser import launched
+from tests.browser import launched
 from tests.stack.console import console, finish, open_chat, say, until
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "console.png"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
-from scripts.browser import BrowserError, launched
+from tests.browser import BrowserError, launched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import httpx
 
-from scripts import browser, chat_model
+from scripts import chat_model
 from specops import presets
+from tests import browser
 from tests.clients import environments, judge, webui
 from tests.clients.drivers import LONG
 from tests.clients.running import driver

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.browser import launched
+from tests.browser import launched
 from tests.clients import environments
 from tests.clients.forms import ANSWER, LONG_ANSWER, QUESTION
 from tests.clients.table import OLLAMA, Client

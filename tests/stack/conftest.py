@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.browser import BrowserError, launched
+from tests.browser import BrowserError, launched
 from tests.kinds import running
 from tests.stack.console import console
 from tests.stack.support import ROOT

@@ -21,9 +21,9 @@ for family in socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK:
 
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"},
-    reason="scripts/no_netlink.py has no filter for this machine",
+    reason="tests/no_netlink.py has no filter for this machine",
 )
 def test_a_browser_gets_no_netlink_socket() -> None:
     environment = {**os.environ, "PROGRAM": sys.executable}
-    printed = succeed(ROOT / "scripts/no_netlink.py", "-c", OPEN_SOCKETS, env=environment)
+    printed = succeed(ROOT / "tests/no_netlink.py", "-c", OPEN_SOCKETS, env=environment)
     assert printed.split() == ["AF_NETLINK", str(EAFNOSUPPORT)]

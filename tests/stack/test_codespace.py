@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripts.browser import BrowserError, launched
+from tests.browser import BrowserError, launched
 from tests.loopback import HOST, free_port
 from tests.overload import serving
 from tests.stack.console import console, finish, open_chat, option, say, until

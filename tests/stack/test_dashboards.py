@@ -111,7 +111,8 @@ def test_what_has_one_name_has_one_colour() -> None:
         assert len(set(lines)) == len(lines), panel["title"]
         assert not lines or not [name for name in legends if "{{" not in name], panel["title"]
     assert {name: found for name, found in colours.items() if len(found) > 1} == {}
-    assert [name for name, number in times.items() if number > 1 or name in colours] == []
+    twice = [name for name, number in times.items() if number > 1 or name in colours]
+    assert twice == [], "they are on several panels: give them a colour in COLOURS (panels.py)"
 
 
 def test_a_dashboard_can_be_imported_into_another_grafana() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a program without netlink sockets: `PROGRAM=… scripts/no_netlink.py [ARGUMENT...]`.
+"""Runs a program without netlink sockets: `PROGRAM=… tests/no_netlink.py [ARGUMENT...]`.
 
 Chromium listens to netlink and ends all connection attempts with ERR_NETWORK_CHANGED when an
 interface comes or goes. Docker makes one for every container: a browser test failed when another
