@@ -1,4 +1,4 @@
-"""Reads the presets, which are the models that have a name, and says which one is the default."""
+"""Reads the presets, which are named models, and chooses the default one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("presets.toml")
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A target, perhaps a draft, and settings with which they fit a small machine.
+    """A target, perhaps a draft, and settings that fit them to a small machine.
 
     Attributes:
         about: its remark in the table of docs/models.md.

@@ -117,7 +117,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether tokens that were said before become less likely."""
+        """Whether tokens of the text so far become less likely."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
@@ -390,7 +390,7 @@ class Draft:
             one was judged.
         accepted: number of the tokens that became output.
         adaptive: the controller chose the number of tokens.
-        found_in: where a lookup found them, one of `PLACES`; empty: `drafter` says it.
+        found_in: where a lookup found them, one of `PLACES`; empty: see `drafter`.
     """
 
     tokens: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ RANGES = {  # of all that requests, settings and models say
 
 
 class SamplingDefaults(NamedTuple):
-    """Values of sampling parameters, by the names of `SamplingParams`; None: nothing is said.
+    """Values of sampling parameters, by the names of `SamplingParams`; None: not specified.
 
     Greedy decoding, a temperature of 0, takes none of the others.
     """
@@ -61,16 +61,16 @@ class SamplingDefaults(NamedTuple):
 
     @property
     def specified(self) -> dict[str, Any]:
-        """The values that are said, by name."""
+        """The specified values, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def over(self, other: Self) -> Self:
-        """Return these values, and the other's where nothing is said here."""
+        """Return these values, and the other's where none is specified here."""
         return self._replace(**{**other.specified, **self.specified})
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `temperature=0.2,top_p=0.9`; an empty text says nothing.
+        """Read `temperature=0.2,top_p=0.9`; an empty text specifies nothing.
 
         Raises:
             ValueError: a name or a value cannot be used; the message says which ones can.

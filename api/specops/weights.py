@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 BLOCKS = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK = 128
-MIXED = "-mixed"  # in the name of 4-bit weights of which the most sensitive have 8 bits
+MIXED = "-mixed"  # in the name of 4-bit weights whose most sensitive ones have 8 bits
 DATA_FREE = "-rtn"  # ends the name of 4-bit weights that are rounded to the nearest
 _NAME = re.compile(rf"int([48])(?:-({'|'.join(map(str, BLOCKS))}))?({MIXED})?({DATA_FREE})?")
 

@@ -43,7 +43,7 @@ Run = dict[str, Any]  # the figures of one process, see `load_once`
 
 
 class _Steps:
-    """Takes the times of the engine's reports, which are the borders between its steps."""
+    """Times the engine's reports, which separate its steps."""
 
     def __init__(self) -> None:
         self._marks = [("preparing", time.perf_counter())]

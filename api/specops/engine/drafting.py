@@ -108,7 +108,7 @@ class Drafting:
         return whole
 
     def read_ahead(self, decoding: list[RequestState]) -> None:
-        """Let a drafter read a piece of one text that it is too far behind to be asked for."""
+        """Let a drafter read a piece of one text, if it lags too far to be asked for drafts."""
         for state in decoding:
             for drafter in state.chain:
                 own, adaptive = state.speculation, state.request.adaptive
@@ -167,7 +167,7 @@ class Drafting:
         return () if matcher is None else matcher.forced(self._reserve(state, most))
 
     def _reserve(self, state: RequestState, tokens: int) -> int:
-        """Take blocks of the cache for tokens behind the next one; preempts no request for them.
+        """Take blocks of the cache for tokens after the next one; preempts no request for them.
 
         So no draft is made that has no room: a drafter takes what it was asked for as the text.
 

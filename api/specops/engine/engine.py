@@ -186,7 +186,7 @@ class Engine:
         return tuple(tokens) or self.empty_prompt
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Fit a request into the context: `max_new_tokens` is cut to what is left.
+        """Fit a request into the context: `max_new_tokens` is cut to the rest.
 
         Raises:
             PromptTooLong: the prompt leaves no room for a token, where the request generates any.

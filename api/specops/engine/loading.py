@@ -58,7 +58,7 @@ from specops.text.tokenizer import Tokenizer, TokenizerError
 log = logging.getLogger(__name__)
 
 LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
-"""Errors whose message says what the user can do. Any other error at loading is a bug."""
+"""Errors whose message tells the user what to do. Any other error at loading is a bug."""
 WARM_UP = "running a first pass"
 # What a draft head is tested on: one that was made for the target guesses a quarter of it and more.
 _SAMPLE = (

@@ -59,7 +59,7 @@ class ModelInfo:
     kv_bytes: int  # of all caches
     kv_dtype: str  # of a cache's elements
     threads: int
-    kernels: str  # what computes here, see `specops.runtime.kernels`
+    kernels: str  # the variant used here, see `specops.runtime.kernels`
     ort_matmuls: tuple[str, ...]  # nodes whose products with weights ONNX Runtime computes
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it

@@ -25,7 +25,7 @@ from specops.runtime.cost_model import PrefillSpeed
 from specops.runtime.kvcache.manager import KvCache
 
 PATIENCE = 8.0
-"""A deadline is the arrival plus so many times the seconds that the prompt takes alone."""
+"""A deadline is the arrival plus this multiple of the seconds that the prompt takes alone."""
 LEAD = 4096
 """Tokens by which a client may be ahead of another one that waits."""
 _GENERATED = 2.0  # prompt tokens that a generated token counts as: at best slots share its pass
@@ -47,7 +47,7 @@ class Order:
         self._cache, self._speed = cache, speed
         self._accounts: defaultdict[str, float] = defaultdict(float)
         self._prompts: list[RequestState] = []  # in slots, not yet computed
-        self._ahead: set[str] = set()  # clients of theirs that go behind the others
+        self._ahead: set[str] = set()  # clients of theirs that go after the others
 
     def seconds(self, state: RequestState) -> float:
         """Seconds that the tokens take which are to be computed before it decodes, alone."""
@@ -72,7 +72,7 @@ class Order:
         return state.request.client in self._ahead, self.rank(state)
 
     def ahead(self, given: Mapping[str, float]) -> set[str]:
-        """Of clients by what they got, those that have to let the others go first."""
+        """The clients that have to let the others go first, by how much each has got."""
         least = min(given.values(), default=0.0) + LEAD
         return {client for client, tokens in given.items() if tokens > least}
 
@@ -97,7 +97,7 @@ class Order:
         self._accounts[client] += _GENERATED * tokens
 
     def _given(self) -> dict[str, float]:
-        """What the clients with prompts in slots got, less what is still to be computed."""
+        """The work that clients with prompts in slots got, less the work still to do."""
         given: dict[str, float] = {}
         for state in self._prompts:
             if state.slot >= 0 and not state.finish and (unread := _unread(state)):

@@ -11,13 +11,13 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 
 _SCATTER = 1 / 8  # weight of the newest pass in the mean deviation
-_MARGIN = 6.5  # with so many mean deviations of margin 1 pass in 100 is late
+_MARGIN = 6.5  # mean deviations: with this margin 1 pass in 100 is late
 _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
 _MAX_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
 _LONG = 0.5  # passes above this share of the aim say something about long passes
 _MIN_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
 MANY_ROWS = 1 << 20  # of logits: no bound
-_MIN_TOKENS = 8  # the kernels compute about so many at once
+_MIN_TOKENS = 8  # about as many as the kernels compute at once
 
 
 class PassBudget:

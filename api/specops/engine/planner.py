@@ -20,7 +20,7 @@ from specops.runtime.kvcache.block_pool import ROLLBACK
 from specops.runtime.kvcache.manager import WORTH_A_PASS, KvCache
 from specops.runtime.memory_plan import PROMPT_ROWS
 
-_ROWS_PER_SLOT = 8  # of logits, at most, for a prompt that needs those of all its tokens
+_ROWS_PER_SLOT = 8  # of logits, at most, for a prompt that needs all its tokens' logits
 
 
 class Planner:
@@ -77,7 +77,7 @@ class Planner:
         return batch, scheduled
 
     def _prompts(self, step: Step) -> list[RequestState]:
-        """The prompts in slots, less what other requests have computed of their beginnings."""
+        """The prompts in slots, less beginnings that other requests have computed."""
         prompts = [item for item in self._slots if item.status is Status.PREFILL]
         for state in prompts:
             self._take_prefix(step, state)
@@ -164,7 +164,7 @@ class Planner:
         )
 
     def _take_prefix(self, step: Step, state: RequestState) -> None:
-        """Skip what other requests have computed of the beginning."""
+        """Skip the part of the beginning that other requests have computed."""
         before = state.num_computed if state.was_scheduled else state.num_cached_tokens
         held = self._slots.share_prefix(state)
         if held > before and not state.preemptions:

@@ -315,7 +315,7 @@ class RequestState:
         return len(tokens)
 
     def _note(self, token: int) -> None:
-        """Tell what adjusts the logits of a new token."""
+        """Return the adjustments of a new token's logits."""
         if self._processor is not None:
             self._processor.append(token)
         if self._budget is not None:

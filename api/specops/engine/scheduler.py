@@ -192,7 +192,7 @@ class Scheduler:
                 self._left.append(state)
 
     def _expire(self, step: Step, now: float) -> None:
-        """Take out requests that were cancelled, and those whose deadline has passed."""
+        """Take out cancelled requests, and requests whose deadline has passed."""
         if self._next_deadline < now:
             later = _NO_BOUND
             for state in self._in_flight.values():
@@ -216,7 +216,7 @@ class Scheduler:
             step.outputs.append(output)
 
     def _run(self, step: Step, batch: Batch, scheduled: list[Scheduled], started: float) -> None:
-        """Run the pass, give requests their tokens, and learn what both took."""
+        """Run the pass, give requests their tokens, and learn the times of both."""
         begun = self._clock()
         logits = self.target.forward(batch)
         step.ended = self._clock()
@@ -419,7 +419,7 @@ def _likeliest(decoding: Sequence[Scheduled], logits: Floats) -> list[int]:
 
 
 def _verify(state: RequestState, draft: Draft, logits: Floats, forced: int = 0) -> Verdict:
-    """Verify a request's draft behind its forced tokens; without a draft, choose its next token."""
+    """Verify a request's draft after its forced tokens; without a draft, choose its next token."""
     return verify(
         logits,
         draft.tokens,

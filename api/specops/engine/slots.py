@@ -107,7 +107,7 @@ class SlotManager:
         return fits
 
     def share_prefix(self, state: RequestState) -> int:
-        """Share what other requests have computed of the request's beginning.
+        """Share the part of the request's beginning that others have computed.
 
         Returns:
             The number of computed tokens.
@@ -138,7 +138,7 @@ class SlotManager:
         return sum(item.num_uncomputed_tokens for item in before) < self._max_batched_tokens
 
     def _admit(self, state: RequestState) -> bool:
-        """Give a request a slot, if its tokens fit with those that running ones still need."""
+        """Give a request a slot, if its tokens fit together with the future ones of running requests."""
         cache = self._cache
         reserved_blocks = sum(_missing_blocks(item) for item in self._states)
         spare = cache.available_blocks - reserved_blocks

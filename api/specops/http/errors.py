@@ -209,7 +209,7 @@ class _Problem:
 
     Attributes:
         steps: the path to it: names and indexes within the body, and in between, as None and a
-            name, the types that were tried there, of which one would have been enough.
+            name, the types that were tried there: one of them would have been enough.
     """
 
     def __init__(self, problem: Mapping[str, Any], body: Any) -> None:

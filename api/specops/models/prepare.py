@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
 _REPORT_SECONDS = 5.0
-_FEW_PERCENT = 2  # fewer say nothing of the time that is left
+_FEW_PERCENT = 2  # fewer do not show the remaining time
 _HEAD_QUANT = "int8-64"
 _NO_DRAFT = "none"
 # In presets.toml: how paths below SPECOPS_MODELS_DIR and below the environment begin.

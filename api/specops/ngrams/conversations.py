@@ -28,7 +28,7 @@ _MESSAGE = SamplingParams(temperature=1.0, top_p=0.95)
 _TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
 _GRAM = 4  # tokens of a gram
 _MIN_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
-_ATTEMPTS = 12  # conversations of each temperature, before a model is said to write nothing
+_ATTEMPTS = 12  # conversations of each temperature, before giving up
 
 
 @dataclass(slots=True)

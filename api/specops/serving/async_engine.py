@@ -43,7 +43,7 @@ from specops.system.priority import lower_priority
 
 IDLE_SECONDS = 15.0  # after this time without a request, free memory goes back to the system
 JOIN_SECONDS = 10.0  # longer than most steps, shorter than the patience of `docker stop`
-# How long the thread gathers short steps: those with output that a client reads, and others.
+# How long the thread gathers short steps, with output that a client reads and without.
 _GATHER_STREAM, _GATHER = 0.004, 0.02
 _SHORT = (
     StepKind.DECODE,
@@ -129,7 +129,7 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """The loaded model, for what any thread may use: tokenizer, chat template, `encode`.
+        """The loaded model, for parts that any thread may use: tokenizer, chat template, `encode`.
 
         Raises:
             NotReady: the model is loading, draining or failed.
@@ -364,7 +364,7 @@ class AsyncEngine:
             self._abandon(request, handle, "the server failed to deliver the answer")
 
     def _abandon(self, request: GenerationRequest, handle: RequestHandle, message: str) -> None:
-        """End a request with an error, of which the scheduler may still have something to say."""
+        """End a request with an error; the scheduler may still report on it."""
         if request.request_id in self._in_flight:
             self._cancel([request])
             last = Output(request.request_id, finish=FinishReason.ERROR, error=message)

@@ -32,7 +32,7 @@ class _Work:
 
 
 class ClientTurns:
-    """A thread and those who wait for it. Used on one event loop.
+    """A thread and its waiting clients. Used on one event loop.
 
     Args:
         name: of the thread.
@@ -48,7 +48,7 @@ class ClientTurns:
         self._busy = False
 
     def __len__(self) -> int:
-        """Number of those who wait for their turn."""
+        """Number of clients that wait for their turn."""
         return len(self._waiting)
 
     def shut_down(self) -> None:
@@ -87,7 +87,7 @@ class ClientTurns:
             if item in self._waiting:
                 self._waiting.remove(item)
             elif done.cancelled():
-                stop()  # it runs: what has its result runs no more, and another one does
+                stop()  # it runs: after finished work the thread already does other work
             raise
 
     def _next(self) -> None:

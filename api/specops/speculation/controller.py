@@ -35,7 +35,7 @@ _FIRST_ASKS = 8
 # once, and the gain follows later.
 _PATIENCE = 16
 _ASKS = 64  # what it may lose in one request, in times that it is asked
-# After at most so many steps with draft tokens comes one without. Only the comparison shows what
+# Most steps with draft tokens before one without. Only the comparison shows what
 # draft tokens cost outside the pass. Sooner at first.
 _FIRST_PLAIN, _PLAIN_STEPS = 8, 128
 
@@ -259,7 +259,7 @@ class Controller:
     # -- learning from the outcome ---------------------------------------------------------------
 
     def asked(self, drafter: str, draft: Draft) -> None:
-        """Learn what a drafter that was asked has proposed."""
+        """Learn from a drafter's proposal."""
         account = self._account(drafter)
         account.expected += _WEIGHT * (draft.expected - account.expected)
 
@@ -268,11 +268,11 @@ class Controller:
         self._account(drafter).credit.book(-seconds, self._patience, self._now)
 
     def drawn(self, tokens: int, seconds: float) -> None:
-        """Learn how long it took to draw so many tokens from logits that were adjusted before."""
+        """Learn how long it took to draw a number of tokens from adjusted logits."""
         self._drawing = mean_with(self._drawing, seconds / tokens, _WEIGHT)
 
     def adjusted(self, speculation: SpeculationState, positions: int, seconds: float) -> None:
-        """Learn how long it took to adjust a request's logits at so many positions."""
+        """Learn how long it took to adjust a request's logits at a number of positions."""
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
     def stepped_plainly(self, requests: int, work: float) -> None:
@@ -286,7 +286,7 @@ class Controller:
         self._learn(seconds, seconds)
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from a step what came of all requests that decoded."""
+        """Learn from a step's results for all requests that decoded."""
         count = len(outcomes)
         width = sum([item.width for item in outcomes])
         work = sum([item.proposal.start for item in outcomes])
@@ -318,7 +318,7 @@ class Controller:
         self._learn(seconds, plain_seconds)
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
-        """Note what a step took, and what plain decoding would have taken for its tokens."""
+        """Note the time of a step, and that of plain decoding for the same tokens."""
         self._now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
@@ -330,7 +330,7 @@ class Controller:
     def _settle(
         self, drafter: str, items: Sequence[tuple[SpeculationState, float, float]], count: int
     ) -> None:
-        """Book what asking a drafter saved each request, and what it cost.
+        """Book the time that asking a drafter saved each request, and its cost.
 
         Args:
             drafter: its name.
@@ -354,11 +354,11 @@ class Controller:
         account.credit.book(total, self._patience, self._now)
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
-        """Seconds of a step in which so many requests get a token each, without drafts."""
+        """Seconds of a step in which a number of requests get a token each, without drafts."""
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
 
     def _costs_up_to(self, tokens: int) -> list[float]:
-        """Seconds that passes took lately, by number of tokens, up to so many at least."""
+        """Recent seconds of passes, by number of tokens, up to this number at least."""
         if tokens >= len(self._costs):
             self._costs = [0.0, *self._target.costs(1, 2 * tokens)]
         return self._costs
@@ -381,7 +381,7 @@ class Controller:
 def _gains(
     proposal: Proposal, came: Sequence[int], token: float, place: float
 ) -> list[tuple[str, float, float]]:
-    """What each drafter that was asked saved beyond those before it, in seconds.
+    """The seconds that each asked drafter saved beyond the ones before it.
 
     Args:
         proposal: what was verified.

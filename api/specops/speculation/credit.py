@@ -40,7 +40,7 @@ class Credit:
         return self.seconds > 0 or now >= self._due
 
     def book(self, net: float, most: float, now: float, share: float = 1.0) -> None:
-        """Book what the drafter brought, less what it took.
+        """Book the drafter's gain, less its cost.
 
         Args:
             net: seconds, below 0 where it took longer than it saved.

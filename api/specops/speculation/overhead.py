@@ -1,4 +1,4 @@
-"""Learns what a step takes outside its passes: planning, choosing tokens, text, output.
+"""Learns the time of a step outside its passes: planning, choosing tokens, text, output.
 
 A pass of a small model takes a tenth of a millisecond, and each token that comes of it a third of
 that again: it is decoded, searched for stop strings and handed to its client. A draft token has a
@@ -12,7 +12,7 @@ import numpy as np
 from specops.runtime.cost_model import OUTLIER
 
 _STEPS = 64  # between two fits
-_MEMORY = 0.9  # weight of what was seen before, after each
+_MEMORY = 0.9  # weight of earlier observations, after each
 _RIDGE = 1e-6  # of the largest sum of squares: what cannot be told apart shares the seconds
 # What few draft tokens have taken is hardly believed: where they waited for a core, that would end
 # the drafting, and with it all that could correct it.
@@ -49,7 +49,7 @@ class Overhead:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares, without what would be below 0."""
+        """Least squares, without terms that would be below 0."""
         seen, self._seen = np.array(self._seen), []
         self._sums = _MEMORY * self._sums + seen.T @ seen
         squares, products = self._sums[:4, :4], self._sums[:4, 4]

@@ -57,7 +57,7 @@ def available_cpus() -> float:
 
 
 def compute_threads(setting: int) -> int:
-    """Return the number of threads that compute: the setting, or where it is 0, one a core."""
+    """Return the number of threads that compute: the setting, or where it is 0, one per core."""
     return setting or available_threads()
 
 

@@ -73,7 +73,7 @@ def atomic_folder(destination: Path, manifest: str | None = None) -> Iterator[Pa
             folder may be.
 
     Raises:
-        FileExistsError: there is something else, which is left alone; this comes before the block.
+        FileExistsError: something else is there, and stays; raised before the block.
         BlockingIOError: another process is writing the folder.
         OSError: the folder cannot be written.
     """
@@ -137,7 +137,7 @@ def _lock_of(folder: Path, waiting: Callable[[], None] | None) -> Iterator[int]:
                 yield handle
             finally:
                 with suppress(OSError):
-                    file.unlink()  # before it is unlocked: who waits for it notices
+                    file.unlink()  # before it is unlocked: waiting processes notice
             return
         finally:
             os.close(handle)
@@ -151,7 +151,7 @@ def _is_open_as(file: Path, handle: int) -> bool:
 
 
 def _refuse_other(destination: Path, manifest: str) -> None:
-    """Raise FileExistsError if `destination` is something that nobody meant to replace."""
+    """Raise FileExistsError if `destination` holds anything that must not be replaced."""
     if not destination.exists():
         return
     problem = ""

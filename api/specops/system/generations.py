@@ -1,6 +1,6 @@
-"""Which files of a cache may go: services of several versions may share it, each with its own.
+"""Chooses the files of a cache that may go: services of several versions may share one.
 
-What a cache keeps is named by what it was made from and by a format version. After an update the
+An entry of a cache is named by its source and a format version. After an update the
 new version adds its own entry and leaves the old one's, and a rolling update runs both for a while.
 So the two that were used last always stay, and older ones go once nobody has used them for a week.
 The time of a file or folder says when it was last used.

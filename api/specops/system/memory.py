@@ -29,7 +29,7 @@ class MemoryReading:
     counts them; otherwise they are this process's, with the machine's memory as the limit.
     `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is the
     swap that the kernel allows in addition to `limit`, which may be more; None if it enforces no
-    limit of swap. It may enforce none although an engine was asked for one.
+    limit of swap. It may enforce none even if the container engine was told one.
     """
 
     anon: int
@@ -42,14 +42,14 @@ class MemoryReading:
 
     @property
     def limit_note(self) -> str:
-        """What holds `limit`."""
+        """Where `limit` comes from."""
         if self.source == "process":
             return "the machine's memory: no cgroup limits this process"
         return f"held by {self.source}"
 
     @property
     def swap_note(self) -> str:
-        """What holds `swap_limit`."""
+        """Where `swap_limit` comes from."""
         if self.swap_cap == 0:
             return "the limit: none is allowed"
         if self.swap_limit == 0:

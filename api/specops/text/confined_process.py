@@ -68,7 +68,7 @@ class ConfinedProcess:
     Attributes:
         worker: the module whose `main` the process is.
         what: names the programs, for messages.
-        seconds: processor time of one program. Where other threads have the cores, so much time of
+        seconds: processor time of one program. Where other threads have the cores, as much time of
             the clock would end honest ones.
         clock_seconds: the same by the clock, for a process that waits instead of computing.
         ended: how many processes were ended by a limit (`limit`) and by anything else (`crash`).
@@ -233,7 +233,7 @@ class _Child:
 
         Raises:
             ProgramLimitExceeded: the program takes too much.
-            _Ended: see there.
+            _Ended: the process has ended.
         """
         self._clock = _Clock(clock, seconds, self._process.pid)
         self._send(LENGTH.pack(len(message)) + message)

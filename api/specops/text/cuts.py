@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 PART = 1 << 14  # characters
-LONGEST = 1 << 16  # bytes of a part, where there is no cut for so long
+LONGEST = 1 << 16  # bytes of a part without a cut
 # The characters before and after a cut, each as a class and with some of the class.
 _PLACES = (
     (r"[\w!-~]", " ", "aBé1漢.'_)", " "),

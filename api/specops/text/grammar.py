@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 Masks = npt.NDArray[np.uint32]
 _T = TypeVar("_T")
 _KEPT = 64  # number of cached grammars
-_KNOWN_SECONDS = 1e-4  # a mask whose states are known takes so long
-_GROWTH = 150e6  # bytes that others add in a second
-_MAX_GROWN = 8 << 20  # bytes of as many states as there may be
+_KNOWN_SECONDS = 1e-4  # of a mask whose states are known
+_GROWTH = 150e6  # bytes that other masks add in a second
+_MAX_GROWN = 8 << 20  # bytes of the most states
 _WORD = 32  # tokens in a word of a mask
-_PROBED = 8  # masks that are computed before a grammar is taken
+_PROBED = 8  # masks computed before a grammar is accepted
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
 _MASK_SECONDS = 0.02  # one mask
-_READING_SECONDS = 0.03  # at most so much of one reading counts: a pause of the machine is in it
+_READING_SECONDS = 0.03  # most that one reading counts: it may include a pause of the machine
 _CALL_SECONDS = 0.05  # all that one pass asks of a grammar
 _SHARE = 0.25  # of the passes' time, on average
 _MIN_SECONDS = 0.002  # in each pass, however short it is
@@ -57,7 +57,7 @@ class _Compiled:
     Attributes:
         bytes: its memory.
         grown: bytes that masks have added since, estimated from their time.
-        worn: it has no room for more masks. Requests that come compile it anew.
+        worn: it has no room for more masks. New requests compile it again.
     """
 
     matcher: LLMatcher
@@ -133,7 +133,7 @@ class Grammars:
 
         Args:
             grammar, client: see `matcher`.
-            worn: take one that other answers have worn out, too; the engine compiles none.
+            worn: also take one that other answers have worn out: the engine does not compile.
         """
         with self._lock:
             compiled = self._living.get((client, grammar))
@@ -333,7 +333,7 @@ class Matcher:
         return masks
 
     def settle(self, seconds: float) -> None:
-        """Take note of the seconds that a pass of the request took.
+        """Note the seconds that a pass of the request took.
 
         Raises:
             GrammarError: the grammar has taken more than its share of the passes.
@@ -351,7 +351,7 @@ class Matcher:
         """
         draw = random.Random(0)  # nosec B311: not a secret
         slow = 0
-        self._mask()  # the first one reads much that is kept
+        self._mask()  # the first one reads much that later ones reuse
         for step in range(_PROBED):
             bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
             allowed = [token for token in bits.nonzero()[0] if token not in self._end_tokens]
@@ -374,7 +374,7 @@ class Matcher:
                 )
 
     def _must_follow(self) -> Sequence[int]:
-        """Return the tokens of which each is the only one allowed, the last one first."""
+        """Return the tokens that must follow, the last one first."""
         if self._certain is None:
             with self._counted():
                 self._certain = self._matcher.compute_ff_tokens()[::-1]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 3 << 16
 """Longest text of a grammar."""
 MEMORY_BYTES = 128 << 20
-"""Most memory of a compilation, in addresses."""
+"""Address space of a compilation, at most."""
 STACK_BYTES = 4 << 20
 """Largest stack for trying it; it is then compiled on four times as much."""
 _MAX_WRITTEN = 1 << 19  # characters of a grammar in the library's form
@@ -50,7 +50,7 @@ LIMITS = LLParserLimits(
 
 
 SPECIAL = b"\xff"
-"""Stands before a special token's name: no text has this byte."""
+"""Precedes a special token's name: no text has this byte."""
 
 
 class _Source(TokenizerWrapper):
@@ -138,7 +138,7 @@ def _characters(grammar: Grammar, effort: Effort) -> int:
 
 
 def efforts(grammar: Grammar) -> Iterator[Effort]:
-    """Say how a grammar may be written, the best way first."""
+    """Yield the ways to write a grammar, the best one first."""
     yield Effort.WHOLE
     kinds = {grammar.kind, grammar.said.kind if grammar.said else None}
     if GrammarKind.JSON_SCHEMA in kinds or grammar.arguments:
@@ -151,7 +151,7 @@ def check(matcher: LLMatcher) -> None:
     """Raise the error that a matcher has met, if any.
 
     Raises:
-        GrammarError: see there.
+        GrammarError: the matcher's.
     """
     if matcher.is_error():
         reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
@@ -277,7 +277,7 @@ def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tupl
 
 
 def _described(tool: ToolArguments, schema: Mapping[str, Any]) -> str:
-    """Return, in Lark, the values that a schema in the library's words describes.
+    """Return the values of a rewritten schema in Lark.
 
     Raises:
         SchemaError: the text is not JSON, and the schema cannot describe it.
@@ -294,13 +294,13 @@ def _described(tool: ToolArguments, schema: Mapping[str, Any]) -> str:
 
 
 def _between_slashes(expression: str) -> str:
-    """Return a regular expression as Lark has it."""
+    """Return a regular expression in Lark's notation."""
     escaped = re.sub(r"\\?(\n)|(\\.)|/", lambda it: r"\n" if it[1] else it[2] or r"\/", expression)
     return f"/{escaped}/"
 
 
 def _of_same_type(text: str) -> dict[str, object]:
-    """Return a schema that says as little as the type of what another one describes."""
+    """Return a schema with nothing but another one's type."""
     try:
         kind = loads(text).get("type")
     except ValueError:
@@ -317,7 +317,7 @@ def _part(source: str) -> dict[str, object]:
 
 
 def grammar_of(fields: Mapping[str, Any]) -> Grammar:
-    """Return the grammar whose fields these are, as `dataclasses.asdict` tells them."""
+    """Return the grammar whose fields these are, as `dataclasses.asdict` returns them."""
     said = fields["said"]
     return Grammar(
         GrammarKind(fields["kind"]),

@@ -65,7 +65,7 @@ class GrammarVocabulary:
         tokens, a second for 262,144.
 
         Raises:
-            UnsupportedTokenizer: see there.
+            UnsupportedTokenizer: the library cannot read the tokenizer.
         """
         with self._making:
             if self._made is None and self.refused is None:

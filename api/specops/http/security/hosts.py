@@ -131,7 +131,7 @@ class Hosts:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, but a page that may not call is told so by the missing header alone.
+    """Starlette's, but a page that may not call learns it from the missing header alone.
 
     Clients take a failed preflight for a server that is down.
     """

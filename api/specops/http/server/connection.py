@@ -36,7 +36,7 @@ _SEND_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a client. Times are in looks, of which there is one a second.
+    """The limits of a client. Times are in looks, one per second.
 
     Attributes:
         connections: number of open connections; the next one is refused with 503.

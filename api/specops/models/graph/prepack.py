@@ -2,7 +2,7 @@
 
 The steps: `rewrite` for a flat batch and a KV cache in blocks, `write_tiles` for the products that
 `specops.runtime.kernels` computes, then ONNX Runtime's optimizer for the rest. The weights lie in
-a file in the order in which a pass reads them; tables of which it reads a few rows come after
+a file in the order in which a pass reads them; tables that it reads a few rows of come after
 them. The file is mapped into the page cache, where the system may drop and reread pages under a
 memory cap.
 

@@ -171,7 +171,7 @@ def take_output_gates_in(graph: onnx.GraphProto) -> None:
 
 
 def _made_by(name: str, operator: str, wiring: Wiring) -> onnx.NodeProto | None:
-    """Return the node of this operator that makes a tensor, or of which it has some rows."""
+    """Return the node of this operator that makes a tensor, or the tensor that it has rows of."""
     node = wiring.makers.get(name)
     if node is not None and node.op_type == "Gather":
         node = wiring.makers.get(node.input[0])

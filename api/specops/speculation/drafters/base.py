@@ -88,7 +88,7 @@ class Drafter(ABC):
         return True
 
     def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Read up to so many more tokens of a text; returns their number."""
+        """Read up to `most` more tokens of a text; returns their number."""
         return 0
 
     @abstractmethod

@@ -32,7 +32,7 @@ class _Slot:
     computed: list[int]  # tokens whose keys and values are in the cache, draft tokens included
     sure: int  # number of them that are known to be the sequence's own
     final: int = 0  # number of the sequence's tokens whose computation stays
-    probs: Floats | None = None  # [k, V], what each token of a draft was drawn from
+    probs: Floats | None = None  # [k, V], from which a draft's tokens were drawn
 
 
 class DraftModelDrafter(GuessingDrafter):
@@ -53,7 +53,7 @@ class DraftModelDrafter(GuessingDrafter):
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Begin a slot with what the client's earlier prompts left of this one's beginning."""
+        """Begin a slot with the part of its beginning that the client's earlier prompts left."""
         held = self.runner.cache.allocate(slot, self._known(tokens), client)
         self._slots[slot] = _Slot(list(tokens[:held]), held)
 
@@ -109,14 +109,14 @@ class DraftModelDrafter(GuessingDrafter):
     def _pass(
         self, guess: int, contexts: Sequence[DraftContext], pending: Sequence[Sequence[int]]
     ) -> list[DraftContext]:
-        """Compute the next tokens of each request, and guess the one behind them."""
+        """Compute the next tokens of each request, and guess the one after them."""
         slots = [context.slot for context in contexts]
         for context, logits in zip(contexts, self._compute(slots, pending), strict=True):
             self._guess(guess, context, logits)
         return list(contexts)
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
-        """See `GuessingDrafter._choose`. Without noise it says what it has drawn from."""
+        """See `GuessingDrafter._choose`. Without noise it keeps the probabilities of its draws."""
         if (drawn := self._slots[context.slot].probs) is None:
             return super()._choose(guess, context, logits)
         kept = drawn[guess, None, : self._vocab]

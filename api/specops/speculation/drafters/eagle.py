@@ -24,7 +24,7 @@ from specops.runtime.sampling import Floats
 from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.guessing import GuessingDrafter
 
-MAX_WAITING = 64  # states of a slot; they are read when there are so many, asked or not
+MAX_WAITING = 64  # states of a slot; with this many they are read, asked or not
 _TOKEN_BITS = 32
 
 
@@ -99,7 +99,7 @@ class EagleDrafter(GuessingDrafter):
         return seconds
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Begin a slot with what earlier requests left of its entries."""
+        """Begin a slot with the entries that earlier requests left for it."""
         held = self.runner.cache.allocate(slot, _keys(tokens), client)
         waiting: Floats = np.empty((MAX_WAITING, self._states.size), np.float32)
         self._slots[slot] = _Slot(tokens, waiting, entries=held)

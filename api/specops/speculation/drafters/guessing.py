@@ -72,7 +72,7 @@ class GuessingDrafter(Drafter):
 
     @abstractmethod
     def _first(self, contexts: Sequence[DraftContext]) -> list[DraftContext]:
-        """Read what is new of the texts, and guess the next token of each.
+        """Read the new parts of the texts, and guess the next token of each.
 
         Returns:
             Those with a guess, in the order of their rows; the others have no room.
@@ -82,7 +82,7 @@ class GuessingDrafter(Drafter):
     def _next(
         self, guess: int, contexts: Sequence[DraftContext], rows: Sequence[int]
     ) -> list[DraftContext]:
-        """Guess one more token of each, behind `guess` others; see `_first`.
+        """Guess one more token of each, after `guess` others; see `_first`.
 
         `rows` are the places of `contexts` in what the call before this one returned.
         """

@@ -73,7 +73,7 @@ class SuffixDrafter(Drafter):
         return drafts
 
     def release(self, slot: int) -> None:
-        """Forget a slot; what is new in its text goes into the client's history."""
+        """Forget a slot; the new part of its text goes into the client's history."""
         lookups, history = self._slots.pop(slot, (None, None))
         if lookups is not None and history is not None:
             history.learn(lookups)

@@ -101,7 +101,7 @@ def _beyond(keyword: str, value: Any, schema: Schema) -> Any:
 
 
 def _other_properties(properties: Schema, resolve: Resolve, depth: int) -> Any:
-    """Return the objects of which a property does not follow its schema."""
+    """Return the objects with a property that does not follow its schema."""
     options = []
     for name, schema in properties.items():
         other = complement(schema, resolve, depth)

@@ -42,7 +42,7 @@ _MAX_EXACT = 1 << 53
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _OBJECT_COUNTS = ("minProperties", "maxProperties")
-# Schemas of which one may be long.
+# Keywords with schemas that may be long.
 _INNER = frozenset(
     {"properties", "items", "anyOf", "oneOf", "allOf", "additionalProperties", "enum"}
 )
@@ -166,7 +166,7 @@ class _Writer:
             outer: names of an object's properties that are described outside of this branch; None
                 where an object is described here only.
             branch: it is one of several forms of a value.
-            joined: something else is said about each form.
+            joined: other keywords apply to each form, too.
         """
         if isinstance(node, bool):
             return node
@@ -504,7 +504,7 @@ class _Writer:
         self._offer(written, options)
 
     def _only_forms(self, node: Schema) -> bool:
-        """Whether a schema says nothing but its forms: its type is a type of each form, too."""
+        """Whether a schema has nothing but its forms: its type is a type of each form, too."""
         words = node.keys() - ANNOTATIONS - {"type"}
         keyword = next(iter(words))
         if len(words) > 1 or keyword not in ("anyOf", "oneOf") or "type" not in node:

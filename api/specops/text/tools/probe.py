@@ -1,8 +1,8 @@
 """Finds out which parts of a conversation a chat template shows, and how its model writes calls.
 
-Templates say neither. So each gets short conversations with known words, once per model: what is in
-the rendered text, the template shows; and the text around a known call is the model's format. The
-same is done by llama.cpp (common/chat-diff-analyzer.cpp).
+Templates say neither. So each renders short conversations with known words, once per model: words
+in the rendered text are shown, and the text around a known call is the model's format. llama.cpp
+does the same (common/chat-diff-analyzer.cpp).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specops.text.tools.reader import AnswerReader
 Render = Callable[[Messages, Mapping[str, Any]], str | None]
 Call = tuple[str, dict[str, Any]]
 
-_VARIABLES = ("tools", "xml_tools", AS_TEXT)  # in which templates read tools
+_VARIABLES = ("tools", "xml_tools", AS_TEXT)  # from which templates read tools
 _TOOLS = tuple(
     Tool(
         name,

@@ -67,7 +67,7 @@ class TemplateTraits:
     in_parts: bool = False
 
     def fallback(self) -> TemplateTraits:
-        """Return traits with which a conversation becomes texts in turns, whatever it was."""
+        """Return the traits that turn any conversation into texts in turns."""
         return replace(self, shows_calls=False, orphan_results=False, consecutive_roles=False)
 
 

@@ -1,6 +1,6 @@
 """Splits an answer, while it is generated, into reasoning, text and calls of tools.
 
-The reader takes the text character by character, so the borders of tokens do not matter. It holds
+The reader takes the text character by character, so token boundaries do not matter. It holds
 back text that may be the beginning of a tag until further characters decide. Text that looks like a
 call but is not one stays text.
 """
@@ -192,7 +192,7 @@ class AnswerReader:
         self._say(after)
 
     def _follow(self, expected: list[str], raw: list[str]) -> Reading[bool]:
-        """Read parts of a format, with any white space before each; return whether they came."""
+        """Read parts of a format, white space before each; return whether all were there."""
         for index, part in enumerate(expected):
             yield from self._space(raw.append)
             if part == WILDCARD:
@@ -212,7 +212,7 @@ class AnswerReader:
         """Read one of several texts; white space does not matter.
 
         Returns:
-            Which one, and text that was read after it. None: at most the first parts of one came.
+            Its index, and text that was read after it. None: at most the first parts were there.
         """
         cut = [parts(text.partition(WILDCARD)[0]) for text in texts]
         squeezed = ["".join(pieces) for pieces in cut]
@@ -350,7 +350,7 @@ class AnswerReader:
         The names in the schema may contain characters that would end another one.
 
         Returns:
-            The name; empty at the end; None if neither comes.
+            The name; empty at the end; None for neither.
         """
         yield from self._space(raw.append)
         if self._char == self._form.end:

@@ -84,7 +84,7 @@ class OllamaModel(OllamaBody):
 
     @property
     def done_reason(self) -> Literal["load", "unload"]:
-        """What Ollama says it did where nothing is asked."""
+        """Ollama's word for an empty request."""
         kept = str(self.keep_alive).lower()  # a number of seconds, or a text such as `0h0m0s`
         return (
             "unload" if "0" in kept and not any(digit in kept for digit in "123456789") else "load"

@@ -166,7 +166,7 @@ def _details(engine: Engine) -> dict[str, Any]:
 
 
 def _parameters(engine: Engine) -> list[tuple[str, float]]:
-    """Return how tokens are drawn where nobody says it, by Ollama's names."""
+    """Return the default sampling parameters, by Ollama's names."""
     values = engine.info.sampling.specified
     penalty = values.pop("repetition_penalty", None)
     return list(values.items()) + ([] if penalty is None else [("repeat_penalty", penalty)])

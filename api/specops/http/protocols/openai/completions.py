@@ -280,7 +280,7 @@ class _Text:
         self._length = 0  # of the text whose tokens have been reported
         self._prompt_reported = False
         self._echo = ""  # text that the next choice begins with
-        self._spells = False  # it is made of tokens, of which the special ones are spelled, too
+        self._spells = False  # it is made of tokens, special ones spelled out
         if body.echo:
             sent, whole = answer.request.prompt_tokens, body.truncate_prompt_tokens is None
             self._spells = not (isinstance(prompt, str) and whole)

@@ -142,7 +142,7 @@ class ResponsesTool(Body):
 
 
 class FunctionNames:
-    """The names by which the model calls functions: two namespaces may have one of the same name.
+    """The model's names of functions: two namespaces may have one of the same name.
 
     Attributes:
         tools: all tools by these names, including the tools of namespaces.
@@ -170,7 +170,7 @@ class FunctionNames:
                 self._called[namespace, tool.name] = name
 
     def called(self, namespace: str | None, name: str) -> str:
-        """Return the name by which the model calls a function."""
+        """Return the model's name of a function."""
         return self._called.get((namespace or "", name), name)
 
 

@@ -146,7 +146,7 @@ class Gemma4(
         }.items():
             if metadata.integer(key, expected) != expected:
                 raise metadata.error(key, f"must be {expected}, the size of a head")
-        # Frequencies are divided by 1, or else by so much that nothing turns.
+        # Frequencies are divided by 1, or by a number so large that nothing turns.
         scaling = config["rope_scaling"] or {"factors": [1.0] * (size // 2)}
         divisors = scaling.get("factors", [])
         turning = sum(divisor == 1 for divisor in divisors)
