@@ -1,11 +1,9 @@
 """Requests that fail inside the engine, among others, which must get the same tokens as alone.
 
 Each faulty request says where it fails: sampling, log-probabilities or detokenizing raises an error
-for that request. Tests run it for a moment. The full run is
-`python -m tests.faults --honest 4000 --faulty 1000`.
+for that request.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,14 +16,55 @@ import numpy as np
 
 from specops.config import Settings
 from specops.engine import request_state, scheduler
-from specops.engine.engine import Engine
+from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
+from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.text.text_stream import TextStream
-from tests.leavers import alone, heldout, kinds
+from training.corpus import read_prompts
 
 AT_ONCE = 48  # requests at a time
 ALL = ("next_token", "verify", "logprob", "push", "flush")
 _ids = count()
+
+
+def heldout(settings: Settings) -> list[str]:
+    """Return the prompts that the demo pair was not trained on."""
+    return read_prompts(settings.models_dir / "demo")
+
+
+def kinds(
+    engine: Engine, prompts: list[str], number: int, *, longest: int = 60
+) -> list[GenerationRequest]:
+    """Return different requests, with answers of fewer tokens than `longest`; some begin alike."""
+    rng = np.random.default_rng(0)
+    drafters = list(engine.info.drafters)
+    made = []
+    for index in range(number):
+        tokens = engine.encode(prompts[index % len(prompts)])
+        beginning = engine.encode(prompts[index % 3])[:60]
+        made.append(
+            GenerationRequest(
+                request_id="",
+                prompt_tokens=(beginning + tokens)[: int(rng.integers(20, 300))],
+                max_new_tokens=int(rng.integers(4, longest)),
+                sampling=SamplingParams(0.8, seed=index) if index % 4 == 3 else SamplingParams(),
+                drafter=drafters[index % len(drafters)],
+                k_draft=4,
+                adaptive=index % 5 != 0,
+                ignore_eos=True,
+            )
+        )
+    return made
+
+
+def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
+    """Return the tokens of plain decoding without other requests, before or beside it."""
+    cache = engine.scheduler.target.cache
+    before, cache.reuse = cache.reuse, PrefixSharing.OFF
+    request = replace(request, request_id=f"alone {next(_ids)}", drafter=NO_DRAFTER)
+    found = [piece.token for output in engine.generate(request) for piece in output.pieces]
+    cache.reuse = before
+    return tuple(found)
 
 
 class FaultError(Exception):
@@ -158,22 +197,3 @@ def _take(
     else:
         assert tuple(got) == expected
         tally.right += 1
-
-
-def main() -> None:
-    """The full run, on the demo pair."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--honest", type=int, default=4000)
-    parser.add_argument("--faulty", type=int, default=1000)
-    options = parser.parse_args()
-    settings = Settings(model="demo", max_inter_token_latency=0.05)
-    engine = Engine.load(settings)
-    requests = kinds(engine, heldout(settings), 60)
-    tally = play(engine, requests, options.honest, options.faulty)
-    print(f"{tally.right} requests got what they get alone")
-    print(f"{tally.failed.total()} ended in their own error: {dict(sorted(tally.failed.items()))}")
-    print(f"{tally.escaped.total()} never came to theirs: {dict(sorted(tally.escaped.items()))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,10 +16,8 @@ import numpy as np
 
 from bench.models import BenchModel
 from bench.scale.clients import Cost, cost, send
-from bench.scale.envoy import Maglev
 from bench.scale.fleet import Cores, Fleet, cores, fleet
 from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
-from bench.serving.load import HOST
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Outcome, Table, Target, progress
 
@@ -52,18 +50,15 @@ class Run:
     """The results of the traffic with one number of replicas.
 
     Attributes:
-        addresses: address of each replica; the gateway's table follows from them.
         seconds: from the first request to the last answer.
         requests: number of requests that each replica answered.
         cached: share of prompt tokens that came from prefix caches.
         p50, p95: quantiles of a request's seconds.
         refused: number of answers with status 429.
         gateway: Envoy's processor seconds per second.
-        at_home: share of requests that went to their key's replica.
         retried: number of requests that the gateway sent to more than one replica.
     """
 
-    addresses: list[str]
     seconds: float
     requests: list[int]
     tokens_per_second: float
@@ -72,7 +67,6 @@ class Run:
     p95: float
     refused: int
     gateway: float
-    at_home: float = 0.0
     retried: int = 0
 
     @property
@@ -143,7 +137,6 @@ def _measure(running: Fleet, plan: Plan, seconds: float) -> Run:
     )
     p50, p95 = np.quantile(seen.seconds, (0.5, 0.95))
     return Run(
-        addresses=[f"{HOST}:{port}" for port in running.ports],
         seconds=seen.wall,
         requests=[int(count) for count in asked],
         tokens_per_second=OUTPUT * len(seen.seconds) / seen.wall,
@@ -156,13 +149,10 @@ def _measure(running: Fleet, plan: Plan, seconds: float) -> Run:
 
 
 def _logged(found: Run, ended: Fleet) -> Run:
-    """The run with figures from the gateway's log, whose last rows are the traffic."""
+    """The run with what the gateway's log says of it; its last rows are the traffic."""
     rows = [row for row in ended.log() if row["path"] == _GENERATING]
-    rows = rows[-sum(found.requests) :]
-    table = Maglev(found.addresses)
-    home = sum(found.addresses[table.home(row["key"])] == row["replica"] for row in rows)
-    retried = sum(int(row["tried"]) > 1 for row in rows)
-    return replace(found, at_home=home / len(rows), retried=retried)
+    retried = sum(int(row["tried"]) > 1 for row in rows[-sum(found.requests) :])
+    return replace(found, retried=retried)
 
 
 def outcome(title: str, measured: Measured) -> Outcome:
@@ -175,13 +165,13 @@ def _replicas(title: str, measured: Measured) -> Table:
     first, plan = measured.runs[0], measured.plan
     columns = (
         "replicas", "seconds", "tok/s", "p50, ms", "p95, ms", "from caches", "of one replica's",
-        "busiest over mean", "at home", "429s", "asked again", "gateway, cores",
+        "busiest over mean", "429s", "asked again", "gateway, cores",
     )  # fmt: skip
     rows = [
         (
             str(len(found.requests)), f"{found.seconds:.0f}", f"{found.tokens_per_second:.0f}",
             f"{found.p50 * 1e3:.0f}", f"{found.p95 * 1e3:.0f}", f"{found.cached:.3f}",
-            f"{found.cached / first.cached:.3f}", f"{found.busiest:.2f}", f"{found.at_home:.3f}",
+            f"{found.cached / first.cached:.3f}", f"{found.busiest:.2f}",
             str(found.refused), str(found.retried), f"{found.gateway:.4f}",
         )
         for found in (*measured.runs, measured.paced)
@@ -198,8 +188,7 @@ def _replicas(title: str, measured: Measured) -> Table:
         if measured.shared
         else "each replica has as many processors of its own in every row; clients and the gateway "
         "have one more",
-        "from caches: share of prompt tokens; at home: requests that went where their key belongs, "
-        "the others were passed on because that replica had its fill",
+        "from caches: share of prompt tokens",
     )
     return Table(f"Replicas behind the gateway: {title}", columns, rows, notes)
 

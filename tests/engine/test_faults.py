@@ -12,8 +12,7 @@ from specops.engine.engine import Engine
 from specops.request import FinishReason
 from specops.system.logs import JsonFormatter
 from tests.conftest import THREADS
-from tests.faults import ALL, FaultError, faults, faulty, play
-from tests.leavers import heldout, kinds
+from tests.faults import ALL, FaultError, faults, faulty, heldout, kinds, play
 from tests.simulated_target import (
     SimulatedTarget,
     Text,

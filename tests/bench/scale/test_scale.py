@@ -10,8 +10,8 @@ from bench.scale.fleet import cores
 from bench.scale.scale import QUICK, Measured, Run, outcome
 from bench.tools.report import Summary
 
-ONE = Run(["127.0.0.1:1"], 10.0, [60], 100.0, 0.8, 0.1, 0.2, 0, 0.01)
-TWO = replace(ONE, addresses=["127.0.0.1:1", "127.0.0.1:2"], requests=[40, 20], cached=0.76)
+ONE = Run(10.0, [60], 100.0, 0.8, 0.1, 0.2, 0, 0.01)
+TWO = replace(ONE, requests=[40, 20], cached=0.76)
 
 
 def costs(added: float) -> dict[str, Cost]:
