@@ -34,7 +34,10 @@ TOGETHER = dict.fromkeys(  # files that share one Docker Engine
     (f"tests/e2e/test_{name}.py" for name in ("codespace", "first_sight", "readme", "scale")),
     "tests/e2e/test_compose.py",
 )
-APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
+APART = {  # files whose tests share nothing
+    "tests/fuzz/test_fuzz.py",
+    "tests/models_e2e/test_presets.py",
+}
 FIRST = (  # slow files, which would otherwise run at the end, when other workers have no more work
     "tests/engine/test_demo_pair.py",
     "tests/engine/test_threads.py",
