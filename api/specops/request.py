@@ -371,8 +371,8 @@ class Output:
         """Number of tokens in it: new ones, the prompt's, and the likely alternatives of each."""
         last = self.prompt[-1] if self.prompt else None  # all tell as many, but the first
         reported = len(self.prompt) * (1 + len(last.top) if last else 1)
-        beside = [len(piece.logprob.top) for piece in self.pieces if piece.logprob]
-        return reported + len(self.pieces) + sum(beside)
+        likely = [len(piece.logprob.top) for piece in self.pieces if piece.logprob]
+        return reported + len(self.pieces) + sum(likely)
 
 
 @dataclass(slots=True)

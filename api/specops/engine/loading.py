@@ -300,7 +300,7 @@ def _prepared(
 
 def _chat_template(folder: ModelFolder) -> ChatTemplate | None:
     try:
-        return ChatTemplate.load(folder.path, folder.beside)
+        return ChatTemplate.load(folder.path, folder.template_folder)
     except ChatTemplateError as error:
         log.warning("chats will be refused: %s", error)
         return None

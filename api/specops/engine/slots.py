@@ -138,7 +138,7 @@ class SlotManager:
         return sum(item.num_uncomputed_tokens for item in before) < self._max_batched_tokens
 
     def _admit(self, state: RequestState) -> bool:
-        """Give a request a slot, if its tokens fit together with the future ones of running requests."""
+        """Give a request a slot, if its tokens fit with the future ones of running requests."""
         cache = self._cache
         reserved_blocks = sum(_missing_blocks(item) for item in self._states)
         spare = cache.available_blocks - reserved_blocks

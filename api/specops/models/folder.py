@@ -48,8 +48,8 @@ class ModelFolder:
 
     `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
     empty then: the digest of the checkpoint that was exported. `mtp` is the graph of the model's
-    own MTP block, if it has one. `beside` is a GGUF's folder: a person may put a chat template
-    there.
+    own MTP block, if it has one. `template_folder` is a GGUF's folder: a person may put a chat
+    template there.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class ModelFolder:
     num_heads: int = 0
     source_digest: str = ""
     mtp: Path | None = None
-    beside: Path | None = field(default=None, compare=False)
+    template_folder: Path | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:

@@ -49,14 +49,14 @@ class Parts:
         config: the file with the configuration.
         state_dicts: the files with weights that torch saved; empty if there are safetensors.
         shards: the files of a GGUF, which has everything in it; empty for other checkpoints.
-        beside: another model's files on which the conversion also depends.
+        depends_on: another model's files on which the conversion also depends.
     """
 
     folder: Path
     config: Path
     state_dicts: tuple[Path, ...]
     shards: tuple[Path, ...] = ()
-    beside: tuple[Path, ...] = ()
+    depends_on: tuple[Path, ...] = ()
 
     @property
     def in_order(self) -> bool:
@@ -77,7 +77,7 @@ class Parts:
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
         named = (self.folder / name for name in (SENTENCEPIECE, TOOLS_TEMPLATE))
-        candidates = {self.config, *named, *weights, *texts, *self.beside}
+        candidates = {self.config, *named, *weights, *texts, *self.depends_on}
         candidates.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in candidates if file.is_file()))
 

@@ -140,7 +140,9 @@ def prepare(
         _convert(path, parts, folder, quant, digest, lock=lock, tell=_percents(work, report))
 
     folder = _conversion(source, path, quant, cache_dir=cache_dir, convert=convert, report=report)
-    return replace(ModelFolder.read(folder, name), beside=path.parent if is_gguf(path) else None)
+    return replace(
+        ModelFolder.read(folder, name), template_folder=path.parent if is_gguf(path) else None
+    )
 
 
 def prepare_head(
@@ -188,7 +190,7 @@ def prepare_head(
         convert=convert,
         report=report,
         tokenizer=False,
-        beside=(target.graph, target.graph.with_name(MANIFEST)),
+        depends_on=(target.graph, target.graph.with_name(MANIFEST)),
     )
     return EagleFolder.read(folder)
 
@@ -316,7 +318,7 @@ def _conversion(
     convert: Callable[[Parts, Path, str, int], None],
     report: Callable[[str], None],
     tokenizer: bool = True,
-    beside: tuple[Path, ...] = (),
+    depends_on: tuple[Path, ...] = (),
 ) -> Path:
     """Return the folder of a checkpoint's conversion; make it if need be.
 
@@ -328,14 +330,14 @@ def _conversion(
         convert: makes the conversion, see `conversions.Convert`, of the checkpoint's files.
         report: see `converted`.
         tokenizer: whether there must be one.
-        beside: another model's files on which the conversion also depends.
+        depends_on: another model's files on which the conversion also depends.
 
     Raises:
         ModelError: a part of the checkpoint is missing or cannot be read, or the folder cannot be
             written.
     """
     try:
-        parts = replace(parts_of(path, tokenizer=tokenizer), beside=beside)
+        parts = replace(parts_of(path, tokenizer=tokenizer), depends_on=depends_on)
         return converted(
             cache_dir / "converted",
             path,

@@ -212,8 +212,8 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """Bytes that the process does not hold yet and cannot drop later."""
-        beside = self.required.beside_cache + spare_bytes(self.available.reading.limit)
-        return self.kv_bytes + self.snapshot_bytes + beside
+        rest = self.required.beside_cache + spare_bytes(self.available.reading.limit)
+        return self.kv_bytes + self.snapshot_bytes + rest
 
     @property
     def most_anonymous(self) -> int:

@@ -87,7 +87,7 @@ class ClientTurns:
             if item in self._waiting:
                 self._waiting.remove(item)
             elif done.cancelled():
-                stop()  # it runs: after finished work the thread already does other work
+                stop()  # finished work is not running: the thread may do other work
             raise
 
     def _next(self) -> None:

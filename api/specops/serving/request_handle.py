@@ -57,7 +57,7 @@ class RequestHandle:
         latest, timer = loop.time(), None
 
         def look(pause: float) -> None:
-            """End a silence. An answer has one timer in all: setting one takes as long as a wait."""
+            """End a silence. An answer has a single timer: setting one takes as long as a wait."""
             nonlocal timer
             if (left := latest + pause - loop.time()) <= 0:
                 self._came.set()

@@ -76,12 +76,12 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
-    def load(cls, folder: Path, beside: Path | None = None) -> ChatTemplate | None:
+    def load(cls, folder: Path, fallback: Path | None = None) -> ChatTemplate | None:
         """Read the template of a model's folder; return None if there is none.
 
         Args:
             folder: the model's.
-            beside: another folder, whose template is used if the model has none.
+            fallback: another folder, whose template is used if the model has none.
 
         Raises:
             ChatTemplateError: the template cannot be used.
@@ -94,8 +94,8 @@ class ChatTemplate:
             if not source:
                 old = json.loads(_read(folder / files.OLD_TEMPLATE) or "{}")
                 source = _named(old.get("chat_template"), files.DEFAULT)
-            if not source and beside is not None:
-                source = _read(beside / files.TEMPLATE)
+            if not source and fallback is not None:
+                source = _read(fallback / files.TEMPLATE)
             tokens = texts_by_role(config)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error

@@ -229,8 +229,8 @@ class JsonBySchema(Body):
     def _schema_beside_type(cls, form: Any) -> Any:
         """Accept llama-server's form, too: the fields of `json_schema` next to `type`."""
         if isinstance(form, dict) and "schema" in form and "json_schema" not in form:
-            beside = {name: value for name, value in form.items() if name != "type"}
-            return {"type": form.get("type"), "json_schema": beside}
+            fields = {name: value for name, value in form.items() if name != "type"}
+            return {"type": form.get("type"), "json_schema": fields}
         return form
 
     @property

@@ -169,8 +169,8 @@ class Answer:
     def reported_tokens(self) -> int:
         """Number of tokens in the answer, with the likely alternatives of each."""
         asked = self.request
-        beside = max(asked.logprobs or 0, len(asked.logprob_tokens)), asked.prompt_logprobs or 0
-        return len(self.pieces) * (1 + beside[0]) + len(self.prompt) * (1 + beside[1])
+        likely = max(asked.logprobs or 0, len(asked.logprob_tokens)), asked.prompt_logprobs or 0
+        return len(self.pieces) * (1 + likely[0]) + len(self.prompt) * (1 + likely[1])
 
     @property
     def blocks(self) -> list[Block]:

@@ -149,10 +149,10 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
     results = _holds(_rendered(render, single, shown), _RESULT)
     pair = [_ASKED, _calls(_FIRST, _SECOND), _result(0), _result(1, _RESULT2)]
     several = _rendered(render, pair, shown)
-    beside = _rendered(render, [_ASKED, _calls(_FIRST, said=_SAID), _result(0)], shown)
+    with_text = _rendered(render, [_ASKED, _calls(_FIRST, said=_SAID), _result(0)], shown)
     cut = [_ASKED, {"role": "assistant", "content": _SAID}, _calls(_FIRST), _result(0)]
-    text_shown = _all_in(beside, _FIRST) and _holds(beside, _SAID)
-    behind = text_shown and not _in_order(beside) and _in_order(_rendered(render, cut, shown))
+    text_shown = _all_in(with_text, _FIRST) and _holds(with_text, _SAID)
+    behind = text_shown and not _in_order(with_text) and _in_order(_rendered(render, cut, shown))
     written = {"role": "assistant", "content": learned.write([_FIRST])}
     lone_text = _rendered(render, [_ASKED, written, _result(0)], shown)
     foreign = json.loads(json.dumps(single).replace(_IDS[0], "call_probe-1"))
