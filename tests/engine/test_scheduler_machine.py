@@ -117,6 +117,7 @@ class Serving(RuleBasedStateMachine):
         ]
         lengths = [len(item.tokens) for item in before]
         result = self.served.step(self.scheduler)
+        assert not self.cancelled & self.scheduler._in_flight.keys()  # they left within the step
         assert len(self.target.passes) - passes == (result.kind is not None)
         for sequence, length in zip(before, lengths, strict=True):
             assert len(sequence.tokens) > length or sequence.preemptions

@@ -3,6 +3,7 @@
 from specops.engine.request_queue import RequestQueue
 from specops.engine.request_state import RequestState
 from specops.engine.slots import SlotManager
+from specops.request import FinishReason
 from specops.runtime.batch import Batch
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.speculation.safeguard import Safeguard
@@ -123,6 +124,19 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
     assert 0 < again < stats.preemptions * (60 + 100)
 
 
+def test_a_preempted_request_that_is_cancelled_leaves_within_a_step() -> None:
+    scheduler = make_scheduler(SimulatedTarget(num_slots=2, context=320, num_blocks=5))
+    first, second = make_request(90, 150, arrival=-100.0), make_request(60, 100)
+    for request in (first, second):
+        scheduler.add(request)
+    served = Served()
+    while not served.step(scheduler).preempted:
+        assert served.finish(second) is None
+    scheduler.cancel(second.request_id)
+    served.step(scheduler)
+    assert served.finish(second) is FinishReason.CANCELLED
+
+
 def test_no_sequence_of_the_batch_is_preempted_for_a_prompt() -> None:
     running, target, waiting, _ = made(3, num_slots=2)
     first, second = coming(waiting, 100, 60)
@@ -202,3 +216,23 @@ def test_only_its_own_drafter_follows_a_request() -> None:
         "draft": [0],
         "suffix": [1],
     }
+
+
+def test_who_is_preempted_is_not_charged_again_and_loses_no_place() -> None:
+    target = SimulatedTarget(num_slots=2, context=256, num_blocks=4, reuse=PrefixSharing.OFF)
+    scheduler = make_scheduler(target)
+    first = make_request(100, 120, client="ann", arrival=-100.0)
+    second = make_request(60, 100, client="bob", arrival=-50.0)
+    others = [make_request(60, 2, client="eve") for _ in range(4)]
+    served = Served()
+    for request in (first, second, *others):
+        scheduler.add(request)
+    ended = []
+    while scheduler.busy:
+        ended += [item.request_id for item in served.step(scheduler).outputs if item.finish]
+    stats = served.stats(second)
+    assert stats.preemptions > 0
+    assert ended[0] == first.request_id
+    assert served.tokens(second)
+    begun = [output.request_id for result in served.results for output in result.outputs]
+    assert begun.index(second.request_id) < min(begun.index(item.request_id) for item in others)
