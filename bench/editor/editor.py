@@ -99,6 +99,8 @@ def _repeated(files: Mapping[str, str], events: Sequence[Event]) -> Iterator[str
         chunks = [chunk["text"] for chunk in body["input_extra"]]
         shown = "\n".join((*chunks, body["input_prefix"]))[-_CHARACTERS:]
         before = body["input_prefix"].removeprefix("\n") + body["prompt"]
+        if not before:  # the first line of a file
+            continue
         text = next(text for text in files.values() if before in text)
         rest = text.partition(before)[2].partition("\n")[0]
         line = f"{body['prompt']}{rest}".strip()

@@ -123,7 +123,7 @@ def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict
         "tokens": len(last.tokens),
         "rates": rates,
         "speedups": ratios(rates["served"], rates["plain"]),
-        "tokens_per_jump": last.stats.tokens_per_jump,
+        "tokens_per_jump": last.stats.tokens_per_pass,
         "origins": dict(Counter(piece.origin for piece in last.pieces)),
         "equal": all(item.tokens == last.tokens for found in answers.values() for item in found),
     }

@@ -31,7 +31,8 @@ def test_all_that_decides_what_is_cached_is_played_and_most_keys_are_not() -> No
 
 
 def test_the_line_at_hand_stands_in_the_prompts_of_the_lookups() -> None:
-    prompts = [*editor._repeated(FILES, [*trace(FILES, 300, seed=1)])]
+    traces = [[*trace(FILES, 600, seed=seed)] for seed in range(4)]
+    prompts = [prompt for events in traces for prompt in editor._repeated(FILES, events)]
     assert prompts
     for prompt in prompts:
         *others, line = (line.lstrip() for line in prompt.split("\n"))  # at any depth

@@ -1,1 +1,0 @@
-"""Coding agents: requests recorded from their programs, and how much of them the cache finds."""

@@ -1,1 +1,0 @@
-"""Suggestions in an editor: a typing trace, played against this service and llama-server."""

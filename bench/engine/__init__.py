@@ -1,1 +1,0 @@
-"""The engine without HTTP: requests sent at once, and what requests cost each other."""

@@ -1,1 +1,0 @@
-"""The service under memory caps, in cgroups made by hand."""

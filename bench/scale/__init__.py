@@ -1,1 +1,0 @@
-"""Several replicas behind the real gateway."""

@@ -1,1 +1,0 @@
-"""What speculation gains, on which text and under which load, and that it changes no output."""

@@ -1,1 +1,0 @@
-"""Structured output: what a grammar costs and saves, and whether answers fit it."""

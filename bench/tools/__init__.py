@@ -1,1 +1,0 @@
-"""What every benchmark shares: statistics, tables and pictures, the machine, processes, quiet."""

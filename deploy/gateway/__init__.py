@@ -1,1 +1,0 @@
-"""The gateway before the replicas: Envoy's configuration, and what runs it."""

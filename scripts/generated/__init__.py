@@ -1,1 +1,0 @@
-"""What `make generate` writes from the code: tables of pages, the page of metrics, settings."""
