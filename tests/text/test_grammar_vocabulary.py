@@ -70,6 +70,7 @@ Path("/proc/self/clear_refs").write_text("5")
 resident, held = status("VmRSS"), process_memory().anon
 vocabulary = GrammarVocabulary(tokenizer, int(sys.argv[2]), frozenset({0}))
 vocabulary.get()
+give_back()
 print(process_memory().anon - held, status("VmHWM") - resident)
 """
 SIZES = {

@@ -11,7 +11,6 @@ import threading
 
 from llguidance import LLTokenizer
 
-from specops.system.allocator import give_back
 from specops.text.grammar_source import SPECIAL, vocabulary_of
 from specops.text.tokenizer import Tokenizer
 
@@ -73,7 +72,6 @@ class GrammarVocabulary:
                     self._made = self._make()
                 except BaseException as error:  # a panic of the library, whose class has no name
                     self.refused = f"this model's tokenizer does not support grammars: {error}"
-                give_back()
         if self._made is None:
             raise UnsupportedTokenizer(self.refused)
         return self._made
