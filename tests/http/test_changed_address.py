@@ -20,7 +20,7 @@ from specops.request import FinishReason, Logprob
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import BEGIN_TOKEN, FakeService, output
 from tests.http.chat_clients import TEMPLATE
-from tests.http.openai_api import CHAT, COMPLETIONS, api
+from tests.http.openai_api import CHAT, COMPLETIONS, EMBEDDINGS, api
 from tests.http.real_engine import in_process
 
 pytestmark = pytest.mark.anyio
@@ -205,9 +205,14 @@ RECORDED = [
     json.loads(file.read_text("utf-8"))
     for file in sorted(Path(__file__).with_name("recorded").glob("*.json"))
 ]
+BATCHES = [sent for sent in RECORDED if sent["path"] == EMBEDDINGS]
 
 
-@pytest.mark.parametrize("sent", RECORDED, ids=lambda sent: sent["program"])
+def program(sent: dict[str, Any]) -> str:
+    return str(sent["program"])
+
+
+@pytest.mark.parametrize("sent", [sent for sent in RECORDED if sent not in BATCHES], ids=program)
 async def test_what_programs_sent_is_answered(sent: dict[str, Any]) -> None:
     service = FakeService([output("Hello"), output("", finish=FinishReason.STOP)])
     service.loaded.chat_template = ChatTemplate(TEMPLATE, {})
@@ -215,7 +220,20 @@ async def test_what_programs_sent_is_answered(sent: dict[str, Any]) -> None:
         answer = await here.client.post(sent["path"], json=sent["body"])
     assert answer.status_code == 200, answer.text
     assert "Hello" in answer.text
-    assert any(end in answer.text for end in ("[DONE]", "response.completed", '"stop":true'))
+    ends = ("[DONE]", "response.completed", '"stop":true', "message_stop")
+    assert any(end in answer.text for end in ends)
+    if "server_tool_use" in str(sent):
+        ignored = answer.headers["x-ignored-fields"].split(", ")
+        assert {"messages.server_tool_use", "messages.web_search_tool_result"} <= set(ignored)
+
+
+@pytest.mark.parametrize("sent", BATCHES, ids=program)
+async def test_batches_that_programs_sent_are_embedded(
+    server: httpx.AsyncClient, sent: dict[str, Any]
+) -> None:
+    data = (await asked(server, sent["path"], sent["body"]))["data"]
+    assert [item["index"] for item in data] == list(range(len(sent["body"]["input"])))
+    assert len({item["embedding"] for item in data}) == 1  # the same text, in base64
 
 
 # -- embeddings, templates, tokens -----------------------------------------------------------------
