@@ -55,6 +55,49 @@ REQUESTS = {
     },
     "cut": {"input": "Tell me a story.", "max_output_tokens": 16},
     "object": {"input": "Who are you?", "text": {"format": {"type": "json_object"}}},
+    "schema": {
+        "input": "Who are you?",
+        "text": {
+            "format": {
+                "type": "json_schema",
+                "name": "place",
+                "strict": True,
+                "schema": TOOL["parameters"],
+            }
+        },
+    },
+    "named call": {
+        "input": "What is the weather?",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "get_weather"},
+    },
+    "allowed call": {
+        "input": "What is the weather?",
+        "tools": [TOOL, {"type": "web_search"}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+        "parallel_tool_calls": False,
+    },
+    "reasoning": {
+        "input": [USER, {"type": "reasoning", "summary": []}, {"role": "user", "content": "Why?"}],
+        "reasoning": {"effort": "low", "summary": "auto"},
+    },
+    "echoed": {
+        "input": "Hello",
+        "metadata": {"a": "b"},
+        "user": "me",
+        "truncation": "auto",
+        "store": False,
+        "max_tool_calls": 1,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "top_p": 0.5,
+    },
 }
 
 
