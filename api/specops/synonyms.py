@@ -26,6 +26,15 @@ FIELDS = {
     ),
 }
 
+# Samplers that are not here, with the values that turn them off; any other is named as ignored.
+SAMPLERS_OFF: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
+    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
+    "adaptive_target": (-1, -0.01),
+    "n_parallel": (1,),
+}
+
 # Fields of requests that constrain an answer, with the field of `structured_outputs` that each is.
 CONSTRAINTS = {
     "guided_json": "json",

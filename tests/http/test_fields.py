@@ -301,7 +301,10 @@ NEUTRAL = {
             (path, {"use_beam_search": False, "guided_template": None})
             for path in (COMPLETIONS, CHAT)
         ),
-        (COMPLETION, dict.fromkeys(("mirostat", "dry_multiplier", "dynatemp_range"), 0)),
+        *(
+            (path, dict.fromkeys(("mirostat", "dry_multiplier", "dynatemp_range"), 0))
+            for path in (COMPLETION, CHAT)
+        ),
         (COMPLETION, {"typical_p": 1.0, "top_n_sigma": -1}),
     ],
     ids=str,

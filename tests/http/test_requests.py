@@ -46,7 +46,7 @@ async def test_samplers_of_other_servers_are_named_where_they_would_do_something
     path: str,
 ) -> None:
     async with api() as here:
-        plain = await here.ask(path, typical_p=1.0, top_n_sigma=0)
+        plain = await here.ask(path, typical_p=1.0, top_n_sigma=0, mirostat=0, xtc_probability=None)
         named = await here.ask(path, typical_p=0.9, top_n_sigma=1.5)
     assert "x-ignored-fields" not in plain.headers
     assert named.headers["x-ignored-fields"] == "typical_p, top_n_sigma"

@@ -103,7 +103,7 @@ class Body(BaseModel):
     Attributes:
         ignored_fields: names of unknown fields that only concern other services. They are ignored
             even where unknown fields are refused.
-        neutral_values: by name, values of unknown fields that ask for nothing.
+        neutral_values: by name, values of unknown fields that ask for nothing, as null does.
     """
 
     model_config = STRICT
@@ -141,7 +141,7 @@ def unknown_fields(body: BaseModel) -> Iterator[tuple[str, bool]]:
                 known = isinstance(part, Body)
                 neutral = part.neutral_values if known else {}
                 for name, value in extra.items():
-                    if value not in neutral.get(name, ()):
+                    if value is not None and value not in neutral.get(name, ()):
                         yield at + name, known and name in part.ignored_fields
             for name in names:
                 value = part.__dict__[name]
@@ -373,8 +373,6 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 
 _MAX_BIASES = 300
 _MAX_DIGITS = 12  # of a number that is read: tokens have fewer
-# Samplers of other servers, and their values that ask for nothing.
-_NO_SAMPLERS: dict[str, tuple[Any, ...]] = {"typical_p": (None, 1), "top_n_sigma": (None, -1, 0)}
 _LEAST_SHARE = 1e-9  # which the likeliest token alone exceeds: what 0 means
 NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
 
@@ -472,7 +470,7 @@ class EngineOptions(Constraints):
     penalty_fields: ClassVar[tuple[str, ...]] = ("repetition_penalty",)
     bans_ends: ClassVar[bool] = False
     default_sampling: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
-    neutral_values = _NO_SAMPLERS
+    neutral_values = synonyms.SAMPLERS_OFF
 
     temperature: float | None = sampling_field(
         "temperature",

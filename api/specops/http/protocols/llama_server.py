@@ -47,12 +47,6 @@ _SAMPLERS = {  # llama-server's name of the sampler that reads a field
     **{name: name for name in ("top_k", "top_p", "min_p")},
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
 }
-# Samplers that are not here, and their values that ask for nothing.
-_OFF: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
-    "adaptive_target": (-1, -0.01),
-    "n_parallel": (1,),
-}
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _ALL = list(_LETTERS.values())  # in the order in which they change the probabilities
 _MAX_SAMPLERS = 64
@@ -74,7 +68,6 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
 
     limit_field = "n_predict"
     bans_ends = True
-    neutral_values = ReportingOptions.neutral_values | _OFF
     default_sampling = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     ignored_fields = frozenset(
         {
