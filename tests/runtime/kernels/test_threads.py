@@ -81,7 +81,7 @@ def test_threads_share_attention_evenly(shape: str, past: int, threads: int) -> 
         kernels.library.specops_piece_positions(heads, kv_heads, size, past, piece)
         for piece in itertools.count()
     )
-    pieces = [*itertools.takewhile(bool, sizes)] * kv_heads
+    pieces = [size for size in itertools.takewhile(bool, sizes) for _ in range(kv_heads)]
     assert sum(pieces) == kv_heads * (past + 1)
     mean = sum(pieces) / threads
     assert makespan(pieces, threads) <= max(1.1 * mean, mean + SPLIT)

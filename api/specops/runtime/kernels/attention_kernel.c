@@ -133,15 +133,19 @@ static void scatter_key(int type, const void *key, int64_t size, char *keys, int
     }
 }
 
+// Where a position of a block lies among the codes of keys and the scales.
+static inline int64_t column_of(int64_t place) { return place % 4 * LANES + place / 4; }
+
 // Writes a key and a value as codes.
 static void write_codes(float *key, const float *value, int64_t size, char *keys, int64_t place) {
     const int64_t padded = padded_size(size);
+    const int64_t column = column_of(place);
     uint8_t codes[MAX_SIZE], *values = (uint8_t *)keys + key_bytes(size, KV_INT8);
     float *scales = (float *)(values + value_bytes(size, KV_INT8));
     transform(key, size);
-    scales[place] = to_raised(key, padded, codes);
-    for (int64_t i = 0; i < size; i += 4) memcpy(keys + i * BLOCK + place * 4, codes + i, 4);
-    scales[BLOCK + place] = to_raised(value, padded, codes);
+    scales[column] = to_raised(key, padded, codes);
+    for (int64_t i = 0; i < size; i += 4) memcpy(keys + i * BLOCK + column * 4, codes + i, 4);
+    scales[BLOCK + column] = to_raised(value, padded, codes);
     for (int64_t i = 0; i < padded; i++) values[(place / 4 * padded + i) * 4 + place % 4] = codes[i];
 }
 
@@ -343,10 +347,9 @@ enum { WEIGHT_BITS = 14, HALF_BITS = 7, WEIGHT_ROWS = BYTEWISE ? 2 : 1, ROW_WORD
 
 // Rounds the prepared queries to codes.
 static void round_queries(Rows *rows, int64_t size) {
-    const int64_t stride = size / 4 * WORDS;
+    const int64_t words = rows->padded / 4;
     for (int64_t row = 0; row < rows->rows; row++) {
         float *query = rows->queries + row * rows->padded;
-        int32_t words[MAX_SIZE / 4 * WORDS];
         Ints sum = {0};
         transform(query, size);
         float *scale = rows->coded.query_scales + row;
@@ -354,12 +357,18 @@ static void round_queries(Rows *rows, int64_t size) {
         const Ints finite = (Ints){0} - (*scale == *scale);
         for (int64_t i = 0; i < size; i += LANES) {
             const Ints codes = rounded(load(query + i) * factor) & finite;
-            to_words(words + i / 4 * WORDS, codes);
+            to_words(rows->coded.queries + row * words * WORDS + i / 4, words, codes);
             sum += codes;
         }
-        memcpy(rows->coded.queries + row * stride, words, (size_t)stride * sizeof *words);
         rows->coded.starts[row] = -SEEN_RAISED * total_of(sum);
     }
+}
+
+// Lanes of the columns from number `i` on whose positions a row sees.
+INLINE Ints seen_at(int64_t i, int64_t first, int64_t last) {
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints place = lane * 4 + (int32_t)(i / BLOCK * BLOCK + i % BLOCK / LANES);
+    return (place >= (int32_t)first) & (place < (int32_t)last);
 }
 
 // Scales of values, so that the largest that a row sees becomes the largest code; returns what codes are
@@ -367,12 +376,9 @@ static void round_queries(Rows *rows, int64_t size) {
 // rejected token's.
 static float relative_scales(const float *scales, int64_t first, int64_t last, int64_t low, int64_t high,
                              float *to) {
-    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Floats most = {0}, not_finite = {0};
     for (int64_t i = low; i < high; i += LANES) {
-        const Ints place = lane + (int32_t)i;
-        const Floats seen =
-            choose((place >= (int32_t)first) & (place < (int32_t)last), load(scales + i), (Floats){0});
+        const Floats seen = choose(seen_at(i, first, last), load(scales + i), (Floats){0});
         most = larger(seen, most);
         not_finite += seen * 0.0f;
         store(to + i, seen);
@@ -383,19 +389,27 @@ static float relative_scales(const float *scales, int64_t first, int64_t last, i
     return highest > TINY ? highest / codes : highest * 0.0f;
 }
 
-// 2^x for x <= 0, exact for 0; 0 below -126. Its error of 1e-4 is less than rounding makes.
+// 2^x for x <= 0, exact for 0; 2^-125 below -125. Its error of 1e-4 is less than rounding makes.
 INLINE Floats power_of_two(Floats x) {
+    x = larger(splat(-125.0f), x);
     const Floats shifted = x + ROUNDER, r = x - (shifted - ROUNDER);
     Floats y = r * 0.0550087662f + 0.242210995f;
     y = y * r + 0.693282974f;
     y = y * r + 1.0f;
-    return choose(x < -126.0f, (Floats){0}, (Floats)((Words)y + ((Words)shifted << 23)));
+    return (Floats)((Words)y + ((Words)shifted << 23));
+}
+
+// Writes sixteen fours of a row's codes as its words: the first and third of each, then the second and fourth.
+INLINE void pairs_to_words(int32_t *words, Words even, Words odd) {
+    const uint32_t low = ((1 << HALF_BITS) - 1) * 0x10001;
+    const Words one = BYTEWISE ? (even & low) | (odd & low) << 8 : even;
+    const Words other = BYTEWISE ? (even >> HALF_BITS & low) | (odd >> HALF_BITS & low) << 8 : odd;
+    store((float *)words, (Floats)one), store((float *)(words + SPLIT / 4), (Floats)other);
 }
 
 // Turns a row's integer products with the split's keys into scores, up to the scale of its query where there
 // is no soft cap, and returns the highest.
 INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
-    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t first = rows->first[row], last = rows->last[row];
     const int whole = first <= low && last >= high;
     float *scores = rows->coded.scores + row * SPLIT;
@@ -405,8 +419,7 @@ INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low,
         values *= load(rows->coded.scales[0] + i);
         if (pass->layer.softcap > 0)
             values = capped(values * rows->coded.query_scales[row], pass->layer.softcap);
-        const Ints place = lane + (int32_t)i, seen = (place >= (int32_t)first) & (place < (int32_t)last);
-        if (!whole) values = choose(seen, values, splat(-INFINITY));
+        if (!whole) values = choose(seen_at(i, first, last), values, splat(-INFINITY));
         highest = larger(values, highest);
         store(scores + i, values);
     }
@@ -417,9 +430,10 @@ INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low,
 INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
     Coded *c = &rows->coded;
     const int64_t first = rows->first[row], last = rows->last[row];
+    const int whole = first <= low && last >= high;
     _Alignas(64) float own[SPLIT];
     const float *relative = c->relative;
-    if (first > low || last < high) {
+    if (!whole) {
         c->weight_scales[row] = relative_scales(c->scales[1], first, last, low, high, own);
         relative = own;
     }
@@ -427,19 +441,23 @@ INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, 
     const float most = rows->block_max[row], factor = scale * 1.44269504f;
     int32_t *words = c->weights + row * WEIGHT_ROWS * ROW_WORDS;
     Floats by_lane = {0};
-    Ints sum = {0};
-    for (int64_t i = low; i < high; i += LANES) {
-        const Floats values = power_of_two((load(c->scores + row * SPLIT + i) - most) * factor);
-        const Ints codes = (Ints)(values * load(relative + i) + ROUNDER) & ((1 << WEIGHT_BITS) - 1);
-        int32_t *at = words + (i - low) / 4 * WORDS;
-        by_lane += values;
-        sum += codes;
-        to_words(at, BYTEWISE ? codes & ((1 << HALF_BITS) - 1) : codes);
-        if (BYTEWISE) to_words(at + ROW_WORDS, codes >> HALF_BITS);
+    Words sum = {0}, zeros = {0};  // of codes, and what rounding adds to them
+    for (int64_t i = low; i < high; i += BLOCK, words += BLOCK / 4) {
+        Words codes[BLOCK / LANES];
+        for (int nth = 0; nth < BLOCK / LANES; nth++) {
+            const int64_t at = i + nth * LANES;
+            Floats values = power_of_two((load(c->scores + row * SPLIT + at) - most) * factor);
+            if (!whole) values = choose(seen_at(at, first, last), values, (Floats){0});
+            codes[nth] = (Words)(values * load(relative + at) + ROUNDER);
+            by_lane += values;
+            sum += codes[nth], zeros += (Words)splat(ROUNDER);
+        }
+        pairs_to_words(words, (codes[0] & 0xffff) | codes[2] << 16, (codes[1] & 0xffff) | codes[3] << 16);
     }
     store(rows->results.sums + row * rows->stride + rows->padded, by_lane);
     rows->results.most[row] = most * scale;
-    c->weight_starts[row * WEIGHT_ROWS] = -SEEN_RAISED * total_of(sum);
+    const Words most_codes = (Words){0} + ((SPLIT / LANES << WEIGHT_BITS) - 1);  // NaN has no code
+    c->weight_starts[row * WEIGHT_ROWS] = -SEEN_RAISED * total_of((Ints)((sum - zeros) & most_codes));
     if (BYTEWISE) c->weight_starts[row * WEIGHT_ROWS + 1] = 0;
 }
 
@@ -467,8 +485,9 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
     for (int64_t i = 0; i < blocks; i++) {
         const CodeProduct scores = {
             .out = (int32_t *)(c->scores + top * SPLIT + low + i * BLOCK), .out_stride = SPLIT,
-            .starts = c->starts + top, .x = c->queries + top * size / 4 * WORDS, .x_stride = size / 4 * WORDS,
-            .bytes = keys + i, .ahead = values + i, .blocks = 1, .fours = size / 4, .step = 4 * BLOCK};
+            .starts = c->starts + top, .x = c->queries + top * padded / 4 * WORDS, .x_stride = padded / 4 * WORDS,
+            .odd = padded / 4, .bytes = keys + i, .ahead = values + i, .blocks = 1, .fours = size / 4,
+            .step = 4 * BLOCK};
         multiply_codes(&scores, bottom - top, BLOCK);
         for (int kind = 0; kind < 2; kind++)
             memcpy(c->scales[kind] + low + i * BLOCK, scales[i] + kind * scale_bytes, scale_bytes);
@@ -482,7 +501,7 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
     const CodeProduct sums = {
         .out = c->sums, .out_stride = padded, .starts = c->weight_starts + top * WEIGHT_ROWS,
         .x = c->weights + top * WEIGHT_ROWS * ROW_WORDS, .x_stride = ROW_WORDS,
-        .bytes = values, .ahead = next, .blocks = blocks, .fours = BLOCK / 4, .step = 4 * padded};
+        .odd = SPLIT / 4, .bytes = values, .ahead = next, .blocks = blocks, .fours = BLOCK / 4, .step = 4 * padded};
     multiply_codes(&sums, (bottom - top) * WEIGHT_ROWS, padded);
     for (int64_t row = top; row < bottom; row++)
         for (int64_t i = 0; i < padded; i += LANES) {

@@ -3,7 +3,8 @@
 //   out[row][column] = start[row] + sum over k of x[row][k] * bytes[k][column]
 //
 // Bytes are unsigned and lie in fours: [k / 4][column][4]. A row's numbers are what the processor's
-// instruction multiplies four bytes by: four of 8 bits, or two pairs of 16. All sums fit into 32 bits, so
+// instruction multiplies four bytes by: a word with four of 8 bits, or two with pairs of 16, the first and
+// third number, and `odd` words behind it the others. All sums fit into 32 bits, so
 // they are the same in any order and on every processor. Tiles are as large as the registers allow.
 
 #ifndef SPECOPS_CODE_PRODUCTS_H
@@ -80,7 +81,8 @@ INLINE Part multiply_pairs(Part pairs, Part x) {
 #endif
 }
 
-INLINE Part add_dots(Part sums, Fours fours, const int32_t *x) {
+INLINE Part add_dots(Part sums, Fours fours, const int32_t *x, int64_t to_odd) {
+    (void)to_odd;
     const Part even = (Part){0} + x[0];
 #if defined(__AVXVNNI__)
     return (Part)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)fours.even, (__m256i)even);
@@ -91,7 +93,7 @@ INLINE Part add_dots(Part sums, Fours fours, const int32_t *x) {
 #elif defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sums, (int8x16_t)fours.even, (int8x16_t)even);
 #else
-    const Part odd = (Part){0} + x[1];
+    const Part odd = (Part){0} + x[to_odd];
     return sums + multiply_pairs(fours.even, even) + multiply_pairs(fours.odd, odd);
 #endif
 }
@@ -102,7 +104,7 @@ typedef struct {
     int32_t *out;
     const int32_t *starts, *x;
     const uint8_t *const *bytes, *const *ahead;
-    int64_t out_stride, x_stride, blocks, fours, step;
+    int64_t out_stride, x_stride, odd, blocks, fours, step;
 } CodeProduct;
 
 // Prefetches `lines` lines of those that lie ahead of each four, from number `line` on.
@@ -121,8 +123,8 @@ INLINE void code_tile(const int rows, const int parts, const CodeProduct *p, int
             for (int i = 0; i < parts; i++) fours[i] = fours_at(bytes + i * CODE_REGISTER);
             for (int r = 0; r < rows; r++)
                 for (int i = 0; i < parts; i++)
-                    sums[r][i] = add_dots(sums[r][i], fours[i], x + r * p->x_stride);
-            x += WORDS, bytes += p->step, ahead += parts * CODE_REGISTER;
+                    sums[r][i] = add_dots(sums[r][i], fours[i], x + r * p->x_stride, p->odd);
+            x++, bytes += p->step, ahead += parts * CODE_REGISTER;
         }
     }
     for (int r = 0; r < rows; r++)
@@ -155,13 +157,13 @@ static __attribute__((noinline)) void multiply_codes(const CodeProduct *p, int64
 }
 
 // Writes sixteen numbers of a row, which fit into the instruction's, as its words.
-INLINE void to_words(int32_t *words, Ints numbers) {
+INLINE void to_words(int32_t *words, int64_t to_odd, Ints numbers) {
     if (BYTEWISE) *(CodesAt *)words = __builtin_convertvector(numbers, Codes);
     else {
         typedef int16_t Shorts __attribute__((vector_size(32)));
-        typedef int16_t ShortsAt __attribute__((vector_size(32), aligned(1), may_alias));
-        const Ints paired = LANES_OF(numbers, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-        *(ShortsAt *)words = __builtin_convertvector(paired, Shorts);
+        const Ints parted = LANES_OF(numbers, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        const Shorts shorts = __builtin_convertvector(parted, Shorts);
+        memcpy(words, &shorts, 16), memcpy(words + to_odd, (const char *)&shorts + 16, 16);
     }
 }
 

@@ -18,7 +18,7 @@
 #include "threads.h"
 #include "tiles.h"
 
-enum { AHEAD = 16384, MAX_SEGMENTS = 8 };
+enum { MAX_SEGMENTS = 8 };
 // Kinds of inputs. No product has the last one.
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT_CAP };
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros

@@ -19,7 +19,7 @@ INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes
     const int64_t units = x->block / UNIT;
     const float *s = x->scales + first * x->blocks;
     const Term *terms = x->terms[piece->segment->terms].at + first * x->blocks * halves;
-    Cursor at = {weights, weights, x->codes + first * x->pitch};
+    Cursor at = {weights, weights + distance_of(count), x->codes + first * x->pitch};
     Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t done = 0; done < x->blocks; done += GROUP_BLOCKS) {
