@@ -11,6 +11,7 @@ stays level after so many requests. The exit status is 1 if that does not hold; 
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import re
@@ -32,8 +33,8 @@ from bench.tools.repeating import repeating
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.text.files import TOKENIZER
 from tests.checkpoints import make_relative_checkpoint
+from tests.fuzz.grammars import chat_tokenizer
 from tests.kinds import chats
-from tests.text import published_tokenizers
 
 MIB = 1 << 20
 SPAN = 0.08  # of the plan: how far from it the peak may lie
@@ -196,11 +197,19 @@ def note(kind: str, answer: Answer, seen: Seen) -> None:
 
 
 def made_up(folder: Path, tokens: int) -> dict[str, str]:
-    """Settings that serve a model with random weights and a vocabulary of this size."""
-    sizes = {"hidden": 512, "layers": 8, "heads": 8, "ffn": 1024, "context": 4096}
-    end = {"eos_token_id": tokens - 3}  # the first of the three special tokens
+    """Settings that serve a model with random weights and a vocabulary of this size.
+
+    It has the default model's tokens, and random pairs of those that are letters.
+    """
+    tokenizer, rng = chat_tokenizer(), random.Random(0)
+    vocabulary = tokenizer["model"]["vocab"]
+    known = [text for text in vocabulary if text.isascii() and text.isalpha()]
+    while len(vocabulary) < tokens:
+        vocabulary.setdefault("".join(rng.sample(known, 2)), len(vocabulary))
+    sizes = {"hidden": 512, "layers": 8, "heads": 8, "ffn": 1024, "context": 8192}
+    end = {"eos_token_id": vocabulary["<|im_end|>"]}
     path = make_relative_checkpoint(folder, kind="qwen3", vocab=tokens, config=end, **sizes)
-    published_tokenizers.qwen2(tokens - 3).save(str(path / TOKENIZER))
+    (path / TOKENIZER).write_text(json.dumps(tokenizer))
     return chats(path)
 
 

@@ -257,6 +257,12 @@ class _Case:
             raise FindingError(f"seed {self._seed}: {told}")
 
 
+def chat_tokenizer() -> dict[str, Any]:
+    """Return the content of the default model's tokenizer.json."""
+    metadata = Metadata(read_header(chat_model()).metadata, chat_model())
+    return tokenizer_files(metadata).make()
+
+
 def run(cases: int, seconds: float, first: int) -> str:
     """Try random grammars; return how they ended.
 
@@ -267,8 +273,7 @@ def run(cases: int, seconds: float, first: int) -> str:
     slowest: dict[str, float] = {}
     process, most, grown = GrammarProcess(), 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        files = tokenizer_files(Metadata(read_header(chat_model()).metadata, chat_model()))
-        (Path(folder) / TOKENIZER).write_text(json.dumps(files.files[TOKENIZER]))
+        (Path(folder) / TOKENIZER).write_text(json.dumps(chat_tokenizer()))
         tokenizer = Tokenizer.load(Path(folder))
     ends = frozenset({tokenizer.marks["<|im_end|>"]})
     grammars = Grammars(tokenizer, len(tokenizer.vocabulary()), ends, process)
