@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from specops.request import DRAFTERS
 from tests.loopback import HOST, Handler, listening
 from tests.stack.forwarding import ENVIRONMENT, NAME
 from tests.stack.support import tool
@@ -120,3 +121,7 @@ def test_the_key_is_for_the_host_of_the_start(load: SimpleNamespace) -> None:
         assert access.header(host) == {}
     assert "start Locust with --host http://x" in access.advice("http://x")
     assert load.access.Access("secret", None).header("http://api:8000") == {}
+
+
+def test_a_load_test_can_ask_for_every_drafter(load: SimpleNamespace) -> None:
+    assert set(load.options.DRAFTERS) == {"default", *DRAFTERS, "none"}
