@@ -24,6 +24,7 @@ from tests.simulated_target import (
 
 PROMPT, ANSWER = 200, 60  # tokens
 ASK = 1.25e-3  # seconds: a tenth of a pass
+LOOKUP = 25e-6
 READ = 0.09e-3  # of a prompt's token: a layer of 24
 STRETCH = 25  # tokens
 
@@ -191,6 +192,33 @@ def test_a_lookup_and_a_draft_model_together_are_no_slower_than_the_better_one(
                 serve(scheduler, make_request(4, 100, drafter=name, k_draft=8, adaptive=True))
             seconds[name] = target.clock.now - begun
     assert min(seconds["suffix"], seconds["draft"]) / seconds["cascade"] > times_as_fast
+
+
+class Timed(Lookup):
+    """Takes as long as a lookup does, a five hundredth of a pass."""
+
+    def __init__(self, clock: Clock, right: float) -> None:
+        super().__init__(right, most=8)
+        self._clock = clock
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        self._clock.now += LOOKUP
+        return super().propose(contexts)
+
+
+@pytest.mark.parametrize("right", [0.9, 0.7, 0.5, 0.3])
+def test_short_answers_are_drafted_as_fast_as_by_the_best_length(right: float) -> None:
+    """A rejected draft takes longer than a hundred lookups, and does not end the drafting."""
+    target = SimulatedTarget(clock=Clock(), text=Text(surprise=0.0), reuse=PrefixSharing.OFF)
+    seconds = {}
+    for most, adaptive in ((1, False), (2, False), (4, False), (8, True)):
+        scheduler = make_scheduler(target, [Timed(target.clock, right)])
+        fields = {"drafter": "suffix", "k_draft": most, "adaptive": adaptive}
+        begun = target.clock.now
+        for _ in range(24):
+            serve(scheduler, make_request(4, 64, **fields))
+        seconds[most] = target.clock.now - begun
+    assert min(seconds.values()) / seconds[8] > 0.96
 
 
 @pytest.mark.parametrize("requests", [1, 8])

@@ -45,6 +45,9 @@ class Drafting:
         budget: of the passes.
         safeguard: calls the drafters.
         clock: seconds.
+
+    Attributes:
+        learning: seconds that the controller took to learn from the latest asking.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Drafting:
         self._cache, self._slots, self._budget = cache, slots, budget
         self._drafters = dict.fromkeys(one for chain in drafters.values() for one in chain)
         self._call, self._clock = safeguard.call, clock
+        self.learning = 0.0
         self._proposing = 0.0  # seconds that drafters took in this step
 
     def propose(
@@ -95,7 +99,7 @@ class Drafting:
                 item.num_logits += len(item.proposal.draft.tokens) + everything * len(item.forced)
         seconds = self._clock() - begun if asks else 0.0
         for one in asking:  # the time for asking itself, and for choosing
-            one.proposal.asking_seconds = (seconds - self._proposing) / max(1, asks)
+            one.proposal.asking_seconds = (seconds - self._proposing + self.learning) / max(1, asks)
         return [item for item in scheduled if not item.state.finish], seconds
 
     def count_reading(self) -> float:

@@ -230,8 +230,10 @@ class Scheduler:
         if step.decoding and step.prompt_tokens:
             self._budget.observe(batch, self._clock() - started)
         if outcomes:
+            proposals, begun = [item.proposal for item in outcomes], self._clock()
             self.controller.stepped(outcomes)
-            proposals = [item.proposal for item in outcomes]
+            if any(item.attempts for item in proposals):
+                self._drafting.learning = self._clock() - begun
             step.missed_drafters = [item.missed for item in proposals if item.missed]
             step.declined_drafters = [item.declined for item in proposals if item.declined]
         elif step.decoding:

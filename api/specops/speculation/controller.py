@@ -34,7 +34,7 @@ _FIRST_ASKS = 8
 # What a drafter may lose before it is asked less, in passes over one token: a prompt is read at
 # once, and the gain follows later.
 _PATIENCE = 16
-_ASKS = 64  # what it may lose in one request, in times that it is asked
+_OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
 # Most steps with draft tokens before one without. Only the comparison shows what
 # draft tokens cost outside the pass. Sooner at first.
 _FIRST_PLAIN, _PLAIN_STEPS = 8, 128
@@ -345,7 +345,7 @@ class Controller:
             account.asking += _WEIGHT * (seconds - account.asking)
         else:
             account.asking, seconds = min(account.asking or seconds, seconds), 0.0
-        most = min(_ASKS * account.asking, self._patience)
+        most = _OWN_PATIENCE / _PATIENCE * self._patience
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
