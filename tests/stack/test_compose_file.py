@@ -127,6 +127,10 @@ def test_several_replicas_have_the_gateway_at_the_url_of_one(tmp_path: Path, way
     config = resolved(tmp_path, lines, *(SCALED if way == "options" else ("--profile", "scale")))
     alone = resolved(tmp_path, "SPECOPS_PORT=8123\n")
     assert "gateway" not in alone["services"]
+    for service in config["services"].values():  # paths are those of the first file's folder
+        mounts = [one["source"] for one in service.get("volumes", ()) if one["type"] == "bind"]
+        folders = [service["build"]["context"]] if "build" in service else []
+        assert [path for path in (*mounts, *folders) if not Path(path).exists()] == []
     assert published(alone)["8123"] == "api"
     assert published(config) == {**published(alone), "8123": "gateway"}
     assert config["services"]["api"]["scale"] == 2
