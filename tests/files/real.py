@@ -193,9 +193,9 @@ def _served(
     for cap, size in _CAPS_MIB.items():
         title = f"{name} under {cap}: mixed requests"
         options = {"model": file, "cache": cache, "set": [], "mib": size, "swap_mib": 0}
-        options |= {"requests": _REQUESTS, "at_once": _AT_ONCE, "level": 0}
+        options |= {"requests": _REQUESTS, "at_once": _AT_ONCE, "level": 0, "shorter": 1}
         try:
-            yield _ended(title, run(Namespace(**options)))
+            yield _ended(title, run(Namespace(**options, vocabulary=0), cache))
         except CgroupError:
             yield Row(title, 0, 0, 0, "skipped: takes root, and cgroups that can be written")
 
