@@ -38,33 +38,40 @@ ALONE = {  # which import nothing of the service
 
 
 @cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """Module path below the package → all nodes of its code."""
+    return {
+        path.relative_to(ROOT).with_suffix("").as_posix(): [*ast.walk(ast.parse(path.read_text()))]
+        for path in sorted(ROOT.rglob("*.py"))
+    }
+
+
+@cache
 def modules() -> dict[str, set[str]]:
-    """Module path below the package → absolute names that it imports anywhere in its code."""
+    """Module path → absolute names that it imports anywhere in its code."""
     found = {}
-    for path in sorted(ROOT.rglob("*.py")):
+    for module, code in nodes().items():
         names: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in code:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: imports are absolute"
+                assert node.level == 0, f"{module}: imports are absolute"
                 names.add(node.module or "")
                 if node.module == "specops":  # its modules
                     names |= {f"specops.{alias.name}" for alias in node.names}
-        found[path.relative_to(ROOT).with_suffix("").as_posix()] = names
+        found[module] = names
     return found
 
 
 @cache
 def named() -> dict[str, set[str]]:
     """Module path → our modules that its code names in strings: started by `-m`, or imported."""
-    found = {}
     known = {f"specops.{name.replace('/', '.')}" for name in modules()}
-    for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.walk(ast.parse(path.read_text()))
-        texts = {node.value for node in tree if isinstance(node, ast.Constant)}
-        found[path.relative_to(ROOT).with_suffix("").as_posix()] = texts & known
-    return found
+    return {
+        module: {node.value for node in code if isinstance(node, ast.Constant)} & known
+        for module, code in nodes().items()
+    }
 
 
 def part(name: str) -> str | None:
@@ -97,9 +104,9 @@ def arrows() -> dict[str, set[str]]:
         f"specops.{name}".replace("/", ".").removesuffix(".__init__"): name for name in modules()
     }
     found = {}
-    for module in modules():
+    for module, code in nodes().items():
         names = set(named()[module])
-        for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
+        for node in code:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
