@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 _SHARE = 0.005  # of the time, which a drafter may lose where it does not pay
 _FIRST_SHARE = 0.16  # the same for the first time; half as much for each further one
+_INHERITED = 2  # of these times, at most, count for a new request if they were other requests'
 
 
 class Credit:
@@ -33,7 +34,9 @@ class Credit:
 
         It is asked again soon, however often others were not worth it: its text may be one that is.
         """
-        return Credit(min(self.seconds, most) / 2)
+        own = Credit(min(self.seconds, most) / 2)
+        own._losses = min(self._losses, _INHERITED)
+        return own
 
     def is_due(self, now: float) -> bool:
         """Whether the drafter is worth its time, or may be tried again."""
