@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.runtime.suffixes import Estimate, History, Lookups
-from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext
 from specops.speculation.drafters.suffix import SuffixDrafter
 from specops.system.memory import process_memory
 from tests.speculation.drafters.ask import propose
@@ -247,3 +247,23 @@ def test_a_history_takes_sixteen_bytes_a_token() -> None:
     history = History(tokens)
     assert process_memory().anon - before < 5 * tokens
     assert history.handle
+
+
+def test_what_is_chosen_among_several_places_is_right_as_often_as_promised() -> None:
+    """A place that promises most often promises too much. Texts of a chain of 60 tokens."""
+    rng, drafter = np.random.default_rng(0), SuffixDrafter()
+    following = rng.dirichlet(np.full(60, 0.05), size=60)
+    made = np.zeros((10, 3))  # by tenth of the promise: number, promised, right
+    for request in range(60):
+        text = [0]
+        drafter.begin(0, text, "ann")
+        for _ in range(200):
+            (draft,) = drafter.propose([DraftContext(0, text, 1, rng)])
+            text.append(int(rng.choice(60, p=following[text[-1]])))
+            if draft.tokens and request >= 20:  # it has learned
+                (promised,) = draft.accept_probs
+                made[int(10 * promised)] += 1, promised, draft.tokens[0] == text[-1]
+        drafter.release(0)
+    often = made[made[:, 0] > 500]
+    assert len(often) > 3
+    assert np.abs((often[:, 1] - often[:, 2]) / often[:, 0]).max() < 0.04

@@ -9,9 +9,11 @@
 // 64 visits instead of 16 gained nothing on 208 answers of the demo target and of SmolLM2.
 enum { ORDERS = 2, VISITS = 16, MAX_NGRAM = 3, MAX_MATCH = 32, NO_TOKEN = -1 };
 enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
-enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
+enum { FEATURES = 6, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
-       OF_DISTANCES = OF_SHARES + SHARES * MATCHES, WEIGHTS = OF_DISTANCES + DISTANCES };
+       OF_DISTANCES = OF_SHARES + SHARES * MATCHES, OF_OTHERS = OF_DISTANCES + DISTANCES,
+       WEIGHTS = OF_OTHERS + 9 };
+enum { PLACES = 3, LEVELS = 12 };  // of what was chosen: where it was found, and its odds
 
 static const float RATE = 0.35f;       // of a weight's first step; later steps shrink with its errors
 static const float MAX_ERRORS = 400;  // steps shrink no further: learning never ends
@@ -29,14 +31,22 @@ struct Text {
 typedef struct {
     int64_t count;
     int32_t tokens[SUFFIX_MAX_DRAFT];
-    float promised[SUFFIX_MAX_DRAFT];
+    float odds[SUFFIX_MAX_DRAFT], promised[SUFFIX_MAX_DRAFT];
     int16_t features[SUFFIX_MAX_DRAFT][FEATURES];
     float bias, share;  // of the request: log odds, and the recent share of right first tokens
 } Prediction;
 
+typedef struct {
+    int64_t count;
+    int32_t tokens[SUFFIX_MAX_DRAFT];
+    float promised[SUFFIX_MAX_DRAFT];
+    int levels[SUFFIX_MAX_DRAFT];
+} Told;
+
 struct Lookups {
     Text *text;
     Prediction own, past, known;
+    Told told;
 };
 
 typedef struct {
@@ -200,13 +210,13 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
 }
 
 // Predict tokens while the next one is reached with a probability of at least MIN_REACH, and one more
-// to learn from. Returns the expected number of right tokens.
-static float predict(const Text *where, const Text *text, const float *weights, int64_t most,
+// to learn from.
+static void predict(const Text *where, const Text *text, const float *weights, int64_t most,
                      Prediction *guess) {
     Found found[VISITS];
     int32_t next[VISITS];
     int count = find(where, text->tokens + text->length, text->length, found);
-    float reach = 1, expected = 0;
+    float reach = 1;
     guess->count = 0;
     while (count && guess->count < most && reach >= MIN_REACH) {
         const int64_t position = guess->count;
@@ -224,17 +234,15 @@ static float predict(const Text *where, const Text *text, const float *weights, 
         int16_t *features = guess->features[position];
         const int winner = vote(found, next, known, where->length, position, guess->share, features);
         float odds = guess->bias;
-        for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
+        for (int i = 0; i < FEATURES - 1; i++) odds += weights[features[i]];
         guess->tokens[position] = next[winner];
-        guess->promised[position] = 1 / (1 + expf(-odds));
-        reach *= guess->promised[position];
-        if (reach >= MIN_REACH) expected += reach;
+        guess->odds[position] = odds;
+        reach /= 1 + expf(-odds);
         guess->count++;
         count = 0;
         for (int i = 0; i < known; i++)
             if (next[i] == guess->tokens[position]) found[count++] = found[i];
     }
-    return expected;
 }
 
 // -- n-grams of texts of the model's own -----------------------------------------------------------
@@ -251,12 +259,12 @@ static uint64_t ngram(const uint64_t *table, const int32_t *end, int64_t count) 
 }
 
 // As `predict`, from a table of n-grams.
-static float predict_known(const uint64_t *table, const Text *text, const float *weights, int64_t most,
+static void predict_known(const uint64_t *table, const Text *text, const float *weights, int64_t most,
                            Prediction *guess) {
     int32_t tail[MAX_NGRAM + SUFFIX_MAX_DRAFT];
     const int64_t past = text->length < MAX_NGRAM ? text->length : MAX_NGRAM;
     memcpy(tail, text->tokens + text->length - past, (size_t)past * sizeof(int32_t));
-    float reach = 1, expected = 0;
+    float reach = 1;
     guess->count = 0;
     while (guess->count < most && reach >= MIN_REACH) {
         const int64_t position = guess->count, here = past + position;
@@ -274,14 +282,38 @@ static float predict_known(const uint64_t *table, const Text *text, const float 
         features[4] = (int16_t)OF_DISTANCES;
         const float often = ((float)share + 0.5f) / 256;
         float odds = guess->bias + logf(often / (1 - often));
-        for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
+        for (int i = 0; i < FEATURES - 1; i++) odds += weights[features[i]];
         tail[here] = guess->tokens[position] = (int32_t)(entry >> 8 & 0xFFFFFF);
-        guess->promised[position] = 1 / (1 + expf(-odds));
-        reach *= guess->promised[position];
-        if (reach >= MIN_REACH) expected += reach;
+        guess->odds[position] = odds;
+        reach /= 1 + expf(-odds);
         guess->count++;
     }
+}
+
+// Count what two other predictions say for or against one. Returns its expected number of right tokens.
+static float weigh(Prediction *guess, const Prediction *one, const Prediction *other, const float *weights) {
+    const Prediction *others[] = {one, other};
+    int same[] = {1, 1};
+    float reach = 1, expected = 0;
+    for (int64_t i = 0; i < guess->count; i++) {
+        int kind = 0;
+        for (int j = 0; j < 2; j++) {
+            const int silent = !same[j] || i >= others[j]->count;
+            same[j] = !silent && others[j]->tokens[i] == guess->tokens[i];
+            kind = kind * 3 + (silent ? 0 : 1 + same[j]);
+        }
+        guess->features[i][FEATURES - 1] = (int16_t)(OF_OTHERS + kind);
+        guess->odds[i] += weights[OF_OTHERS + kind];
+        guess->promised[i] = 1 / (1 + expf(-guess->odds[i]));
+        reach *= guess->promised[i];
+        if (reach >= MIN_REACH) expected += reach;
+    }
     return expected;
+}
+
+static void correct(float *weight, float *errors, float error) {
+    *errors = fminf(*errors + error * error, MAX_ERRORS);
+    *weight += RATE * error / sqrtf(1 + *errors);
 }
 
 // Learn from the verified tokens, up to the first wrong prediction.
@@ -292,14 +324,23 @@ static void learn(Prediction *guess, float *weights, const int32_t *verified, in
         const float error = (float)right - guess->promised[i];
         for (int j = 0; j < FEATURES; j++) {
             const int16_t feature = guess->features[i][j];
-            errors[feature] = fminf(errors[feature] + error * error, MAX_ERRORS);
-            weights[feature] += RATE * error / sqrtf(1 + errors[feature]);
+            correct(weights + feature, errors + feature, error);
         }
         guess->bias += OWN_RATE * error;
         if (!i) guess->share += OWN_RATE * ((float)right - guess->share);
         if (!right) break;
     }
     guess->count = 0;
+}
+
+// The same for what was told. The place that promises most is often one that promises too much.
+static void learn_told(Told *told, float *weights, const int32_t *verified, int64_t count) {
+    for (int64_t i = 0; i < told->count && i < count; i++) {
+        const int right = told->tokens[i] == verified[i], level = told->levels[i];
+        correct(weights + level, weights + PLACES * LEVELS + level, (float)right - told->promised[i]);
+        if (!right) break;
+    }
+    told->count = 0;
 }
 
 // -- requests --------------------------------------------------------------------------------------
@@ -318,29 +359,39 @@ Lookups *specops_lookups_new(int64_t capacity) {
     return lookups;
 }
 
-int64_t specops_estimate_floats(void) { return 3 * 2 * WEIGHTS; }
+int64_t specops_estimate_floats(void) { return PLACES * 2 * (WEIGHTS + LEVELS); }
 
 int64_t specops_look_up(Lookups *lookups, const Text *history, const uint64_t *table, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised, int32_t *found_in) {
     Prediction *own = &lookups->own, *past = &lookups->past, *known = &lookups->known;
     float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS, *of_known = estimate + 4 * WEIGHTS;
+    float *of_told = estimate + PLACES * 2 * WEIGHTS;
     learn(own, of_own, more, count);
     learn(past, of_past, more, count);
     learn(known, of_known, more, count);
+    learn_told(&lookups->told, of_told, more, count);
     for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
     if (most > SUFFIX_MAX_DRAFT) most = SUFFIX_MAX_DRAFT;
-    const float here = predict(lookups->text, lookups->text, of_own, most, own);
-    const float there = history ? predict(history, lookups->text, of_past, most, past) : 0;
-    const float usual = table ? predict_known(table, lookups->text, of_known, most, known) : 0;
+    predict(lookups->text, lookups->text, of_own, most, own);
+    if (history) predict(history, lookups->text, of_past, most, past);
+    if (table) predict_known(table, lookups->text, of_known, most, known);
+    const float here = weigh(own, past, known, of_own), there = weigh(past, own, known, of_past);
+    const float usual = weigh(known, own, past, of_known);
     const Prediction *best = there > here ? past : own;
     if (usual > here && usual > there) best = known;
     *found_in = best == own ? 0 : best == past ? 1 : 2;
+    Told *told = &lookups->told;
     int64_t length = 0;
-    for (float reach = 1; length < best->count; length++) {
-        reach *= best->promised[length];
-        if (!(reach >= least)) break;
-        tokens[length] = best->tokens[length], promised[length] = best->promised[length];
+    float reach = 1;
+    for (int64_t i = 0; i < best->count; i++) {
+        const float odds = best->odds[i], bounded = fminf(fmaxf(odds, -LEVELS / 2), LEVELS / 2 - 1);
+        const int level = *found_in * LEVELS + LEVELS / 2 + (int)floorf(bounded);
+        told->tokens[i] = best->tokens[i], told->levels[i] = level;
+        told->promised[i] = 1 / (1 + expf(-odds - of_told[level]));
+        reach *= told->promised[i];
+        if (reach >= least) tokens[i] = told->tokens[i], promised[i] = told->promised[i], length = i + 1;
     }
+    told->count = best->count;
     return length;
 }
