@@ -7,7 +7,7 @@ import pytest
 
 from specops.runtime.cost_model import CostModel
 from specops.speculation.controller import Attempt, Controller, Outcome, Proposal, _gains
-from specops.speculation.credit import SpeculationState
+from specops.speculation.credit import Credit, SpeculationState
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from tests.simulated_target import tinyllama
 
@@ -102,6 +102,14 @@ def test_by_whole_steps_it_is_about_as_fast_as_the_best_fixed_length(
 
     fixed = [speed(length) for length in (0, 1, 2, 3, 5, MOST)]
     assert speed(None) >= max(0.99 * fixed[0], 0.95 * max(fixed))
+
+
+def test_a_drafter_may_lose_any_number_of_times() -> None:
+    credit = Credit()
+    for now in range(2_000):
+        credit.book(-1.0, 1.0, float(now))
+    assert not credit.is_due(1_999.0)
+    assert credit.is_due(1e9)
 
 
 def test_the_likeliest_places_come_first_and_what_is_not_there_is_not_admitted() -> None:

@@ -56,7 +56,7 @@ class Credit:
             self._losses = 0
         if self.seconds < 0:
             self._losses += 1
-            part = share * max(_SHARE, _FIRST_SHARE / 2**self._losses)
+            part = share * max(_SHARE, _FIRST_SHARE * 0.5**self._losses)
             due = max(self._due, now) - self.seconds / part
             self._due = min(due, now + most / (share * _SHARE))
             self.seconds = 0.0
