@@ -18,7 +18,7 @@ import product
 import requests
 
 MOCKED = ("fastapi", "pybase64", "vllm", "torch", "openai_harmony", "transformers", "PIL")
-VOCABULARY = 49152
+VOCABULARY, SPECIAL = 49152, 17  # SmolLM2's tokens; the first ones are special
 SETTINGS = {
     "SPECOPS_MODEL": "smollm2",
     "SPECOPS_QUEUE_SIZE": "1000",  # as long as vLLM's
@@ -74,8 +74,8 @@ class Tokenizer:
         body = {"content": text, "add_special": add_special_tokens}
         return requests.post(address() + "/tokenize", json=body, timeout=60).json()["tokens"]
 
-    def decode(self, ids, **_):
-        body = {"tokens": list(ids)}
+    def decode(self, ids, skip_special_tokens=False, **_):
+        body = {"tokens": [token for token in ids if token >= SPECIAL or not skip_special_tokens]}
         return requests.post(address() + "/detokenize", json=body, timeout=60).json()["content"]
 
 
