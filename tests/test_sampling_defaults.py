@@ -53,8 +53,8 @@ def test_presets_have_the_sampling_of_their_cards() -> None:
         ).sampling
 
     assert SamplingDefaults.parse(sampling(MODEL="smollm2")) == CARD
-    assert SamplingDefaults.parse(sampling(MODEL="qwen3.5-4b")) == SamplingDefaults(
-        temperature=1, top_k=20, top_p=0.95, presence_penalty=1.5
+    assert SamplingDefaults.parse(sampling(MODEL="qwen3.5-2b")) == SamplingDefaults(
+        temperature=1, top_k=20, top_p=1, presence_penalty=2
     )
     assert sampling(MODEL="smollm2", SAMPLING="none") == "none"
     assert sampling(MODEL="smollm2", TARGET="/another") == ""

@@ -53,7 +53,7 @@ PUBLISHED = {
     "granite-4.0-h-micro": "ibm-granite/granite-4.0-h-micro",
     "gemma-4-e4b": "google/gemma-4-E4B-it",
 }
-HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}  # which their presets name
+HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The repositories of models and draft heads on the hub that presets name, with random weights.
+"""The repositories on the hub that presets and benchmarks name, with random weights.
 
-`configurations.json` has the config.json of each. The weights lie in the same kinds of files:
-safetensors (one or several), with or without the prefix of the class, or torch's own. Layers can be
-left out; the rest of a configuration stays true.
+They are of models and draft heads. `configurations.json` has the config.json of each. The weights
+lie in the same kinds of files: safetensors (one or several), with or without the prefix of the
+class, or torch's own. Layers can be left out; the rest of a configuration stays true.
 """
 
 import json
