@@ -11,10 +11,7 @@ from tests.clients.forms import get_weather
 QUESTION_ANSWER = dspy.Signature(
     {
         "question": (str, dspy.InputField()),
-        "answer": (
-            str,
-            dspy.OutputField(desc="The answer, such as: The capital of Spain is Madrid."),
-        ),
+        "answer": (str, dspy.OutputField(desc="The answer in one sentence.")),
     },
     "Answer the question.",
 )
