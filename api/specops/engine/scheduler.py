@@ -268,11 +268,8 @@ class Scheduler:
         row, chosen = 0, _likeliest(decoding, logits)
         for item in decoding:
             state, end = item.state, row + item.num_logits
-            came, emitted = list[int](), 0
-            try:
-                came, emitted = self._process_decoded(step, item, logits, row, chosen)
-            except Exception as error:
-                state.fail(error)
+            found = state.guarded(self._process_decoded, step, item, logits, row, chosen)
+            came, emitted = found or ([], 0)
             if item.proposal is not None:
                 outcomes.append(Outcome(item.proposal, len(item.tokens), came, emitted))
             if state.adjusts:

@@ -48,14 +48,20 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float) and value.is_integer()
+def _numbers(change: Callable[[Any], Any]) -> BeforeValidator:
+    """Change numbers; anything else is left to be refused, NaN too."""
+
+    def changed(value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124
+        return change(value) if number else value
+
+    return BeforeValidator(changed)
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(writable)]
 # Languages with one kind of number may write 5 as 5.0.
-WHOLE = BeforeValidator(lambda value: int(value) if _is_whole(value) else value)
+WHOLE = _numbers(lambda value: int(value) if value % 1 == 0 else value)
 Integer = Annotated[int | None, WHOLE]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
@@ -671,22 +677,12 @@ class ReportingOptions(SeededOptions):
 _LARGEST = (1 << 63) - 1
 
 
-def _numbers(change: Callable[[Any], Any]) -> BeforeValidator:
-    """Change numbers; anything else is left to be refused, NaN too."""
-
-    def changed(value: Any) -> Any:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124
-        return change(value) if number else value
-
-    return BeforeValidator(changed)
-
-
 def _within(low: float, high: float) -> BeforeValidator:
     return _numbers(lambda value: min(max(value, low), high))
 
 
 _NUMBER, _FINITE = WithJsonSchema({"type": "number"}), Field(allow_inf_nan=False)
-Whole = Annotated[
+ClampedInteger = Annotated[
     int, _numbers(lambda value: int(min(max(value, -_LARGEST - 1), _LARGEST))), _NUMBER
 ]
 _Temperature = Annotated[float, _FINITE, _within(0, 100), _NUMBER]
@@ -706,11 +702,11 @@ class LlamaOptions(SeededOptions):
 
     penalty_fields = ("repeat_penalty", "repetition_penalty")
 
-    seed: Whole | None = Field(None, description="same seed, same output; negative: none")
+    seed: ClampedInteger | None = Field(None, description="same seed, same output; negative: none")
     temperature: _Temperature | None = Field(
         None, description="0 or less: always the likeliest token"
     )
-    top_k: Whole | None = Field(
+    top_k: ClampedInteger | None = Field(
         None, description="sample from the k likeliest tokens only; 0 or less: from all"
     )
     top_p: _Share | None = Field(

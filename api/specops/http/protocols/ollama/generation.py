@@ -30,6 +30,7 @@ from specops.http.answering.prompt import (
 )
 from specops.http.answering.schema import (
     ANY_OBJECT,
+    ClampedInteger,
     FreeObject,
     Integer,
     Items,
@@ -38,7 +39,6 @@ from specops.http.answering.schema import (
     TokenId,
     Tools,
     Unsupported,
-    Whole,
     json_grammar,
 )
 from specops.http.answering.submit import Prepared, generate, generate_chat
@@ -97,7 +97,7 @@ class OllamaRequest(OllamaModel, LlamaOptions):
     top_logprobs: Integer = Field(
         0, ge=0, le=20, description="with `logprobs`: and this many likely alternatives"
     )
-    num_predict: Whole | None = Field(
+    num_predict: ClampedInteger | None = Field(
         None, description="maximum tokens of the answer; 0 and less: what the server allows"
     )
 
