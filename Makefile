@@ -12,7 +12,7 @@ bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
 presets: ; @scripts/e2e --release
 soak: ; @scripts/venv dev && .venv/bin/python -m tests.soak $(ARGS)
-fuzz: ; @scripts/venv dev && .venv/bin/python -m tests.fuzz $(ARGS)
+fuzz: ; @scripts/venv dev && .venv/bin/python scripts/chat_model.py && .venv/bin/python -m tests.fuzz $(ARGS)
 files: ; @scripts/venv dev && .venv/bin/python -m tests.files $(ARGS)
 clients: ; @scripts/venv dev && .venv/bin/python -m tests.clients $(ARGS)
 suites: ; @scripts/venv dev && .venv/bin/python -m tests.suites $(ARGS)

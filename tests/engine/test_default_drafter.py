@@ -36,7 +36,7 @@ def test_it_is_what_the_setting_says_or_an_error_names_what_it_needs(
         head=Scripted(Text(), 1.0, name="head") if loaded == "head" else None,
     )
     for setting in ("", "none", *DRAFTERS):
-        settings = Settings.from_env({"SPECOPS_DRAFTER": setting})
+        settings = Settings.from_env({"SPECOPS_MODEL": "tinyllama", "SPECOPS_DRAFTER": setting})
         wanted = expected.get(setting, settings.drafter)
         if wanted.startswith("SPECOPS"):
             with pytest.raises(ConfigError) as refusal:
