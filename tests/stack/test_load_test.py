@@ -234,10 +234,13 @@ def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
 
 
 def check_stages(api: StandIn, report: dict[str, Any], slack: float = 0.3) -> None:
-    """Compare each stage with what the API saw, at its end within the seconds of slack."""
+    """Compare each stage with what the API saw, at its end within the seconds of slack.
+
+    A request that the run's end cut off may not have reached the API.
+    """
     stages, begin, cut = report["stages"], report["started"], report["whole"]["cancelled"]
-    sent = sum(report["whole"][name] for name in ("answered", "refused", "failed", "cancelled"))
-    assert sent == len(api.seen)
+    ended = sum(report["whole"][name] for name in ("answered", "refused", "failed"))
+    assert ended <= len(api.seen) <= ended + cut
     for name, kind in (("answered", "answer"), ("refused", "refuse"), ("failed", "fail")):
         times = [at for at, found in api.seen if found == kind]
         whole = report["whole"][name]
