@@ -20,7 +20,7 @@ from specops.http.server.server import make_server
 from specops.metrics.series import CLOSINGS
 from specops.request import FinishReason
 from tests.fakes import FakeHandle, FakeService, output
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 LIMITS = Limits(connections=4)
 BODY = b'{"prompt": "abc"}'
@@ -61,6 +61,9 @@ class Served:
         self.service = service
         self.app = create_app(Settings(), service)  # type: ignore[arg-type]
         self.server = make_server(self.app, Settings(), limits)
+        self.server.config.timeout_graceful_shutdown = round(PATIENCE)
+        self.look = self.server.check_deadlines
+        self.server.check_deadlines = lambda: None  # type: ignore[method-assign] - once a second
         self.clients: list[Client] = []
 
     @property
@@ -82,7 +85,7 @@ class Served:
 
     def check_deadlines(self, times: int) -> None:
         for _ in range(times + 1):  # the first one sees what there is
-            self.server.check_deadlines()
+            self.look()
 
     def closed(self) -> dict[str, float]:
         registry = self.app.state.specops.metrics.registry
@@ -100,7 +103,7 @@ async def stream(client: Client, service: FakeService) -> FakeHandle:
 
 async def fill(client: Client, handle: FakeHandle, least: int) -> None:
     """Send more of the answer than the client reads."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while client.there.transport.get_write_buffer_size() < least:
             handle.push(output("a" * 4096))
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from specops.http.server.connection import Connection, Limits
 from specops.metrics.series import CALLBACKS
 from tests.fakes import FakeService, output
 from tests.http.connections import ANSWER, HEAD, LIMITS, WHOLE, Served, served, stream
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: close with a reset
@@ -128,7 +128,7 @@ async def test_a_transport_that_breaks_ends_its_connection_alone(name: str, answ
             assert there not in here.open
             assert there.timeout_keep_alive_task is None
             if not answered:  # the client is gone, as far as the request is concerned
-                await asyncio.wait_for(handle.cancelled.wait(), 10)
+                await asyncio.wait_for(handle.cancelled.wait(), PATIENCE)
         service.answer = (ANSWER,)
         here.server.server_state.connections.discard(there)
         await honest(here)
@@ -152,7 +152,7 @@ async def test_an_answer_that_cannot_be_written_ends_its_connection_alone(
         handle = await stream(client, service)
         client.there._own._transport = Broken()  # type: ignore[assignment]
         handle.push(output("a"))
-        await asyncio.wait_for(handle.cancelled.wait(), 10)
+        await asyncio.wait_for(handle.cancelled.wait(), PATIENCE)
         await until(lambda: not here.server.server_state.tasks)
         assert set(failures(here)) == {"connection"}
         assert "Exception in ASGI application" not in caplog.text
@@ -304,7 +304,7 @@ async def test_a_client_that_resets_within_a_stream_ends_its_request() -> None:
         own = second.writer.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         second.writer.close()
-        await asyncio.wait_for(other.cancelled.wait(), 10)
+        await asyncio.wait_for(other.cancelled.wait(), PATIENCE)
         assert not failures(here)
 
 

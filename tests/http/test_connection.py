@@ -11,8 +11,18 @@ from specops.http.server.connection import Limits
 from specops.runtime.memory_plan import spare_bytes
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService, output
-from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream
-from tests.waiting import until
+from tests.http.connections import (
+    ANSWER,
+    BODY,
+    HEAD,
+    LIMITS,
+    WHOLE,
+    Served,
+    fill,
+    served,
+    stream,
+)
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -173,14 +183,21 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection_for_ever(
     async with served() as here:
         client = await here.connect()
         await client.send(start)
-        here.check_deadlines(0)
-        for _ in range(most - 2):  # the server's own look may come between
+        here.look()
+        for _ in range(most - 1):
             await client.send(piece)
-            here.server.check_deadlines()
+            here.look()
         assert not here.closed()
-        for _ in range(2):
-            here.server.check_deadlines()
+        here.look()
         assert (await client.answer())[0] == 408
+
+
+async def test_the_server_looks_once_a_second() -> None:
+    server, looks = Served(LIMITS, FakeService()).server, list[int]()
+    for tick in range(30):  # uvicorn has ten in a second
+        server.check_deadlines = lambda tick=tick: looks.append(tick)  # type: ignore
+        await server.on_tick(tick)
+    assert looks == [0, 10, 20]
 
 
 async def test_requests_that_follow_each_other_are_not_taken_for_a_slow_one() -> None:
@@ -188,9 +205,9 @@ async def test_requests_that_follow_each_other_are_not_taken_for_a_slow_one() ->
         client = await here.connect()
         for _ in range(2 * LIMITS.headers):
             await client.send(WHOLE[:30])
-            here.server.check_deadlines()
+            here.look()
             await client.send(WHOLE[30:-5])
-            here.server.check_deadlines()
+            here.look()
             await client.send(WHOLE[-5:])
             assert (await client.answer())[0] == 200
         assert not here.closed()
@@ -216,7 +233,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends() -> 
         await fill(client, handle, 1)
         here.check_deadlines(LIMITS.unread)
         await until(lambda: not here.open)
-        await asyncio.wait_for(handle.cancelled.wait(), 10)
+        await asyncio.wait_for(handle.cancelled.wait(), PATIENCE)
         assert here.closed() == {"unread": 1}
 
 
@@ -228,7 +245,7 @@ async def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
         handle = await stream(client, service)
         for _ in range(LIMITS.unread + 5):
             await fill(client, handle, 40_000)
-            here.server.check_deadlines()
+            here.look()
             await client.reader.readexactly(30_000)
         assert not here.closed()
 

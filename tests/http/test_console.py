@@ -16,6 +16,7 @@ from specops.http.console import FACTS, FIGURES
 from tests.asgi import AsgiClient
 from tests.fakes import INFO
 from tests.http.openai_api import Api, api
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -90,7 +91,7 @@ async def test_figures_end_with_the_service(console: Api) -> None:
     console.service.state = ModelState.DRAINING
     client = follow(console)
     assert (await client.next_event())["state"] == "draining"
-    await asyncio.wait_for(client.done, 10)
+    await asyncio.wait_for(client.done, PATIENCE)
 
 
 async def test_every_figure_that_the_page_draws_is_sent(console: Api) -> None:

@@ -34,7 +34,7 @@ from tests.fakes import (
 from tests.fuzz.requests import filling_in
 from tests.http.chat_clients import TEMPLATE
 from tests.http.openai_api import Api, api, events, problem
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 TOKEN_SECONDS, PAIR_SECONDS = 0.004, 1e-6
@@ -338,7 +338,7 @@ async def test_a_closed_connection_ends_its_request_within_a_pass(tiny_settings:
         def counted(batch: Batch) -> Floats:
             passes.append(batch.num_tokens)
             if len(passes) == 3:
-                assert held.wait(10)
+                assert held.wait(PATIENCE)
             return forward(batch)
 
         target.forward = counted  # type: ignore[method-assign]
@@ -349,6 +349,6 @@ async def test_a_closed_connection_ends_its_request_within_a_pass(tiny_settings:
         client.leave()
         await until(lambda: service._commands.qsize() == 1)
         held.set()  # the pass that was on the way ends
-        await asyncio.wait_for(client.done, 10)
+        await asyncio.wait_for(client.done, PATIENCE)
         await until(lambda: service.running == 0)
         assert len(passes) == 3

@@ -13,7 +13,7 @@ import h11
 import pytest
 
 from tests.http.connections import BODY, HEAD, LIMITS, WHOLE, Served, served
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 CASES = int(os.environ.get("MALFORMED_CASES", "300"))
@@ -81,7 +81,7 @@ async def answered(here: Served, sent: bytes) -> list[int]:
         here.check_deadlines(LIMITS.body)
     await until(lambda: ended() or received._refused)
     client.writer.write_eof()
-    answer = await asyncio.wait_for(client.reader.read(), 30)
+    answer = await asyncio.wait_for(client.reader.read(), PATIENCE)
     client.writer.close()
     await until(lambda: received not in here.open)
     return [int(status) for status in re.findall(rb"^HTTP/1.1 (\d+)", answer, re.MULTILINE)]
