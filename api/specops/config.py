@@ -4,14 +4,12 @@ A wrong value stops the start, and the message names the variable: better no ser
 runs with settings that nobody chose.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specops.presets import CHAT, DEMO, default_preset, presets
 from specops.request import DRAFTERS
@@ -350,7 +348,7 @@ class Settings:
         return self.model or default_preset()
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read the settings from variables, by default from those of the process.
 
         Raises:

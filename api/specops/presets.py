@@ -1,7 +1,5 @@
 """Reads the presets, which are named models, and chooses the default one."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ They write it into `generation_config.json`, in transformers' names, or into a G
 (`general.sampling.*`), which the converter turns into such a file.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ This is the only table of them: what clients of those servers write still works,
 what to write instead.
 """
 
-from __future__ import annotations
-
 # Paths of llama-server, with ours: it takes OpenAI's without their first part, too.
 _V1 = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
 PATHS = {path: f"/v1{path}" for path in (*_V1, "/responses/input_tokens", "/embeddings")}

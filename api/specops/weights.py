@@ -1,9 +1,7 @@
 """Reads the names of weights, as settings, presets and the converter write them."""
 
-from __future__ import annotations
-
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 BLOCKS = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK = 128
@@ -28,7 +26,7 @@ class WeightsName(NamedTuple):
     data_free: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> WeightsName | None:
+    def parse(cls, text: str) -> Self | None:
         """Return the parts of a name; None if no weights have this name."""
         if text == "fp32":
             return cls(32)

@@ -4,8 +4,6 @@ Answers are streamed; accepted draft tokens have the colour of their drafter. A 
 with a slash is a command. Ctrl + C stops an answer, Ctrl + D ends the conversation.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

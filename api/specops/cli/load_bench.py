@@ -10,8 +10,6 @@ reading the weights ahead and comparing their digests, opening the session, the 
 it as a line of JSON.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -4,8 +4,6 @@ What a model says may contain a terminal's control sequences, which could rewrit
 the clipboard: a terminal gets them spelt out. A file or a pipe gets the text as it is.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import TextIO

@@ -1,7 +1,5 @@
 """Builds the application: endpoints, middleware, errors, and the engine's start and stop."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -4,8 +4,6 @@ FastAPI's own pages load scripts, styles and fonts from public servers: without 
 blank, and with it those servers learn who reads them. The page's policy allows this server alone.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

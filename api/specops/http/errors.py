@@ -1,7 +1,5 @@
 """What can go wrong, as errors that a client sees; `protocol` has the form of each protocol."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """GET /health, /health/live and /metrics: the endpoints that other programs ask regularly."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field

@@ -6,8 +6,6 @@ false`. This service stores nothing. It keeps items in memory while they are new
 as a conversation with tools takes; a reference to an older one is left out and named.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping

@@ -10,8 +10,6 @@ connection. A complete one ends with `END_OF_STREAM`: so the gateway can tell it
 from one whose server was killed, and ends that with an error (deploy/gateway/broken_stream.lua).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager

@@ -1,7 +1,5 @@
 """Figures that are read when Prometheus asks: memory, processor, page faults, disk, pass costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial

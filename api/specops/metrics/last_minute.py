@@ -1,7 +1,5 @@
 """Means over the steps of the last minute, for readers of `/metrics` without a Prometheus."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

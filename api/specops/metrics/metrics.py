@@ -5,8 +5,6 @@ There are counters and histograms in base units. Rates and ratios are left to Pr
 gauges over the last minute, for readers of `/metrics` without a Prometheus.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ So the serving process never imports the libraries that convert models and read 
 short module's time goes into these imports: within `one_child` all modules share them.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

@@ -13,8 +13,6 @@ The process that converts holds a lock; another process waits and then finds the
 half-made folder that is there while the lock is held was left by a process that was killed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

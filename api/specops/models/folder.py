@@ -4,14 +4,12 @@ There are two kinds: our own exports, described by `specops.json`, and models pu
 onnxruntime-genai, described by `genai_config.json`. Their graphs follow the same contract.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specops.models.contract import MANIFEST
 from specops.models.paths import path_inside
@@ -68,7 +66,7 @@ class ModelFolder:
     template_folder: Path | None = field(default=None, compare=False)
 
     @classmethod
-    def read(cls, path: Path, name: str) -> ModelFolder:
+    def read(cls, path: Path, name: str) -> Self:
         """Read the manifest of an export.
 
         Raises:
@@ -97,7 +95,7 @@ class ModelFolder:
             ) from error
 
     @classmethod
-    def read_genai(cls, path: Path, name: str) -> ModelFolder:
+    def read_genai(cls, path: Path, name: str) -> Self:
         """Read the description of a model published for onnxruntime-genai.
 
         Raises:

@@ -3,8 +3,6 @@
 Both the service and the converter use this; they import nothing else of each other's.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,11 +1,9 @@
 """Reads and writes converted draft heads, and tells heads' checkpoints from models."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specops.models.folder import ModelError
 
@@ -99,7 +97,7 @@ class EagleFolder:
         return [file for name in (HEAD_GRAPH, FUSION_GRAPH) if (file := self.path / name).is_file()]
 
     @classmethod
-    def read(cls, path: Path) -> EagleFolder:
+    def read(cls, path: Path) -> Self:
         """Read the manifest of a conversion, whose checksums were compared."""
         content = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
         for key in ("layers", "tokens"):

@@ -5,8 +5,6 @@ SentencePiece's, becomes tokenizer.json. The weights stay in their place. This r
 process, whose memory is freed when it ends: `python -m specops.models.layout SOURCE DEST`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

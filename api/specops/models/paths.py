@@ -3,8 +3,6 @@
 A path that a person gives may be a link to anywhere; a path that a file names may not.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path, PurePosixPath
 

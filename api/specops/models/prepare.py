@@ -4,8 +4,6 @@ A conversion runs in a child process. Its memory is freed when it ends, and the 
 never imports the converter.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import math

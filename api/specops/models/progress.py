@@ -1,7 +1,5 @@
 """Limits how often a long task reports how far it is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ another piece, best score first. The result is configured like the published tok
 2: a mark before the text and for every space, and bytes for characters outside the vocabulary.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from importlib import import_module

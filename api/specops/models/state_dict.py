@@ -5,8 +5,6 @@ for each storage. A pickle can run any code, so this reader knows a handful of n
 all others. The tensors stay in the file, memory-mapped.
 """
 
-from __future__ import annotations
-
 import pickle  # nosec B403: only through _Unpickler, which resolves few names
 import re
 import zipfile

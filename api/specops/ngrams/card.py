@@ -1,7 +1,5 @@
 """The model card of a table of n-grams: how it was made, and its measured results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from specops.ngrams.evaluation import Evaluation

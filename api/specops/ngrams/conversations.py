@@ -6,8 +6,6 @@ without a template writes texts from an empty prompt. Starter, temperature and s
 from its number, so that an interrupted run can continue.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ with. One request runs at a time. The ways alternate prompt by prompt, so that o
 machine affects all of them alike.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -3,8 +3,6 @@
 With sampling alone, a model writes similar messages again and again.
 """
 
-from __future__ import annotations
-
 STARTERS: tuple[str, ...] = (
     # questions
     *("What is the", "What are some", "What does", "Why do", "Why is it", "How can I", "How does"),

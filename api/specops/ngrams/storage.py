@@ -1,7 +1,5 @@
 """Texts that a model has written, in one file: one that was torn by an interruption is cut off."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

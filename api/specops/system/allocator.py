@@ -18,8 +18,6 @@ lie all over them, and 200 requests took up 70 MB that no request needed. So `cl
 them out of use; the blocks then lie at the heap's end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

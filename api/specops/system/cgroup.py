@@ -1,7 +1,5 @@
 """Files of this process's cgroups, which limit its memory and processors. Versions 1 and 2."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ An attacker who can write the files can also write their checksums. So XXH3 is e
 as reading, while SHA-256 took three times as long on two processors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many threads the service may keep busy: by affinity and cgroup quota, not by the host."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

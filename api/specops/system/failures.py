@@ -5,8 +5,6 @@ connection, one request or one page of metrics. Each such failure is counted and
 its kind, logged: a client that provokes failures cannot fill the disk with tracebacks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

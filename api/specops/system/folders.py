@@ -1,7 +1,5 @@
 """Files and folders that several processes use: one writes at a time, and they appear whole."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

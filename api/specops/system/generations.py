@@ -6,8 +6,6 @@ So the two that were used last always stay, and older ones go once nobody has us
 The time of a file or folder says when it was last used.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

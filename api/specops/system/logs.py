@@ -1,7 +1,5 @@
 """Log lines as JSON on stderr, each with the id of its request; never with a prompt."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

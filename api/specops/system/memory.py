@@ -6,8 +6,6 @@ memory are read separately. Both cgroup versions are in use, with different file
 names.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ pages when it reads a file from disk for a mapping that asks for them. It does n
 data that a program writes, and does not change pages that are already in memory.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

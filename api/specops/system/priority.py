@@ -5,8 +5,6 @@ token. With equal priorities, the loop would wait for threads that compute, or t
 next pass.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -4,8 +4,6 @@ Any process can read these figures. So the service can itself say why it is slow
 privileged exporter.
 """
 
-from __future__ import annotations
-
 import logging
 import resource
 import shutil

@@ -3,8 +3,6 @@
 The numbers are from <linux/filter.h>, <linux/seccomp.h>, <linux/audit.h> and <linux/prctl.h>.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

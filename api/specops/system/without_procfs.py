@@ -4,8 +4,6 @@ A call of the system's library returns the memory of the process. If this call i
 memory of the process is used: too much, but never too little.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

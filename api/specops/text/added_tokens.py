@@ -6,8 +6,6 @@ into pieces in a prompt and shown in an answer. The rules are transformers', exc
 never gets another id than the files say.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Mapping

@@ -11,8 +11,6 @@ protocols, so it is removed wherever it begins a conversation's system message, 
 What agents write for the model, such as the date, stays.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

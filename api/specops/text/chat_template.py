@@ -6,15 +6,13 @@ A template comes from strangers, with the model's weights. So it runs in Jinja's
 separate process (`template_process`), and within limits that the system enforces.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specops.text import files
 from specops.text.added_tokens import texts_by_role
@@ -76,7 +74,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
-    def load(cls, folder: Path, fallback: Path | None = None) -> ChatTemplate | None:
+    def load(cls, folder: Path, fallback: Path | None = None) -> Self | None:
         """Read the template of a model's folder; return None if there is none.
 
         Args:

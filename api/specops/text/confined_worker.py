@@ -8,8 +8,6 @@ A request is a length (8 bytes, big-endian) and JSON. An answer is a kind (one b
 UTF-8.
 """
 
-from __future__ import annotations
-
 import codecs
 import ctypes
 import errno

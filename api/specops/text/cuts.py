@@ -8,8 +8,6 @@ crosses it. A part begins with the last character of the one before it, whose to
 because some tokenizers put a space before a text.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

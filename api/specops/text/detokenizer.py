@@ -1,7 +1,5 @@
 """Tokens to text while the tokens are still coming."""
 
-from __future__ import annotations
-
 from codecs import utf_8_decode
 from collections.abc import Sequence
 

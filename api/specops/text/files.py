@@ -1,7 +1,5 @@
 """Names of the files, next to a model's weights, that say how text becomes tokens and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TOKENIZER = "tokenizer.json"

@@ -3,12 +3,10 @@
 The tokens of a tokenizer say which form its model needs (`fill_in_forms`).
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from zlib import crc32
 
 from specops.text.fill_in_forms import ENDS, FILE, FORMS, REPOSITORY
@@ -40,7 +38,7 @@ class FillIn:
         )
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> FillIn | None:
+    def of(cls, tokenizer: Tokenizer) -> Self | None:
         """Return the prompts' writer for a tokenizer; None if it has no such tokens."""
         for form in FORMS:
             found = map(tokenizer.token, form.marks)

@@ -4,8 +4,6 @@ Each family has its own tokens: for the text before the gap, for the text after 
 beginning of the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

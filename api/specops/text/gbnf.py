@@ -4,8 +4,6 @@ The library's own translator does it; what that would misread is spelled otherwi
 letters, `.`, which is any letter here, and a rule that has the name of Lark's first one.
 """
 
-from __future__ import annotations
-
 import re
 
 from llguidance.gbnf_to_lark import gbnf_to_lark

@@ -1,7 +1,5 @@
 """Has grammars written and tried in a separate process, by `grammar_worker`."""
 
-from __future__ import annotations
-
 import atexit
 import json
 from collections.abc import Mapping

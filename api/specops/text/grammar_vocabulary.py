@@ -5,8 +5,6 @@ token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 while it 
 So it gets the bytes of the tokens, and calls our tokenizer to split a text: 89 MB, at most 119.
 """
 
-from __future__ import annotations
-
 import threading
 
 from llguidance import LLTokenizer

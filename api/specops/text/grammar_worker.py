@@ -13,8 +13,6 @@ A request is:
 `effort` and `bytes`, or as a refusal `message` and `in_tools`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

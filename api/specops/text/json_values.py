@@ -5,8 +5,6 @@ depth. So values are read, checked and written here. Parsing and checking take t
 a JSON text, so these are counted first.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

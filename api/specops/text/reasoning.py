@@ -4,8 +4,6 @@ A model that thinks does so before it answers, between two marks. `tools.reader`
 answer for a client; this tells the engine, token by token, where the answer proper begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import copy
 

@@ -1,7 +1,5 @@
 """Has chat templates rendered in a separate process, by `template_worker`."""
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Mapping
 from typing import Any

@@ -17,8 +17,6 @@ include what Python and Jinja would otherwise load later, when no file can be op
 serving process never imports it, nor Jinja.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import pprint

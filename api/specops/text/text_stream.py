@@ -3,8 +3,6 @@
 Text that may be the beginning of its end is held back until further tokens decide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

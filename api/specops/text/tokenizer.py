@@ -1,7 +1,5 @@
 """Text to tokens and back. `detokenizer` decodes tokens as they are generated."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import re
@@ -10,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -83,7 +81,7 @@ class Tokenizer:
         self.drops_first_space = not self._byte_level and shown == "a b"
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path) -> Self:
         """Read a model folder's tokenizer: tokenizer.json and what `added_tokens` adds to it.
 
         Raises:

@@ -11,8 +11,6 @@ Args of functions:
     any_length: the prompt may be longer than the context.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

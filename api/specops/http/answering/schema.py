@@ -7,8 +7,6 @@ options, which its own server and Ollama take, a fraction is cut off where a who
 expected, and a number beyond the sensible ones means what llama.cpp makes of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial

@@ -13,8 +13,6 @@ Args of functions:
         long.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -24,7 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -334,7 +332,7 @@ class Prepared:
     ignored: Sequence[str] = ()
 
     @classmethod
-    def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Prepared:
+    def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Self:
         """Prompts around gaps; the parts of them that were left out are named.
 
         Args:

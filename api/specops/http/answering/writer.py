@@ -1,7 +1,5 @@
 """The answers to one HTTP request: read from the engine as they come, written for one protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -5,8 +5,6 @@ from any other place. A program that wants JSON from `/` gets a list of links, a
 by which Ollama's clients know a server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -3,8 +3,6 @@
 A new protocol is one more module here, and a line below. `/docs` keeps the order of the lines.
 """
 
-from __future__ import annotations
-
 from specops.http.protocol import Protocols
 from specops.http.protocols import anthropic, llama_server, native, tokens
 from specops.http.protocols.ollama import embeddings as ollama_embeddings

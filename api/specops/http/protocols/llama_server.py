@@ -4,8 +4,6 @@ llama.vim and llama.vscode ask /infill for what may come next at the cursor. The
 other files beforehand with `n_predict` 0, so that these are computed before they are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -1,9 +1,7 @@
 """POST /generate, this project's own endpoint: continue or answer a prompt."""
 
-from __future__ import annotations
-
 import time
-from typing import Literal
+from typing import Literal, Self
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -114,7 +112,7 @@ class Details(BaseModel):
     adaptive: bool = Field(description="whether the controller chose fewer")
 
     @classmethod
-    def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
+    def of(cls, stats: GenerationStats, request: GenerationRequest) -> Self:
         """Build from the engine's figures and the request."""
         figures = {name: getattr(stats, name) for name in cls.model_fields if hasattr(stats, name)}
         acceptance = {name: source.acceptance for name, source in stats.sources.items()}

@@ -1,7 +1,5 @@
 """POST /tokenize, /detokenize and /apply-template, like those of llama.cpp's server."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any

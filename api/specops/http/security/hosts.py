@@ -10,8 +10,6 @@ A page of another origin may call the service if it comes from this machine, or 
 runs on it (an editor, a desktop app), as with Ollama; a setting adds more.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Who may ask what: the keys of the API's clients, and the key of `/metrics`."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ a kilobyte can take as long as a megabyte. So a body may expand only to the limi
 bodies, and a separate thread decompresses it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from concurrent.futures import Executor

@@ -3,8 +3,6 @@
 The healthcheck and the watchdog ask it, which is why this uses nothing of the service.
 """
 
-from __future__ import annotations
-
 import socket
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # nosec B104

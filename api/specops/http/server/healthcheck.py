@@ -9,8 +9,6 @@ It asks the address that is served, by SPECOPS_HOST and SPECOPS_PORT. It uses th
 alone and nothing of the service: it runs every few seconds on the cores that compute.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

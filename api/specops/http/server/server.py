@@ -8,8 +8,6 @@ then brings a sound process. A process that hangs cannot end itself: `watchdog` 
 `connection` has the limits of slow clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -12,8 +12,6 @@ This module uses little of the standard library and nothing of the service: it t
 as the server runs.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

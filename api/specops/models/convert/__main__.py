@@ -3,8 +3,6 @@
 A GGUF keeps its own weights: for it, `--quant` is `gguf` or absent.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

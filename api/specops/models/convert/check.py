@@ -5,8 +5,6 @@ being downloaded. This reads no weights, so that what cannot run is refused befo
 downloaded or read. It prints how many of the files are here as far as that takes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -22,8 +22,6 @@ sequences.
 The engine rewrites graphs (`specops.models.graph.rewrite`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The operator versions of exported graphs, and a model from a graph of these operators."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import helper
 

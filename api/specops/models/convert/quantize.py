@@ -8,8 +8,6 @@ The kernels do the arithmetic (`runtime/kernels/quantize.h`).
 `specops.models.convert.calibration` rounds to 4 bits by the inputs of the products.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Says what kind of model it is that cannot be converted, and what to take instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from specops.models.convert.model_config import ModelConfig

@@ -1,7 +1,5 @@
 """Rotations: for each pair of a head's values its angle from a position to the next."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

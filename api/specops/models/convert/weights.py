@@ -3,15 +3,13 @@
 Only the current slab is in memory, and the scales of one matrix until its codes are written.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import onnx
@@ -77,7 +75,7 @@ class WeightStore:
         """Drops the last graph's own weights; nothing is written after them."""
         self._file.truncate(self._start)
 
-    def __enter__(self) -> WeightStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,5 @@
 """Reads a head's checkpoint: as a model's, and integers, and weights in 8 bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ a separate process. What the checkpoint leaves out, its embedding or its output 
 the target's graph.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

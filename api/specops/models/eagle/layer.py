@@ -7,8 +7,6 @@ its own guess came from. EAGLE-3.1 has more norms: over each layer's part, and o
 passed on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ are. Otherwise the product that computes the logits runs alone on the rows of th
 its results are the columns of the output matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

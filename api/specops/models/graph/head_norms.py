@@ -6,8 +6,6 @@ the check that each token is computed by itself cannot follow them. Attention ca
 norms itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

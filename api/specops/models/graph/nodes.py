@@ -1,7 +1,5 @@
 """Reads and replaces the nodes of an ONNX graph: what all steps of the rewriting share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

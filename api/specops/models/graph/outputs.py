@@ -4,8 +4,6 @@ After the last attention no token depends on other tokens. So the graph continue
 the tokens whose logits are wanted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx

@@ -16,8 +16,6 @@ Packing takes memory, so this runs in a child process:
 an error it writes one line to standard error.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -7,8 +7,6 @@ that no product reads becomes `specops.Norm`, our own node, so that it has the s
 processor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import IntEnum
 from math import isclose

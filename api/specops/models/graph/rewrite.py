@@ -23,8 +23,6 @@ A draft head's own graph takes the tokens and `states` float32 [1, T, size], and
 `next_states` float32 [1, L, size], which take the place of `states` for its next guess.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Reads a graph's weights from the file next to it, and checks where they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO

@@ -4,8 +4,6 @@ Weights come from MatMulNBits, or are a GGUF's blocks (`specops.models.convert.g
 the weights of 16 columns in the order in which the kernels read them (`tiles.h`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ logits after the last attention. Every operator that a graph may use has a rule 
 follows the axis of tokens. A node of any other operator is refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ check lets go of these, and of what the memory cap has no room for, at once, so 
 nothing else out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

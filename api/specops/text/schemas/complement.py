@@ -1,7 +1,5 @@
 """The complement of a schema, in a schema's words: `not`, and what `if` leaves to `else`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

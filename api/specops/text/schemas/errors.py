@@ -1,7 +1,5 @@
 """Why a schema is refused."""
 
-from __future__ import annotations
-
 
 class SchemaError(ValueError):
     """A schema says something that is wrong, or that cannot be enforced where it has to be.

@@ -4,8 +4,6 @@
 the like offer branches, which may list more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ separate expression: `^(?=.*[0-9])[a-z0-9]+$` is `^.*[0-9]` and `^[a-z0-9]+$`. N
 are rewritten only in the few forms that schema writers produce.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Identifiers (`$id`, in old drafts `id`), anchors and JSON pointers are followed 
 JSON Schema 2020-12. Nothing is ever fetched.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 

@@ -4,8 +4,6 @@ Earlier drafts count, too. What a schema has within itself is checked once it is
 a mistake in a definition that nothing refers to does not count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

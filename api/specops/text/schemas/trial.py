@@ -1,7 +1,5 @@
 """Asks the grammar library about a small schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

@@ -11,8 +11,6 @@ whole gets `additionalProperties: false` and a list of all their names. A refere
 is a value's whole schema: the library cannot follow others in a circle.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -4,8 +4,6 @@ Between tags a text has no quotes, so only the tool's schema tells the text `3` 
 Schemas are a client's: what is wrong in them is as if it were not there.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The blocks of an answer while it is parsed: the known part of each, and text held back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

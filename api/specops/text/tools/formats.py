@@ -11,8 +11,6 @@ around them:
 An answer's calls are `opening`, the first call, `between`, the second call and so on, `closing`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ in the rendered text are shown, and the text around a known call is the model's 
 does the same (common/chat-diff-analyzer.cpp).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ back text that may be the beginning of a tag until further characters decide. Te
 call but is not one stays text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Generator, Sequence

@@ -4,8 +4,6 @@ Bodies are read as Ollama reads them, in Go: fields in capital letters are known
 surrogate pair is U+FFFD.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """POST /api/embed and /api/embeddings, in Ollama's protocol: texts to vectors."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

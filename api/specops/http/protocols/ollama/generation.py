@@ -5,8 +5,6 @@ request did. Defaults are Ollama's, except for `repeat_penalty`: Ollama counts t
 this server counts all tokens.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime

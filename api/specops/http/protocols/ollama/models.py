@@ -3,8 +3,6 @@
 Lists call the model `NAME:latest`, as Ollama does, because clients look for that.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime
 from typing import Any

@@ -1,10 +1,8 @@
 """POST /v1/chat/completions: the assistant's next message, in OpenAI's protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field, model_validator
@@ -235,7 +233,7 @@ class ChatRequest(OpenAiRequest):
     web_search_options: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ChatRequest:
+    def _fits_together(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise conflict("top_logprobs", "requires `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:

@@ -4,8 +4,6 @@ Field names and defaults are OpenAI's. Fields of that API that this server does 
 refused by name, unless their value asks for nothing.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import Counter

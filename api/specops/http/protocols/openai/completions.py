@@ -1,10 +1,8 @@
 """POST /v1/completions: continue prompts, in OpenAI's protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field, model_validator
@@ -84,7 +82,7 @@ class CompletionRequest(OpenAiRequest):
     suffix: Text | None = Field(None, description="what follows the answer")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> CompletionRequest:
+    def _fits_together(self) -> Self:
         if self.best_of is not None and self.best_of < self.returned:
             raise conflict("best_of", "must be at least `n`")
         if self.ranks and self.stream:

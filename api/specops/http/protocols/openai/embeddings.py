@@ -1,7 +1,5 @@
 """POST /v1/embeddings, /embedding: texts to vectors, in OpenAI's and llama-server's protocols."""
 
-from __future__ import annotations
-
 import base64
 from itertools import starmap
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """GET /v1/models: the model that is loaded, as OpenAI's, Anthropic's and vLLM's clients read it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any, Literal
 

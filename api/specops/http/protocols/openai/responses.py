@@ -3,8 +3,6 @@
 A request has the whole conversation.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import Counter, defaultdict

@@ -5,8 +5,6 @@ and its rounding compensates their errors. Only tensors that later nodes read st
 one layer's worth: the graph of an earlier conversion tells how often each tensor is read.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

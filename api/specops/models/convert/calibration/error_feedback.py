@@ -8,8 +8,6 @@ the value that compensates the errors of the columns before it. These are the st
 weighted by U_jj^2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

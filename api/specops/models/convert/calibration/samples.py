@@ -4,8 +4,6 @@ An 8-bit conversion of the same checkpoint writes the text with the kernels that
 fast and map the weights, so this works for models larger than memory too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path

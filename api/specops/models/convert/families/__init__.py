@@ -3,8 +3,6 @@
 Every module here is imported, which registers its families.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

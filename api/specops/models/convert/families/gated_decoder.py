@@ -9,8 +9,6 @@ after a product that joins the embedding of a token with the state before it. Me
 `num_layers` for that layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 

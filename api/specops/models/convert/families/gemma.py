@@ -1,7 +1,5 @@
 """Gemma 2 and 3, and what all of Gemma share: norms around each part, a window in most layers."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from specops.models.convert.families.family import Config

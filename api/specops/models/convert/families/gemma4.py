@@ -1,7 +1,5 @@
 """Gemma 4 without experts: two kinds of attention, shared keys and values, embeddings per layer."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Granite 3 and 4: Llama with four multipliers; most layers of the H models have Mamba-2."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from specops.models.convert.families.family import Config, Shapes

@@ -1,7 +1,5 @@
 """What families with recurrent layers share, whose state has a fixed size, or with convolutions."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import numpy as np

@@ -3,8 +3,6 @@
 Tensor names follow transformers' GPT2LMHeadModel and OPTForCausalLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

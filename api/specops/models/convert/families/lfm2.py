@@ -1,7 +1,5 @@
 """LFM2 and LFM2.5: most layers have a gated short convolution."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from specops.models.convert.families.family import Config, Shapes

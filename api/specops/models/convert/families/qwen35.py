@@ -1,7 +1,5 @@
 """Qwen3.5: most layers have the gated delta rule, the others gated attention."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

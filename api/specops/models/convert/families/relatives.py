@@ -3,8 +3,6 @@
 Tensor names follow transformers' classes.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Finds the family that reads a GGUF, and refuses settings that none has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specops.models.convert.families.family import BY_GGUF, Family

@@ -4,8 +4,6 @@ Weights in blocks stay as they are from the file to the kernels; the layouts of 
 `runtime/kernels/tiles.h`, and `runtime/kernels/tiles.c` reads them.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """A GGUF as a checkpoint: families read it under transformers' names."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -7,8 +7,6 @@ the next multiple of the alignment. Strings are a length (u64) and UTF-8; arrays
 length (u64) and the values. The file may be hostile, so nothing in it is used unchecked.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import mmap

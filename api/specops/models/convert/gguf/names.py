@@ -1,7 +1,5 @@
 """Says which tensor of a checkpoint a GGUF's tensor is, and how its rows are ordered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ here they are as in the published tokenizer.json. An unknown name is refused: a 
 gives other tokens, which a model understands badly, without any error.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tokenizers import Regex, pre_tokenizers

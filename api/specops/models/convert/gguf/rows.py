@@ -1,9 +1,7 @@
 """Rows of a matrix in a GGUF, read on demand: the file's own blocks, or numbers."""
 
-from __future__ import annotations
-
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +53,7 @@ class GgufRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> GgufRows:
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Self:
         """Some of the rows, or rows in another order; nothing is read."""
         picked = copy(self)
         if isinstance(rows, slice):

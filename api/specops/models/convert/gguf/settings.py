@@ -1,7 +1,5 @@
 """Makes the config.json of a checkpoint from a GGUF's metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ the token is matched in a text before the text is cut into words, and whether th
 Absent and impossible values get llama.cpp's defaults, which docs/gguf.md lists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
