@@ -30,7 +30,7 @@ from tests.asgi import AsgiClient
 from tests.http.openai_api import Api
 from tests.loopback import Handler, free_port, listening
 from tests.serving.service import share
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 WORD = "xylophone"
@@ -118,7 +118,7 @@ async def serving(settings: Settings) -> AsyncIterator[Api]:
     metrics = Metrics()
     made = Api(AsyncEngine(settings, metrics, share), settings, metrics)
     async with made.app.router.lifespan_context(made.app), made.client:
-        await until(lambda: made.service.state in (ModelState.READY, ModelState.FAILED), 60)
+        await until(lambda: made.service.state in (ModelState.READY, ModelState.FAILED))
         assert made.service.state is ModelState.READY, made.service.error
         made.service.engine.chat_template = ChatTemplate(TEMPLATE, {})
         yield made
@@ -290,7 +290,7 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
         def halting() -> Step:
             """The request does not end before it is cancelled."""
             if next(steps) == 3:
-                assert cancelled.wait(30)
+                assert cancelled.wait(PATIENCE)
             return step()
 
         monkeypatch.setattr(here.service.engine.scheduler, "step", halting)

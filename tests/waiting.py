@@ -13,7 +13,7 @@ POLL_SECONDS = 0.1
 PATIENCE = 60.0  # seconds for one answer; the 5 s of httpx are too few on a busy machine
 
 
-def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait(what: str, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Poll until `condition` holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -22,7 +22,7 @@ def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> Non
         time.sleep(POLL_SECONDS)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Let other tasks run until `condition` holds; fail after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():

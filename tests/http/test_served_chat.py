@@ -18,6 +18,7 @@ from specops.config import Settings
 from specops.presets import CHAT, chat_model
 from tests.loopback import HOST
 from tests.overload import serving
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.e2e,
@@ -34,6 +35,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     own = {"SPECOPS_MODEL": CHAT, "SPECOPS_CONTEXT": "512", "SPECOPS_CACHE_DIR": cache}
     with serving(tmp_path_factory.mktemp("chat"), **own) as (port, _):
         yield f"http://{HOST}:{port}"
+
+
+def get(address: str, path: str) -> Any:
+    return httpx.get(address + path, timeout=PATIENCE).raise_for_status().json()
+
+
+def post(address: str, path: str, body: Any) -> Any:
+    return httpx.post(address + path, json=body, timeout=PATIENCE).raise_for_status().json()
 
 
 def test_the_capital_of_france_is_paris_in_every_protocol(address: str) -> None:
@@ -58,7 +67,7 @@ def test_the_capital_of_france_is_paris_in_every_protocol(address: str) -> None:
             said.add(ollama.chat(CHAT, ASK, options=options).message.content)
             said.add(ollama.generate(CHAT, QUESTION, options=options).response)
     own = {"prompt": QUESTION, "system": "", "max_new_tokens": 16}
-    said.add(httpx.post(f"{address}/generate", json=own).json()["generated_text"])
+    said.add(post(address, "/generate", own)["generated_text"])
     assert said == {"The capital of France is Paris."}
 
 
@@ -72,28 +81,25 @@ def test_the_documentations_example_runs(address: str, capsys: pytest.CaptureFix
 
 
 def test_only_a_conversation_without_a_system_message_gets_an_empty_one(address: str) -> None:
-    (model,) = httpx.get(f"{address}/v1/models").json()["data"]
+    (model,) = get(address, "/v1/models")["data"]
     assert (model["id"], model["system"]) == (CHAT, "")
     for text in ("", "Be brief."):
         messages = [{"role": "system", "content": text}, *ASK] if text else ASK
-        answer = httpx.post(f"{address}/apply-template", json={"messages": messages})
+        answer = post(address, "/apply-template", {"messages": messages})
         begun = f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\nWhat is"
-        assert answer.json()["prompt"].startswith(begun)
+        assert answer["prompt"].startswith(begun)
 
 
 def test_what_clients_read_of_the_model_is_the_models(address: str) -> None:
-    def get(path: str) -> Any:
-        return httpx.get(address + path).raise_for_status().json()
+    def ask(path: str, **body: Any) -> Any:
+        return post(address, path, body)
 
-    def post(path: str, **body: Any) -> Any:
-        return httpx.post(address + path, json=body).raise_for_status().json()
-
-    props = get("/props")
+    props = get(address, "/props")
     drawn = props["default_generation_settings"]
     assert (drawn["n_ctx"], drawn["params"]["temperature"]) == (512, 0.2)  # the file's own
     assert (props["model_alias"], "<|im_start|>" in props["chat_template"]) == (CHAT, True)
     text = "Où est né<|im_end|> 東京\n"
-    pieces = post("/tokenize", content=text, with_pieces=True)["tokens"]
+    pieces = ask("/tokenize", content=text, with_pieces=True)["tokens"]
     spelled = [item["piece"] for item in pieces]
     assert (
         b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in spelled)
@@ -101,10 +107,10 @@ def test_what_clients_read_of_the_model_is_the_models(address: str) -> None:
     )
     assert "<|im_end|>" in spelled
     tokens = [item["id"] for item in pieces]
-    assert post("/detokenize", tokens=tokens)["content"] == text
+    assert ask("/detokenize", tokens=tokens)["content"] == text
 
-    (listed,), (loaded,) = get("/api/tags")["models"], get("/api/ps")["models"]
-    shown = post("/api/show", model=listed["model"])
+    (listed,), (loaded,) = (get(address, f"/api/{name}")["models"] for name in ("tags", "ps"))
+    shown = ask("/api/show", model=listed["model"])
     facts = {name.rpartition(".")[2]: value for name, value in shown["model_info"].items()}
     assert (facts["parameter_count"] // 10**6, facts["vocab_size"]) == (134, 49152)
     assert facts["context_length"] == loaded["context_length"] == 512
@@ -112,12 +118,12 @@ def test_what_clients_read_of_the_model_is_the_models(address: str) -> None:
     assert shown["template"] == props["chat_template"]
     assert {"completion", "tools", "embedding"} <= set(shown["capabilities"])
     asked = ["a cat", "the cat", "an interest rate", "a cat"]
-    vectors = np.array(post("/api/embed", model=CHAT, input=asked)["embeddings"])
+    vectors = np.array(ask("/api/embed", model=CHAT, input=asked)["embeddings"])
     assert vectors.shape == (4, facts["embedding_length"])
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     near, far, same = vectors[1:] @ vectors[0]
     assert far < near < same == pytest.approx(1)
-    plain = post("/api/embeddings", model=CHAT, prompt="a cat")["embedding"]
+    plain = ask("/api/embeddings", model=CHAT, prompt="a cat")["embedding"]
     assert np.allclose(plain / np.linalg.norm(plain), vectors[0], atol=1e-5)
 
 

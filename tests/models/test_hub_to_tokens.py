@@ -1,6 +1,5 @@
 """From the hub to tokens: downloads are reported, conversions are kept."""
 
-import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from specops.serving.async_engine import AsyncEngine
 from tests.generating import generate
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, REPO
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,24 +26,21 @@ async def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Sett
     def load(settings: Settings, report: Report) -> Engine:
         for done in (0, 600, 2000):
             report(ModelState.DOWNLOADING, f"{done} bytes", Download("draft", done, 2000))
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         return Engine.load(settings, report)
 
     metrics = Metrics()
     service = AsyncEngine(tiny_settings, metrics, load)
     service.start()
-    async with asyncio.timeout(60):
-        while service.detail != "2000 bytes":
-            await asyncio.sleep(0.001)
-        assert service.state is ModelState.DOWNLOADING
-        value = metrics.registry.get_sample_value
-        for name in ("specops_download_bytes", "specops_download_total_bytes"):
-            assert value(name, {"model": "draft"}) == 2000
-            assert value(name, {"model": "target"}) == 0
-        assert value("specops_model_state", {"state": "downloading"}) == 1
-        go_on.set()
-        while service.state is not ModelState.READY:
-            await asyncio.sleep(0.001)
+    await until(lambda: service.detail == "2000 bytes")
+    assert service.state is ModelState.DOWNLOADING
+    value = metrics.registry.get_sample_value
+    for name in ("specops_download_bytes", "specops_download_total_bytes"):
+        assert value(name, {"model": "draft"}) == 2000
+        assert value(name, {"model": "target"}) == 0
+    assert value("specops_model_state", {"state": "downloading"}) == 1
+    go_on.set()
+    await until(lambda: service.state is ModelState.READY)
     await service.stop()
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from specops.serving.bell import Bell
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ async def test_a_thread_rings_and_the_event_loop_calls() -> None:
     try:
         for _ in range(3):
             await asyncio.to_thread(bell.ring)
-            await asyncio.wait_for(called.wait(), 30)
+            await asyncio.wait_for(called.wait(), PATIENCE)
             called.clear()
     finally:
         bell.close()
@@ -64,7 +65,7 @@ async def test_a_ring_keeps_the_interpreter() -> None:
     try:
         with gate:
             other.start()
-            sys.setswitchinterval(5)  # from now on a thread runs until it gives up the interpreter
+            sys.setswitchinterval(3600)  # a thread runs until it gives up the interpreter
         for _ in range(20_000):
             bell.ring()
         found = turns

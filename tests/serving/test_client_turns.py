@@ -8,9 +8,9 @@ import pytest
 
 from specops.serving import client_turns
 from specops.serving.client_turns import ClientTurns
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 30.0
 
 
 class Thread:

@@ -1,5 +1,6 @@
 """What Locust's page refuses, and which host gets the API's key: pages of strangers try both."""
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,17 +54,18 @@ def test_a_stranger_gets_neither_the_key_nor_the_load(tmp_path: Path) -> None:
         target, evil = f"http://{HOST}:{port}", f"http://{HOST}:{other}"
         command = [word for word in locust_command(target) if word != "--headless"]
         keys = ("--api-key", f"alice:{KEY},second", "--web-host", HOST, "--web-port", "PORT")
-        with load_page(target, tmp_path / "log", *command, *keys) as page:
+        with load_page(target, tmp_path / "log", *command, *keys) as page, ExitStack() as stack:
             _, form = form_of(page)
+            stranger = stack.enter_context(httpx.Client(base_url=page, timeout=PATIENCE))
             for headers in STRANGE.values():
                 for path in ("swarm", "stop", "stats/reset", "user"):
-                    answer = httpx.post(f"{page}/{path}", data=form, headers=headers)
+                    answer = stranger.post(path, data=form, headers=headers)
                     assert answer.status_code == 403, (path, headers)
-                read = httpx.get(f"{page}/stats/requests", headers=headers)
+                read = stranger.get("stats/requests", headers=headers)
                 assert not [name for name in read.headers if name.startswith("access-control-")]
-            rebound = httpx.get(f"{page}/stats/requests", headers={"host": "evil.example:8089"})
+            rebound = stranger.get("stats/requests", headers={"host": "evil.example:8089"})
             assert (rebound.status_code, "LOAD_ALLOWED_HOSTS" in rebound.text) == (403, True)
-            assert httpx.post(f"{page}/user", json={"host": evil}).status_code == 403
+            assert stranger.post("user", json={"host": evil}).status_code == 403
             for field in ("api_key", "report", "html_file", "logfile"):
                 refused = post(page, "swarm", form | {field: str(tmp_path / "mine")})
                 assert refused["message"] == f"The page has no field {field!r}"

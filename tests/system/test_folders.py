@@ -10,6 +10,7 @@ from threading import Event, Thread
 import pytest
 
 from specops.system.folders import atomic_file, atomic_folder, clear_leftovers, locked
+from tests.waiting import PATIENCE
 
 MANIFEST = "manifest.json"
 # Holds a folder's lock until its standard input ends.
@@ -60,10 +61,10 @@ def test_one_process_waits_for_the_other(tmp_path: Path, holder: subprocess.Pope
 
     thread = Thread(target=take)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(PATIENCE)
     assert not has.is_set()
     holder.communicate()  # it ends, and removes its lock's file, for which the thread waits
-    thread.join(10)
+    thread.join(PATIENCE)
     assert has.is_set()
     assert names(tmp_path) == ["cache"]
 

@@ -9,9 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -28,6 +28,7 @@ from specops.text.template_process import TemplateProcess
 from tests.fuzz.rendering import NAMES, Call, values
 from tests.waiting import PATIENCE, wait
 
+CLOCK_SECONDS = TemplateProcess.clock_seconds
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="takes seccomp and procfs")
 TIME, MEMORY, LENGTH = "takes longer than", "takes too much memory", "writes more than 16 MiB"
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -96,11 +97,18 @@ def shared() -> Iterator[TemplateProcess]:
     for_all.close()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(TemplateProcess, "seconds", 60.0)
     monkeypatch.setattr(TemplateProcess, "clock_seconds", 60.0)
+
+
+@contextmanager
+def hurried() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TemplateProcess, "seconds", 0.1)
+        yield
 
 
 def pid(process: TemplateProcess) -> int:
@@ -129,16 +137,14 @@ def works(process: TemplateProcess) -> bool:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("source", HOSTILE)
 def test_a_template_that_takes_too_much_is_ended_and_the_next_is_not(
-    source: str, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+    source: str, shared: TemplateProcess
 ) -> None:
-    if HOSTILE[source] not in (MEMORY, LENGTH):
-        monkeypatch.setattr(TemplateProcess, "seconds", 0.1)
     ended = shared.ended["limit"]
     highest = peak_of_this_process()
-    with pytest.raises(ProgramLimitExceeded, match=HOSTILE[source]):
+    limits = nullcontext() if HOSTILE[source] in (MEMORY, LENGTH) else hurried()
+    with pytest.raises(ProgramLimitExceeded, match=HOSTILE[source]), limits:
         shared.render(source, {}, {})
     assert shared.ended == {"limit": ended + 1, "crash": 0}
     assert works(shared)
@@ -146,17 +152,12 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_is_not(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_call_with_hostile_values_is_survived(
-    seed: int, shared: TemplateProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_call_with_hostile_values_is_survived(seed: int, shared: TemplateProcess) -> None:
     """A few of the calls that `python -m tests.fuzz --only rendering` makes."""
-    monkeypatch.setattr(TemplateProcess, "seconds", 0.1)
     draw = random.Random(seed)
     for name in draw.sample(NAMES, 12):
-        try:
+        with suppress(ProgramLimitExceeded, ProgramRefusal), hurried():
             shared.render(Call.draw(name, draw).source, {}, values())
-        except (ProgramLimitExceeded, ProgramRefusal):
-            continue
     assert works(shared)
     assert shared.ended["crash"] == 0
 
@@ -178,9 +179,7 @@ def test_memory_is_bounded_by_the_system(process: TemplateProcess) -> None:
 def test_a_process_is_replaced_before_its_processor_time_is_used_up(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert confined_process._USED_UP_SECONDS + TemplateProcess.clock_seconds < (
-        confined_worker._CPU_SECONDS
-    )
+    assert confined_process._USED_UP_SECONDS + CLOCK_SECONDS < confined_worker._CPU_SECONDS
     works(process)
     first = pid(process)
     monkeypatch.setattr(confined_process, "_USED_UP_SECONDS", 0.0)
@@ -399,7 +398,6 @@ def test_values_arrive_as_they_are(shared: TemplateProcess) -> None:
     assert shared.render(source, {}, given) == here
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_conversation_of_a_mebibyte_is_within_the_limits(shared: TemplateProcess) -> None:
     source = """{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
 {{ m.role }}: {{ m.content | trim | replace('x', 'yy') }}{{ '\n' * 2 }}{% endfor %}
@@ -443,7 +441,6 @@ def test_a_process_that_ends_between_renderings_is_missed_by_nobody(
 
 
 @LINUX
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("number", "error", "words"),
     [
@@ -516,6 +513,12 @@ SHARED.render({ENDLESS!r}, {{}}, {{}})
 """
 
 
+def ended(process: Path) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return "\nState:\tZ" in (process / "status").read_text()
+    return True
+
+
 @LINUX
 def test_the_process_does_not_outlive_the_service() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
@@ -523,10 +526,7 @@ def test_the_process_does_not_outlive_the_service() -> None:
         child = Path("/proc", owner.stdout.readline().decode().strip())
         assert child.exists()
         owner.kill()
-    deadline = time.monotonic() + 30
-    while child.exists() and "\nState:\tZ" not in (child / "status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait("it has ended", lambda: ended(child))
 
 
 def fake(tmp_path: Path, answer: str) -> str:
@@ -546,7 +546,6 @@ def test_a_process_that_is_swapped_out_is_waited_for_while_it_is_sent_a_conversa
     """As long as its memory is read from the disk, it computes nothing, and takes no bytes."""
     assert works(process)
     monkeypatch.setattr(TemplateProcess, "seconds", 0.3)
-    monkeypatch.setattr(TemplateProcess, "clock_seconds", 60.0)
     asked = Event()
     left, child = confined_process._Clock.left, pid(process)
 
@@ -588,7 +587,8 @@ def test_nothing_that_comes_back_is_believed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TemplateProcess, "clock_seconds", 0.5)
+    if words == "takes longer":
+        monkeypatch.setattr(TemplateProcess, "clock_seconds", 0.5)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", fake(tmp_path, answer))
         with pytest.raises(ProgramLimitExceeded, match=words):

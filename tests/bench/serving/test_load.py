@@ -9,6 +9,7 @@ import pytest
 
 from bench.serving.load import Answer, Ask, Script, burst, figure, follow, metric, once, span
 from tests.loopback import HOST, Handler, listening
+from tests.waiting import PATIENCE
 
 OK = "HTTP/1.1 200 OK\r\n"
 STREAM = "content-type: text/event-stream\r\n"
@@ -75,7 +76,7 @@ class Echo(Handler):
     def do_POST(self) -> None:
         self.clients.add(self.client_address)
         body = self.body()
-        self.together.wait(10)
+        self.together.wait(PATIENCE)
         self.reply(200, body)
 
 
@@ -123,7 +124,7 @@ def test_a_client_leaves_after_so_many_lines(lines: int, seen: bytes) -> None:
 
     with listening(Slow) as port:
         answer = asyncio.run(once(port, Ask("/"), lines))
-        assert left.wait(10)
+        assert left.wait(PATIENCE)
     assert (answer.body, answer.whole) == (seen, False)
 
 
