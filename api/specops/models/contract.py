@@ -15,7 +15,7 @@ Tokenizers of byte pairs number tokens in the order of merges, the frequent ones
 98.3 % of English text and of Python under Qwen's vocabulary (ids below 32,000: 93 %), and take a
 quarter of the time of all 248,320. A multiple of a tile's 16 rows.
 """
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 """Goes up by hand whenever a conversion of the same checkpoint gets another content.
 
 Then every checkpoint is converted anew at the next start. `tests/models/convert/test_format.py`

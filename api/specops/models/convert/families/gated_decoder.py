@@ -9,7 +9,7 @@ after a product that joins the embedding of a token with the state before it. Me
 `num_layers` for that layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ _FUNCTIONS = {  # the graph's names of them
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "relu": "relu",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 LOCAL = "local_"  # the rotary table of layers with a window, if it is another one
@@ -72,6 +73,11 @@ class GatedDecoder(Family):
         window: tokens that a token sees; None: all before it.
     """
 
+    # The keys of width, layers, heads, positions and the feed-forward's width.
+    sizes = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+        "intermediate_size",
+    )
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
     must_be_false: ClassVar[tuple[str, ...]] = ()  # flags of unsupported features
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
@@ -92,7 +98,12 @@ class GatedDecoder(Family):
     head_bias = False
     parallel = False  # whether attention and feed-forward read the same norm's output
     epsilon = ("rms_norm_eps", 1e-6)  # the key, and its default
+    # Learned positions, in place of rotations: the table, and the row of the first position.
+    positions: tuple[str, int] | None = None
+    post_norm = False  # whether each norm follows a sum, and its result is the next residual
+    transposed = False  # whether the layers' weights are stored [inputs, outputs]
     stem = "model"  # the first part of all tensor names but the head's
+    embedding, stack = "embed_tokens", "layers"  # the table of tokens, and what all layers are in
     final_norm = "norm"
     qkv: ClassVar[tuple[str, ...]] = QKV  # or one tensor with all three
     query_key_norms = ("self_attn.q_norm", "self_attn.k_norm")
@@ -115,15 +126,16 @@ class GatedDecoder(Family):
         for flag in self.optional_biases:
             self.biased += biases[flag] if config.flag(flag, False) else ()
         key, function = self.activation
-        if config.text(key, function) != function:
+        if _FUNCTIONS.get(config.text(key, function)) != _FUNCTIONS[function]:
             raise config.error(key, f"must be '{function}' to be exported for this family")
-        self.shape = shape = _shape(config)
+        self.shape = shape = _shape(config, self.sizes)
         self.query_size = shape.num_heads * shape.head_dim
         self.key_size = shape.num_kv_heads * shape.head_dim
-        self.feed_forward_size = config.integer("intermediate_size")
+        self.embedding_size = shape.hidden_size
+        self.feed_forward_size = config.integer(self.sizes[-1])
         self._epsilon = config.number(*self.epsilon)
         self._tied = config.flag("tie_word_embeddings", False)
-        self._embedding = f"{self.stem}.embed_tokens"
+        self._embedding = f"{self.stem}.{self.embedding}"
         self._final_norm = f"{self.stem}.{self.final_norm}"
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
@@ -131,7 +143,7 @@ class GatedDecoder(Family):
         self.logit_softcap: float | None = None
         self.query_factors: Float | None = None  # one for each position
         self.rotaries = self.rotary_tables(config)
-        self.layers = [LayerAttention()] * shape.num_layers
+        self.layers = [LayerAttention("" if self.rotaries else None)] * shape.num_layers
         if (self.windowed or self.full_layer_every) and "sliding_window" in config:
             local = LayerAttention(self.local_table, config.integer("sliding_window"))
             self.layers = [local] * shape.num_layers
@@ -146,12 +158,14 @@ class GatedDecoder(Family):
         self.ignored_tensors = ("*rotary_emb.inv_freq", *([HEAD] if self._tied else []))
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """The rotary tables by the names that `LayerAttention` uses.
+        """The rotary tables by the names that `LayerAttention` uses; none: nothing rotates.
 
         Layers with a window may have their own. transformers 5 has a section of `rope_parameters`
         for either kind; in older files only the rotation of the other layers is scaled.
         """
         size, positions = self.shape.head_dim, self.shape.context_length
+        if self.positions:
+            return {}
         if not self.local_table:
             return {"": rotary(config, size, positions, partial=self.partial_rotary)}
         given, theta = config.section("rope_parameters"), config.number("rope_theta")
@@ -169,7 +183,7 @@ class GatedDecoder(Family):
         """The first part of the names of a layer's tensors."""
         if index == self.shape.num_layers:
             return f"{MTP}layers.0"
-        return f"{self.stem}.layers.{index}"
+        return f"{self.stem}.{self.stack}.{index}"
 
     def heads(self, index: int) -> tuple[int, int]:
         """Number of a layer's heads of keys and values, and the size of all its heads."""
@@ -188,10 +202,11 @@ class GatedDecoder(Family):
         """As llama.cpp names the tensors of most relatives."""
         attention = ("blk.attn_q", "blk.attn_k", "blk.attn_v")
         found = {
-            "token_embd": f"{cls.stem}.embed_tokens",
+            "token_embd": f"{cls.stem}.{cls.embedding}",
+            "position_embd": f"{cls.stem}.{cls.positions[0]}" if cls.positions else "",
             "output_norm": f"{cls.stem}.{cls.final_norm}",
             "output": "lm_head",
-            "blk": f"{cls.stem}.layers",
+            "blk": f"{cls.stem}.{cls.stack}",
             "blk.attn_norm": cls.attention_norms.before,
             "blk.post_attention_norm": cls.attention_norms.after,
             **dict(zip(attention if len(cls.qkv) > 1 else ("blk.attn_qkv",), cls.qkv, strict=True)),
@@ -206,10 +221,14 @@ class GatedDecoder(Family):
 
     def tensors(self) -> Shapes:
         """Embedding, final norm, head unless tied, and the tensors of every layer."""
-        hidden = self.shape.hidden_size
-        table = (self.shape.vocab_size, hidden)
+        table = (self.shape.vocab_size, self.embedding_size)
         shapes: Shapes = {f"{self._embedding}.weight": table}
-        shapes |= self._norm_shapes(self._final_norm)
+        if self.positions:
+            name, first = self.positions
+            rows = first + self.shape.context_length
+            shapes[f"{self.stem}.{name}.weight"] = (rows, self.shape.hidden_size)
+        if not self.post_norm:
+            shapes |= self._norm_shapes(self._final_norm)
         if not self._tied:
             shapes[HEAD] = table
         if self.head_bias:
@@ -250,7 +269,7 @@ class GatedDecoder(Family):
             sizes = (size, size) if self.head_norms else (queries, keys)
             norms = zip(self.query_key_norms, sizes, strict=True)
             layer |= {f"{norm}.weight": (size,) for norm, size in norms}
-        return layer
+        return {name: shape[::-1] for name, shape in layer.items()} if self.transposed else layer
 
     def _norm_shapes(self, norm: str) -> Shapes:
         kinds = ("weight", "bias") if self.layer_norms and self.norm_biases else ("weight",)
@@ -262,10 +281,14 @@ class GatedDecoder(Family):
         """Fuses each sum with the residual and the norm that follows it, if there is one."""
         self.graph, self.checkpoint = graph, checkpoint
         tables = {name: graph.rotary(name, table) for name, table in self.rotaries.items()}
-        x = graph.embedding(checkpoint.matrix(f"{self._embedding}.weight"))
-        x = residual = graph.scaled("embedding.multiplied", x, self.embedding_scale)
-        if self.attention_norms.before:
-            first = f"{self.layer(0)}.{self.attention_norms.before}"
+        x = residual = self.embedded()
+        first = "" if self.post_norm else self._stored(0, self.attention_norms.before)
+        if self.positions:
+            table, row = self.positions
+            rows = checkpoint.matrix_rows(f"{self.stem}.{table}.weight", row)
+            positions = graph.learned_positions(rows)
+            x, residual = self._add("layers.0.input_norm", x, positions, first)
+        elif first:
             x = self._normalized("layers.0.input_norm", residual, first)
         if self.query_factors is not None:
             self._factors = graph.position_factors("query_factors", self.query_factors)
@@ -277,9 +300,20 @@ class GatedDecoder(Family):
             if index + 1 < self.shape.num_layers:
                 name = f"layers.{index + 1}.input_norm"
                 norm = self._stored(index + 1, self.attention_norms.before)
+            if self.post_norm:
+                norm = self._stored(index, self.feed_forward_norms.before)
             x, residual = self.end_layer(index, name, x, residual, norm)
-        bias = checkpoint.vector(HEAD_BIAS) if self.head_bias else None
-        graph.head(x, self._head(), bias, self.logit_softcap)
+        self.write_logits(x)
+
+    def embedded(self) -> str:
+        """The tokens' scaled embeddings [batch, sequence, hidden]."""
+        x = self.graph.embedding(self.checkpoint.matrix(f"{self._embedding}.weight"))
+        return self.graph.scaled("embedding.multiplied", x, self.embedding_scale)
+
+    def write_logits(self, x: str) -> None:
+        """The logits, from the output of the last norm."""
+        bias = self.checkpoint.vector(HEAD_BIAS) if self.head_bias else None
+        self.graph.head(x, self._head(), bias, self.logit_softcap)
 
     def read_embeddings(self, x: str) -> None:
         """Called with the tokens' scaled embeddings, before the first layer."""
@@ -305,9 +339,7 @@ class GatedDecoder(Family):
         rotary = None
         if self.full_table is not None:
             rotary = graph.rotary(self.full_table, self.rotaries[self.full_table])
-        x = graph.embedding(checkpoint.matrix(f"{self._embedding}.weight"))
-        x = graph.scaled("embedding.multiplied", x, self.embedding_scale)
-        token = self._normalized("token_norm", x, _MTP_EMBEDDING)
+        token = self._normalized("token_norm", self.embedded(), _MTP_EMBEDDING)
         state = self._normalized("state_norm", STATES, _MTP_STATE)
         both = graph.concatenate("both", [token, state])
         x = residual = graph.linear("fc", both, checkpoint.matrix(_MTP_FC))
@@ -328,8 +360,8 @@ class GatedDecoder(Family):
         if self.parallel:
             fed = self._feed_forward(index, x)
             return self.graph.add(f"layers.{index}.both", attended, fed), residual
-        norm = self._stored(index, self.feed_forward_norms.before)
-        name = f"layers.{index}.feed_forward_norm"
+        norms = self.attention_norms if self.post_norm else self.feed_forward_norms
+        name, norm = f"layers.{index}.feed_forward_norm", self._stored(index, norms.before)
         x, residual = self._add(name, attended, residual, norm)
         return self._feed_forward(index, x), residual
 
@@ -393,7 +425,9 @@ class GatedDecoder(Family):
         name, layer = f"layers.{index}", self.layer(index)
         if not self.width_norms and self._factors is None:
             # Stacked weights: one product is faster than three.
-            weight = self.checkpoint.matrix(*(f"{layer}.{part}.weight" for part in self.qkv))
+            weight = self.checkpoint.matrix(
+                *(f"{layer}.{part}.weight" for part in self.qkv), transposed=self.transposed
+            )
             bias = None
             if self.qkv[0] in self.biased:
                 bias = self.checkpoint.vectors(*(f"{layer}.{part}.bias" for part in self.qkv))
@@ -445,9 +479,8 @@ class GatedDecoder(Family):
         """
         stored = f"{self.layer(index)}.{part}"
         bias = self.checkpoint.vector(f"{stored}.bias") if part in self.biased else None
-        _, _, name = part.removesuffix("_proj").partition(".")
-        weight = self.checkpoint.matrix(f"{stored}.weight")
-        return self.graph.linear(f"layers.{index}.{name}", x, weight, bias)
+        weight = self.checkpoint.matrix(f"{stored}.weight", transposed=self.transposed)
+        return self.graph.linear(f"layers.{index}.{part.removesuffix('_proj')}", x, weight, bias)
 
     def _part_output(self, name: str, x: str, index: int, norms: Norms) -> str:
         """What a part adds to the residual: its output, normalized and scaled if need be."""
@@ -466,7 +499,8 @@ class GatedDecoder(Family):
         if norm == self._final_norm:
             weight = weight * np.float32(self.logit_scale)
             bias = bias if bias is None else bias * np.float32(self.logit_scale)
-        return self.graph.add_norm(name, x, residual, weight, epsilon=self._epsilon, bias=bias)
+        x, total = self.graph.add_norm(name, x, residual, weight, epsilon=self._epsilon, bias=bias)
+        return x, x if self.post_norm else total
 
 
 def text_config(config: ModelConfig) -> ModelConfig:
@@ -510,20 +544,20 @@ def all_but_each(number: int, layers: int, other: str) -> list[str]:
     return [other if place % number else FULL for place in range(1, layers + 1)]
 
 
-def _shape(config: ModelConfig) -> ModelShape:
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+def _shape(config: ModelConfig, sizes: Sequence[str]) -> ModelShape:
+    width, layers, number, context, _ = sizes
+    hidden, heads = config.integer(width), config.integer(number)
     shape = ModelShape(
         hidden_size=hidden,
-        num_layers=config.layers("num_hidden_layers"),
+        num_layers=config.layers(layers),
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=config.integer("head_dim", hidden // heads),
         vocab_size=config.integer("vocab_size"),
-        context_length=config.integer("max_position_embeddings"),
+        context_length=config.integer(context),
     )
     if heads % shape.num_kv_heads:
-        raise config.error("num_key_value_heads", f"must divide num_attention_heads, {heads}")
+        raise config.error("num_key_value_heads", f"must divide {number}, {heads}")
     check_head_dim(config, "head_dim", shape.head_dim)
     return shape
 

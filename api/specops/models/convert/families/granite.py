@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from specops.models.convert.families.family import Config, Shapes
-from specops.models.convert.families.gated_decoder import FULL, GatedDecoder, LayerAttention
+from specops.models.convert.families.gated_decoder import FULL, GatedDecoder
 from specops.models.convert.families.hybrid import (
     CHANNELS_MULTIPLE,
     LINEAR,
@@ -36,8 +36,6 @@ class Granite(GatedDecoder, architectures="GraniteForCausalLM", gguf="granite"):
         self.residual_scale = self.config.number("residual_multiplier", 1.0)
         self.attention_scale = self.config.number("attention_multiplier", 1.0)
         self.logit_scale = 1 / self.config.number("logits_scaling", 1.0)
-        if not self.rotaries:
-            self.layers = [LayerAttention(None)] * self.shape.num_layers
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
         """None without rotation."""
