@@ -28,7 +28,8 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
-    *("specops.models.contract", "specops.models.gguf_files", "specops.models.paths"),
+    *("specops.models.contract", "specops.models.errors", "specops.models.gguf_files"),
+    "specops.models.paths",
     *("specops.models.sentencepiece", "specops.models.state_dict", "specops.system.checksums"),
     *("specops.system.cpus", "specops.system.folders", "specops.weights"),
     "specops.sampling_defaults",

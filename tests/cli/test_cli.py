@@ -294,11 +294,12 @@ def test_export_writes_a_folder_that_generates(
 
 
 def test_export_of_no_checkpoint_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith("specops: ")
-    assert main(["export", str(tmp_path), str(tmp_path / "out"), "--quant", "int3"]) == 1
+    source = str(tiny_pair / "target")
+    assert main(["export", source, str(tmp_path / "out"), "--quant", "int3"]) == 1
     assert "int3" in capsys.readouterr().err
 
 

@@ -28,7 +28,7 @@ LOAD = """
 import os, signal, sys
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.request import GenerationRequest, SamplingParams
 try:
     engine = Engine.load(Settings.from_env(os.environ))

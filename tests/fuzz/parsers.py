@@ -22,11 +22,12 @@ from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families import family_of
 from specops.models.convert.model_config import ModelConfig
-from specops.models.folder import ModelError, ModelFolder
+from specops.models.errors import ModelError
+from specops.models.folder import ModelFolder
 from specops.models.graph import prepack as prepacking
-from specops.models.layout import LayoutError, normalize
+from specops.models.layout import normalize
 from specops.models.sentencepiece import SentencePieceError, make_tokenizer
-from specops.models.state_dict import StateDictError, read_state_dict
+from specops.models.state_dict import read_state_dict
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tokenizer import Tokenizer, TokenizerError
 from tests.checkpoints import make_llama_checkpoint
@@ -170,13 +171,13 @@ READERS = {
         _described, "specops.json genai_config.json", _read_descriptions, ModelError
     ),
     "state dict": Reader(
-        _state_dict, "net.pt", lambda folder: read_state_dict(folder / "net.pt"), StateDictError
+        _state_dict, "net.pt", lambda folder: read_state_dict(folder / "net.pt"), ModelError
     ),
     "layout": Reader(
         _state_dict_folder,
         "pytorch_model.bin.index.json config.json pytorch_model-1.bin",
         lambda folder: normalize(folder, folder.parent / "arranged"),
-        (LayoutError, StateDictError),
+        ModelError,
     ),
     "tokenizer": Reader(_tokenizer, "tokenizer.json", _read_tokenizer, TokenizerError),
     "sentencepiece": Reader(

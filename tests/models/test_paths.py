@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import Checkpoint
-from specops.models.layout import LayoutError, parts_of
+from specops.models.errors import ModelError
+from specops.models.layout import parts_of
 from specops.models.paths import path_inside
 from tests.checkpoints import make_llama_checkpoint
 
@@ -91,8 +91,8 @@ def arranged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "use", "error"),
     [
-        ("model.safetensors.index.json", read, ExportError),
-        ("pytorch_model.bin.index.json", arranged, LayoutError),
+        ("model.safetensors.index.json", read, ModelError),
+        ("pytorch_model.bin.index.json", arranged, ModelError),
     ],
 )
 def test_an_index_that_leads_out_of_its_folder_is_refused(
@@ -111,7 +111,7 @@ def test_weights_that_are_links_out_of_the_folder_are_refused(tmp_path: Path, sh
     file = max(source.glob("*.safetensors"))
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ExportError, match="which is outside of the folder"):
+    with pytest.raises(ModelError, match="which is outside of the folder"):
         Checkpoint(source)
 
 
@@ -121,5 +121,5 @@ def test_shards_of_a_gguf_are_no_links_out_of_its_folder(tmp_path: Path) -> None
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / names[0]).write_bytes(b"GGUF")
     (tmp_path / "model" / names[1]).symlink_to("../secret")
-    with pytest.raises(LayoutError, match="which is outside of the folder"):
+    with pytest.raises(ModelError, match="which is outside of the folder"):
         parts_of(tmp_path / "model" / names[0])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from specops.models.layout import LayoutError, normalize, parts_of
+from specops.models.errors import ModelError
+from specops.models.layout import normalize, parts_of
 from specops.models.sentencepiece import SentencePieceError, make_tokenizer
 from tests.checkpoints import make_llama_checkpoint
 from tests.text import published_tokenizers as published
@@ -64,7 +65,7 @@ def test_a_checkpoint_with_nothing_else_is_put_in_order(tmp_path: Path) -> None:
     assert made.encode("The fox").ids == published.llama(2000).encode("The fox").ids
     shutil.rmtree(tmp_path / "arranged")
     (source / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(LayoutError, match=r"tokenizer\.model is damaged.*put one beside"):
+    with pytest.raises(ModelError, match=r"tokenizer\.model is damaged.*put one beside"):
         normalize(source, tmp_path / "arranged")
 
 

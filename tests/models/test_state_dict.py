@@ -14,9 +14,9 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from specops.models.convert.checkpoint import Checkpoint
-from specops.models.layout import LayoutError, normalize, parts_of
+from specops.models.layout import normalize, parts_of
 from specops.models.prepare import ModelError, prepare
-from specops.models.state_dict import StateDictError, read_state_dict
+from specops.models.state_dict import read_state_dict
 from specops.text.tokenizer import Tokenizer
 from tests.checkpoints import make_llama_checkpoint
 
@@ -118,7 +118,7 @@ def test_the_state_dict_of_a_training_checkpoint_is_found(tmp_path: Path, key: s
 def test_no_name_but_those_of_tensors_is_resolved(tmp_path: Path, name: str) -> None:
     witness = tmp_path / "run"
     content = {"w": Named(name, f"touch {witness}")}
-    with pytest.raises(StateDictError, match=f"needs {name}, .*state_dict"):
+    with pytest.raises(ModelError, match=f"needs {name}, .*state_dict"):
         read_state_dict(archive(tmp_path / "a.pt", content))
     assert not witness.exists()
 
@@ -136,27 +136,27 @@ def test_no_name_but_those_of_tensors_is_resolved(tmp_path: Path, name: str) -> 
     ],
 )
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path, content: Named) -> None:
-    with pytest.raises(StateDictError, match=r"torch\.save"):
+    with pytest.raises(ModelError, match=r"torch\.save"):
         read_state_dict(archive(tmp_path / "a.pt", {"w": content}))
 
 
 @pytest.mark.parametrize("content", [{"step": 3}, [1, 2], "text"])
 def test_a_file_that_holds_no_state_dict_is_refused(tmp_path: Path, content: object) -> None:
-    with pytest.raises(StateDictError, match="contains no state dict"):
+    with pytest.raises(ModelError, match="contains no state dict"):
         read_state_dict(archive(tmp_path / "a.pt", content))
 
 
 def test_what_is_no_archive_of_torch_is_refused(tmp_path: Path) -> None:
     file, content = tmp_path / "a.pt", {"w": tensor(storage(), (12,), (1,))}
     file.write_bytes(pickle.dumps({"w": 1}))
-    with pytest.raises(StateDictError, match=r"older than PyTorch 1\.6"):
+    with pytest.raises(ModelError, match=r"older than PyTorch 1\.6"):
         read_state_dict(file)
     file.write_bytes(archive(file, content).read_bytes()[:-30])
-    with pytest.raises(StateDictError, match=r"a\.pt"):
+    with pytest.raises(ModelError, match=r"a\.pt"):
         read_state_dict(file)
-    with pytest.raises(StateDictError, match="big-endian"):
+    with pytest.raises(ModelError, match="big-endian"):
         read_state_dict(archive(file, {}, order=b"big"))
-    with pytest.raises(StateDictError, match="compressed"):
+    with pytest.raises(ModelError, match="compressed"):
         read_state_dict(archive(file, content, compression=zipfile.ZIP_DEFLATED))
 
 
@@ -186,23 +186,23 @@ def test_a_state_dict_goes_with_its_configuration(mine: Path) -> None:
 
 @pytest.mark.parametrize(("name", "what"), [("gone", "does not exist"), ("net.json", "of file")])
 def test_what_is_no_folder_and_no_checkpoint_is_refused(mine: Path, name: str, what: str) -> None:
-    with pytest.raises(LayoutError, match=f"{name} contains no model: .*{what}.*or org/name"):
+    with pytest.raises(ModelError, match=f"{name} contains no model: .*{what}.*or org/name"):
         parts_of(mine / name)
 
 
 def test_what_is_missing_is_named(mine: Path) -> None:
     shutil.copyfile(mine / "net.pt", mine / "other.pt")
-    with pytest.raises(LayoutError, match=r"several state dicts \(net\.pt, other\.pt\)"):
+    with pytest.raises(ModelError, match=r"several state dicts \(net\.pt, other\.pt\)"):
         parts_of(mine)
     (mine / "net.json").unlink()
-    with pytest.raises(LayoutError, match=r"config\.json is missing"):
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
         parts_of(mine / "net.pt")
     for file in mine.glob("*.pt"):
         file.unlink()
-    with pytest.raises(LayoutError, match="contains no model"):
+    with pytest.raises(ModelError, match="contains no model"):
         parts_of(mine)
     (mine / "net.Q4_0.gguf").touch()
-    with pytest.raises(LayoutError, match=f"name the GGUF file itself, {mine}/net.Q4_0.gguf"):
+    with pytest.raises(ModelError, match=f"name the GGUF file itself, {mine}/net.Q4_0.gguf"):
         parts_of(mine)
 
 
@@ -244,7 +244,7 @@ def test_a_tokenizer_is_made_of_vocabulary_and_merges(mine: Path, tmp_path: Path
 def test_a_tokenizer_that_cannot_be_made_is_said(mine: Path, tmp_path: Path) -> None:
     (mine / "tokenizer.json").unlink()
     (mine / "vocab.json").write_text("[]")
-    with pytest.raises(LayoutError, match=r"tokenizer\.json"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
         normalize(mine, tmp_path / "out")
 
 

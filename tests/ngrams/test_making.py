@@ -18,7 +18,7 @@ from specops.cli.main import main
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.models import prepare as preparing
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.head_folder import NGRAMS
 from specops.models.prepare import choose, prepare
 from specops.ngrams import conversations, evaluation, making

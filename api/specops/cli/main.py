@@ -94,10 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     chat.set_defaults(command=_chat)
 
     export = commands.add_parser("export", help="convert a checkpoint for the engine")
-    export.add_argument(
-        "source", type=Path, help="folder with config.json and safetensors, or a GGUF"
-    )
-    export.add_argument("destination", type=Path, help="folder to write")
+    export.add_argument("source", help="folder with config.json and safetensors, or a GGUF")
+    export.add_argument("destination", help="folder to write")
     export.add_argument("--quant", help="default: int4-128, and for a GGUF its own weights")
     export.set_defaults(command=_export)
 
@@ -212,25 +210,17 @@ def _load(settings: Settings) -> Engine:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from specops.models.convert import ExportError, export_checkpoint, quantization_for  # noqa: PLC0415
-    from specops.models.layout import LayoutError, parts_of  # noqa: PLC0415
+    from specops.models.convert.__main__ import convert  # noqa: PLC0415
+    from specops.models.errors import ModelError  # noqa: PLC0415
+    from specops.models.layout import parts_of  # noqa: PLC0415
 
+    more = ["--quant", options.quant] if options.quant else []
     try:
-        model = export_checkpoint(
-            options.source,
-            options.destination,
-            quantization=quantization_for(options.source, options.quant),
-            progress=_progress if sys.stderr.isatty() else None,
-            source_digest=parts_of(options.source, tokenizer=False).digest(),
-        )
-    except (ExportError, LayoutError, ValueError) as error:
+        more += ["--source-digest", parts_of(Path(options.source), tokenizer=False).digest()]
+        convert([options.source, options.destination, *more])
+    except (ModelError, ValueError) as error:
         return _fail(error)
-    print(f"{model.path}: {model.quantization.name}, {_megabytes(_size(model.path))}")
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    print(f"\r{done / max(total, 1):4.0%}", end="\n" if done >= total else "", file=sys.stderr)
 
 
 def _info(options: argparse.Namespace) -> int:

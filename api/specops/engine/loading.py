@@ -18,7 +18,8 @@ from zlib import crc32
 from specops.config import ConfigError, Settings
 from specops.engine.model_info import MIN_AGREEMENT, Download, ModelState, Report
 from specops.models.child import one_child
-from specops.models.folder import ModelError, ModelFolder
+from specops.models.errors import ModelError
+from specops.models.folder import ModelFolder
 from specops.models.graph.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.models.head_folder import (
     NGRAMS,

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from importlib import import_module
 
 from specops.models.contract import WARNING
+from specops.models.errors import ModelError
 from specops.models.folder import MEMORY_ADVICE, SHORTER_ADVICE
 from specops.system.allocator import give_back
 
@@ -26,7 +27,7 @@ _MAX_BYTES = 1 << 20  # of a request
 _END = "\0"  # begins the line after a module's own lines; its exit status follows
 
 
-class ChildError(Exception):
+class ChildError(ModelError):
     """A child process failed; the message is its standard error.
 
     If a signal ended the process, `killed` is true and the message says which signal and why.

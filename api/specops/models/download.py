@@ -31,13 +31,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-from specops.models.folder import (
-    ADAPTER,
-    ADAPTER_ADVICE,
-    GENAI_CONFIG,
-    TOKENIZER_ADVICE,
-    ModelError,
-)
+from specops.models.errors import ModelError
+from specops.models.folder import ADAPTER, ADAPTER_ADVICE, GENAI_CONFIG, TOKENIZER_ADVICE
 from specops.models.gguf_files import SUFFIX
 from specops.models.hub import (
     CONFIG,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from specops.models.contract import MANIFEST
+from specops.models.errors import ModelError
 from specops.models.paths import path_inside
 
 log = logging.getLogger(__name__)
@@ -34,10 +35,6 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionE
 _LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger
 _MAX_PARAMETERS = 1 << 50
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
-
-
-class ModelError(RuntimeError):
-    """A model cannot be prepared; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

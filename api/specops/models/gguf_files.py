@@ -6,6 +6,7 @@ Both the service and the converter use this; they import nothing else of each ot
 import re
 from pathlib import Path
 
+from specops.models.errors import ModelError
 from specops.models.paths import path_inside
 
 SUFFIX = ".gguf"
@@ -37,7 +38,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """Return all files of a GGUF in order; `path` is one of them.
 
     Raises:
-        FileNotFoundError: a file is missing, or a shard is a link that leads out of the folder.
+        ModelError: a file is missing, or a shard is a link that leads out of the folder.
     """
     names = shards_of(path.name)
     try:  # a single file that a person named may be a link to anywhere
@@ -45,9 +46,9 @@ def files_of(path: Path) -> tuple[Path, ...]:
             (path,) if len(names) == 1 else tuple(path_inside(path.parent, name) for name in names)
         )
     except ValueError as error:
-        raise FileNotFoundError(str(error)) from error
+        raise ModelError(str(error)) from error
     for file in files:
         if not file.is_file():
             others = f": all {len(files)} shards must be in one folder" if len(files) > 1 else ""
-            raise FileNotFoundError(f"{file} is missing{others}")
+            raise ModelError(f"{file} is missing{others}")
     return files

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 
 NGRAMS = "ngrams.npy"  # a table of n-grams, alone or with a head or draft model
 HEAD_MANIFEST = "head.json"

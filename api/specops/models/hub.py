@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from specops.models.folder import GENAI_CONFIG, ModelError
+from specops.models.errors import ModelError
+from specops.models.folder import GENAI_CONFIG
 from specops.models.gguf_files import SUFFIX, shards_of
 from specops.models.head_folder import NGRAMS
 from specops.sampling_defaults import GENERATION_CONFIG

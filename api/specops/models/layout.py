@@ -17,6 +17,7 @@ from typing import Any
 
 from specops.models import hub
 from specops.models.contract import MANIFEST
+from specops.models.errors import ModelError
 from specops.models.folder import ADAPTER, ADAPTER_ADVICE, GENAI_CONFIG, TOKENIZER_ADVICE
 from specops.models.gguf_files import SUFFIX, files_of, is_gguf
 from specops.models.paths import indexed
@@ -32,10 +33,6 @@ _WEIGHTS = (_SAFETENSORS, "pytorch_model*")  # as transformers names them
 _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
 _COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need
-
-
-class LayoutError(Exception):
-    """The checkpoint's layout is not known; the message names the missing files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +107,18 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
         tokenizer: whether there must be one.
 
     Raises:
-        LayoutError: a part is missing or ambiguous.
+        ModelError: a part is missing or ambiguous.
     """
     if is_gguf(source):
-        try:
-            return Parts(source.parent, source, (), files_of(source))
-        except FileNotFoundError as error:
-            raise LayoutError(str(error)) from error
+        return Parts(source.parent, source, (), files_of(source))
     if (source / ADAPTER).is_file() and not any(map(any, map(source.glob, _WEIGHTS))):
-        raise LayoutError(f"{source} {ADAPTER_ADVICE}")
+        raise ModelError(f"{source} {ADAPTER_ADVICE}")
     folder, state_dicts = source, list[Path]()
     if source.is_file() and source.suffix in _SUFFIXES:
         folder, state_dicts = source.parent, [source]
     elif not source.is_dir():
         what = "it is another kind of file" if source.is_file() else "it does not exist"
-        raise LayoutError(
+        raise ModelError(
             f"{source} contains no model: {what}. A model or draft is a folder, a .pt or .gguf "
             "file or org/name on the hub"
         )
@@ -134,9 +128,9 @@ def parts_of(source: Path, *, tokenizer: bool = True) -> Parts:
     if state_dicts and (own := state_dicts[0].with_suffix(".json")).is_file():
         config = own
     if not config.is_file():
-        raise LayoutError(f"{source} has no configuration: {config} is missing")
+        raise ModelError(f"{source} has no configuration: {config} is missing")
     if tokenizer and not hub.has_tokenizer({path.name for path in folder.iterdir()}):
-        raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
+        raise ModelError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return Parts(folder, config, tuple(state_dicts))
 
 
@@ -160,7 +154,7 @@ def normalize(source: Path, destination: Path) -> None:
     """Write everything that the converter reads, except the weights, into the folder `destination`.
 
     Raises:
-        LayoutError: the checkpoint's layout is not known.
+        ModelError: the checkpoint's layout is not known.
     """
     parts = parts_of(source)
     destination.mkdir(parents=True, exist_ok=True)
@@ -172,9 +166,9 @@ def normalize(source: Path, destination: Path) -> None:
     try:
         config = json.loads(parts.config.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise LayoutError(f"{parts.config} is not valid JSON: {error}") from error
+        raise ModelError(f"{parts.config} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise LayoutError(f"{parts.config} must hold a JSON object")
+        raise ModelError(f"{parts.config} must hold a JSON object")
     (destination / hub.CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
     if not (destination / TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / TOKENIZER)
@@ -185,21 +179,18 @@ def _state_dicts(folder: Path) -> list[Path]:
         return [folder / _HUB_WEIGHTS]
     index = folder / f"{_HUB_WEIGHTS}.index.json"
     if index.is_file():
-        try:
-            return indexed(index)
-        except ValueError as error:
-            raise LayoutError(str(error)) from error
+        return indexed(index)
     paths = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
     if not paths:
         if found := sorted(folder.glob("*.gguf")):
-            raise LayoutError(f"{folder} is a folder: name the GGUF file itself, {found[0]}")
-        raise LayoutError(
+            raise ModelError(f"{folder} is a folder: name the GGUF file itself, {found[0]}")
+        raise ModelError(
             f"{folder} contains no model: no specops.json, no genai_config.json, and no "
             "config.json with safetensors or a `.pt` file"
         )
     if len(paths) > 1:
         listed = ", ".join(path.name for path in paths)
-        raise LayoutError(f"{folder} contains several state dicts ({listed}): name the file itself")
+        raise ModelError(f"{folder} contains several state dicts ({listed}): name the file itself")
     return paths
 
 
@@ -215,7 +206,7 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
         else:
             make_tokenizer(folder).save(str(file))
     except Exception as error:  # transformers raises all that its readers raise
-        raise LayoutError(
+        raise ModelError(
             f"no {TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"
         ) from error
 
@@ -227,7 +218,7 @@ def main(arguments: list[str]) -> int:
     source, destination = map(Path, arguments)
     try:
         normalize(source, destination)
-    except (LayoutError, OSError) as error:
+    except (ModelError, OSError) as error:
         print(f"specops.models.layout: {error}", file=sys.stderr)
         return 1
     return 0

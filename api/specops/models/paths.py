@@ -6,6 +6,8 @@ A path that a person gives may be a link to anywhere; a path that a file names m
 import json
 from pathlib import Path, PurePosixPath
 
+from specops.models.errors import ModelError
+
 
 def path_inside(folder: Path, name: str) -> Path:
     """Return the path of a file in `folder` or below it; the file need not exist.
@@ -37,7 +39,7 @@ def indexed(index: Path) -> list[Path]:
     """Return the shards of weights that an index lists, all in the index's folder.
 
     Raises:
-        ValueError: the file is no index, or names a file elsewhere.
+        ModelError: the file is no index, or names a file elsewhere.
         OSError: it cannot be read.
     """
     try:
@@ -51,7 +53,7 @@ def indexed(index: Path) -> list[Path]:
                 raise ValueError(f"{name!r} is not a file in the same folder")
         return [path_inside(index.parent, name) for name in names]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{index}: {error}") from error
+        raise ModelError(f"{index}: {error}") from error
 
 
 def _blobs(folder: Path) -> list[Path]:

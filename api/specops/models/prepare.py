@@ -19,11 +19,12 @@ from specops.config import ConfigError, Settings
 from specops.models.child import ChildError, run_module
 from specops.models.contract import MANIFEST, WARNING
 from specops.models.conversions import converted
-from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
+from specops.models.errors import ModelError
+from specops.models.folder import GENAI_CONFIG, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.models.head_folder import EagleFolder, is_head_checkpoint
 from specops.models.hub import CONFIG, Check, HubModel, Progress, is_complete
-from specops.models.layout import LayoutError, Parts, parts_of
+from specops.models.layout import Parts, parts_of
 from specops.models.progress import every
 from specops.presets import CHAT, chat_model, in_environment, presets
 from specops.system.folders import locked
@@ -170,15 +171,12 @@ def prepare_head(
     def convert(parts: Parts, folder: Path, digest: str, lock: int) -> None:
         report(f"converting the draft head {source} for {target.name}")
         weights = [f"--weights={file}" for file in parts.state_dicts]
-        try:
-            run_module(
-                "specops.models.eagle.convert",
-                *(str(path), str(target.graph), str(folder), *weights),
-                *("--quant", quant, "--context", str(target.context_length)),
-                lock=lock,
-            )
-        except ChildError as error:
-            raise ModelError(str(error)) from error
+        run_module(
+            "specops.models.eagle.convert",
+            *(str(path), str(target.graph), str(folder), *weights),
+            *("--quant", quant, "--context", str(target.context_length)),
+            lock=lock,
+        )
 
     folder = _conversion(
         source,
@@ -346,8 +344,6 @@ def _conversion(
             convert=partial(convert, parts),
             report=report,
         )
-    except LayoutError as error:
-        raise ModelError(str(error)) from error
     except OSError as error:
         if error.errno == errno.EACCES and Path(error.filename or "").is_relative_to(path):
             raise ModelError(

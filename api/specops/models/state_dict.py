@@ -18,6 +18,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from specops.models.errors import ModelError
+
 Tensor = NDArray[Any]
 
 _DTYPES: dict[str, Any] = {
@@ -38,10 +40,6 @@ _LOCAL_HEADER = 30  # bytes of a zip entry's header before its name
 _SIGNATURE = b"PK\x03\x04"
 
 
-class StateDictError(Exception):
-    """A file contains no state dict, or more than that; the message says what to do."""
-
-
 def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a state dict by name, memory-mapped, in the order of the file.
 
@@ -49,11 +47,11 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     lose the prefixes that wrappers of the model added.
 
     Raises:
-        StateDictError: the file is not such an archive, contains more than tensors, or is damaged.
+        ModelError: the file is not such an archive, contains more than tensors, or is damaged.
         OSError: it cannot be read.
     """
     if not zipfile.is_zipfile(file):
-        raise StateDictError(
+        raise ModelError(
             f"{file} is not an archive of torch.save: it is damaged, or older than PyTorch 1.6; "
             "load it with torch and save it again"
         )
@@ -64,24 +62,24 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
             if root + "byteorder" in archive.namelist():
                 order = archive.read(root + "byteorder")
                 if order != b"little":
-                    raise StateDictError(f"{file} was written big-endian: save it again")
+                    raise ModelError(f"{file} was written big-endian: save it again")
             with archive.open(description) as stream:
                 content = _Unpickler(stream, file, archive, root).load()
-    except StateDictError:
+    except ModelError:
         raise
     except (
         *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError),
         *(OSError, RuntimeError),  # a wrong offset; versions and ciphers that zipfile lacks
     ) as error:
-        raise StateDictError(f"{file} is damaged ({error}): save or download it again") from error
+        raise ModelError(f"{file} is damaged ({error}): save or download it again") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StateDictError(
+        raise ModelError(
             f"{file} contains no state dict that can be read ({error}): save it with "
             "torch.save(model.state_dict(), file)"
         ) from error
     tensors = _tensors(content)
     if not tensors:
-        raise StateDictError(
+        raise ModelError(
             f"{file} contains no state dict: save one with torch.save(model.state_dict(), file)"
         )
     return tensors
@@ -111,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
         self._root = root
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in for a name of torch, or raise StateDictError for any other name."""
+        """Return a stand-in for a name of torch, or raise ModelError for any other name."""
         match module, name:
             case ("collections", "OrderedDict"):
                 return OrderedDict
@@ -121,7 +119,7 @@ class _Unpickler(pickle.Unpickler):
                 return lambda data, *_: data
             case ("torch", storage) if storage in _DTYPES:
                 return storage
-        raise StateDictError(
+        raise ModelError(
             f"{self._file} needs {module}.{name}, which is not loaded for safety: save only the "
             "weights, with torch.save(model.state_dict(), file)"
         )

@@ -19,7 +19,7 @@ import numpy as np
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.head_folder import NGRAMS
 from specops.models.hub import CONFIG
 from specops.models.prepare import choose, prepare

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import Checkpoint
+from specops.models.errors import ModelError
 from tests.checkpoints import make_llama_checkpoint
 
 VALUES = np.random.default_rng(0).standard_normal((6, 10), np.float32)
@@ -103,7 +104,7 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: ob
     folder = make_llama_checkpoint(tmp_path / "model", shards=2)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ExportError, match=r"index\.json: key 'weight_map'"):
+    with pytest.raises(ModelError, match=r"index\.json: key 'weight_map'"):
         Checkpoint(folder)
 
 

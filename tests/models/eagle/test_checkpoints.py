@@ -15,7 +15,7 @@ from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.weights import WeightStore
 from specops.models.eagle.checkpoint import HeadCheckpoint
 from specops.models.eagle.layer import EagleLayer, Target
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph.tensors import values_of
 from specops.models.head_folder import is_head_checkpoint
 from tests.checkpoints import make_llama_checkpoint

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph.nodes import RefusedGraphError, attributes_of
 from specops.models.graph.prepack import prepack
 from specops.models.graph.rewrite import rewrite

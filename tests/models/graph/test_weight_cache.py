@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph import weight_cache
 from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import prepacked_graph

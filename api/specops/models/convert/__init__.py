@@ -7,8 +7,8 @@ external-data file.
 """
 
 from specops.models.convert.converter import ExportedModel, export_checkpoint, quantization_for
-from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import Quantization
+from specops.models.errors import ExportError
 
 __all__ = [
     "ExportError",

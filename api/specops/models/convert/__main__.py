@@ -7,7 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from specops.models.convert import ExportError, export_checkpoint, quantization_for
+from specops.models.convert import export_checkpoint, quantization_for
+from specops.models.errors import ModelError
 
 
 class _Percents:
@@ -28,8 +29,12 @@ class _Percents:
             print(f"{percent} %", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exports and prints the destination; returns the exit status."""
+def convert(arguments: list[str] | None = None) -> None:
+    """Exports and prints the destination.
+
+    Raises:
+        ModelError, ValueError, OSError: see `export_checkpoint`; an unknown quantization.
+    """
     parser = argparse.ArgumentParser(prog="python -m specops.models.convert", description=__doc__)
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder, or GGUF")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
@@ -47,22 +52,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--source-digest", default="", help="digest of the checkpoint")
     options = parser.parse_args(arguments)
-    try:
-        quantization = quantization_for(options.source, options.quant)
-        model = export_checkpoint(
-            options.source,
-            options.destination,
-            quantization=quantization,
-            weights=options.weights or (),
-            progress=_Percents(),
-            source_digest=options.source_digest,
-            in_place=options.in_place,
-        )
-    except (ExportError, ValueError, OSError) as error:  # OSError: most often a full disk
-        print(f"specops.models.convert: {error}", file=sys.stderr)
-        return 1
+    model = export_checkpoint(
+        options.source,
+        options.destination,
+        quantization=quantization_for(options.source, options.quant),
+        weights=options.weights or (),
+        progress=_Percents(),
+        source_digest=options.source_digest,
+        in_place=options.in_place,
+    )
     size = sum(file.stat().st_size for file in model.path.iterdir())
     print(f"{model.path}: {model.family} {model.quantization.name}, {size / 1e6:.1f} MB")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exports; returns the exit status."""
+    try:
+        convert(arguments)
+    except (ModelError, ValueError, OSError) as error:  # OSError: most often a full disk
+        print(f"specops.models.convert: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specops.models.convert.checkpoint import read_json
-from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
 from specops.models.convert.gguf.architectures import family_in
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import Header, Metadata, read_beginning
 from specops.models.convert.model_config import ModelConfig
+from specops.models.errors import ModelError
 from specops.models.gguf_files import is_gguf
 
 
@@ -23,7 +23,7 @@ def check(files: Sequence[Path]) -> int:
     """Checks a model as far as its files tell; returns how many files tell all that they can.
 
     Raises:
-        ExportError: it cannot be converted.
+        ModelError: it cannot be converted.
     """
     first = files[0]
     if first.suffix == ".json":
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status; standard error has the reason."""
     try:
         print(check([Path(file) for file in arguments]))
-    except (ExportError, OSError) as error:
+    except (ModelError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
     return 0

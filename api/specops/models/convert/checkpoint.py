@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import FileQuantization
 from specops.models.convert.quantize import check_finite
+from specops.models.errors import ExportError
 from specops.models.paths import indexed, path_inside
-from specops.models.state_dict import StateDictError, read_state_dict
+from specops.models.state_dict import read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.system.folders import link
 from specops.text import added_tokens, files
@@ -405,13 +405,9 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _read_state_dict(file: Path) -> dict[str, StoredTensor]:
     """The floating-point tensors; integer buffers are no weights."""
-    try:
-        found = read_state_dict(file)
-    except StateDictError as error:
-        raise ExportError(str(error)) from error
     return {
         name: StoredTensor(name, file, kind, values.shape, 0, values.nbytes, values)
-        for name, values in found.items()
+        for name, values in read_state_dict(file).items()
         if (kind := _KINDS.get(values.dtype)) is not None
     }
 

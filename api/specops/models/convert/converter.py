@@ -16,7 +16,6 @@ import onnx
 from specops.models.contract import FORMAT_VERSION, MANIFEST
 from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import MTP, Checkpoint
-from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
 from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
@@ -24,6 +23,7 @@ from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
+from specops.models.errors import ExportError
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.system.checksums import write_checksums
 from specops.system.folders import atomic_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeVar
 
-from specops.models.convert.errors import ExportError
+from specops.models.errors import ExportError
 
 _MAX_LAYERS = 1_000  # published decoders have up to 126
 _BEYOND = 1 << 40  # above every size of a model; Python's integers have no limit, NumPy's have one

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from specops.models.contract import SOURCE
 from specops.models.convert.calibration import Feedback
 from specops.models.convert.checkpoint import Matrix
-from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.rows import in_q8_0
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.quantize import QuantizedWeight, check_finite, quantize_blockwise
+from specops.models.errors import ExportError
 from specops.system.cpus import available_threads
 
 _ALIGNMENT = 4096  # one page: ONNX Runtime maps an initializer from an aligned offset

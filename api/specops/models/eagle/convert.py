@@ -12,14 +12,13 @@ from pathlib import Path
 
 import onnx
 
-from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import HEAD, Matrix
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.eagle.checkpoint import HeadCheckpoint
 from specops.models.eagle.layer import EagleLayer, Target
 from specops.models.eagle.target_rows import Embedding, output_blocks, output_rows
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph.nodes import mixers
 from specops.models.head_folder import FUSION_GRAPH, HEAD_GRAPH, EagleFolder
 from specops.runtime.session import ModelLoadError
@@ -103,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             context=given.context,
             weights=given.weights,
         )
-    except (ExportError, ModelError, ModelLoadError, ValueError, OSError) as error:
+    except (ModelError, ModelLoadError, ValueError, OSError) as error:
         print(f"specops.models.eagle.convert: {error}", file=sys.stderr)
         return 1
     return 0

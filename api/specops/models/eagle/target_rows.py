@@ -18,7 +18,7 @@ from specops.models.convert.gguf.block_types import TYPES
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
 from specops.models.convert.opset import model_of
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.outputs import LOGITS, output_product
 from specops.models.graph.tensors import locate, values_of

@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.runtime import kernels
 
 ATTENTION = "GroupQueryAttention"  # of exports

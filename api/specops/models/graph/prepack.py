@@ -28,7 +28,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.contract import MAX_GUESSABLE, USED
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import is_fusion, rewrite
 from specops.models.graph.tensors import append, fill_page, locate, values_of

@@ -10,7 +10,7 @@ from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from specops.models.contract import SOURCE
 from specops.models.conversions import source_files
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.paths import path_inside
 
 _PAGE = 4096

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from specops.models.child import ChildError, run_module
 from specops.models.contract import MANIFEST, USED
-from specops.models.folder import ModelError
+from specops.models.errors import ModelError
 from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums

@@ -15,6 +15,7 @@ from gguf import GGUFWriter
 from specops.models.convert import ExportError, export_checkpoint
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import read_header
+from specops.models.errors import ModelError
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf
 
@@ -245,5 +246,5 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
     first = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0, split=5)
     first.with_name(first.name.replace("00001-of", "00002-of")).unlink()
-    with pytest.raises(ExportError, match=r"00002-of-\d+\.gguf is missing"):
+    with pytest.raises(ModelError, match=r"00002-of-\d+\.gguf is missing"):
         GgufCheckpoint(first)

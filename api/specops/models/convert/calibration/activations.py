@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specops.models.convert.calibration.error_feedback import Feedback
-from specops.models.convert.errors import ExportError
 from specops.models.convert.opset import model_of
+from specops.models.errors import ExportError
 from specops.runtime.session import Session, load, plain_options
 
 Float = NDArray[np.float32]

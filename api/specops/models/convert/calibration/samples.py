@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.errors import ExportError
-from specops.models.folder import ModelError, ModelFolder
+from specops.models.errors import ExportError, ModelError
+from specops.models.folder import ModelFolder
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.request import SamplingParams
 from specops.runtime.batch import Batch

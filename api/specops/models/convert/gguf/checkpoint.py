@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specops.models.convert.checkpoint import Checkpoint, Float, StoredTensor
-from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import family_in
 from specops.models.convert.gguf.block_types import INSTEAD, TYPES
 from specops.models.convert.gguf.header import GgufTensor, Header, Metadata, read_header
@@ -25,6 +24,7 @@ from specops.models.convert.gguf.settings import (
 )
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
+from specops.models.errors import ExportError
 from specops.models.gguf_files import files_of
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.text.files import TOKENIZER
@@ -57,10 +57,7 @@ class GgufCheckpoint(Checkpoint):
             ExportError: the file is damaged or cannot be exported.
         """
         self.path, self._headers_alone = path, headers is not None
-        try:
-            headers = headers or [read_header(file) for file in files_of(path)]
-        except FileNotFoundError as error:
-            raise ExportError(str(error)) from error
+        headers = headers or [read_header(file) for file in files_of(path)]
         self.files = [header.file for header in headers]
         self.config_file = self.files[0]
         self._metadata = metadata = Metadata(headers[0].metadata, headers[0].file)

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from specops.models.convert.checkpoint import StoredTensor
-from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.block_types import INSTEAD, REMOVED, TYPES, BlockType
 from specops.models.convert.model_config import Entries
+from specops.models.errors import ExportError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
