@@ -125,6 +125,7 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_choice": ["a", "é"]}, {"grammar": Grammar(GrammarKind.CHOICE, '["a","é"]')}),
     ({"guided_grammar": 'start: "a"'}, {"grammar": Grammar(GrammarKind.LARK, 'start: "a"')}),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"grammar": WRITTEN}),
+    ({"response_format": {"type": "json_object", "schema": {}}}, {"grammar": OBJECT}),
     ({"json_schema": SCHEMA}, {"grammar": WRITTEN}),
     ({"structured_outputs": {"json": SCHEMA}}, {"grammar": WRITTEN}),
     ({"structured_outputs": {"json_object": True}},

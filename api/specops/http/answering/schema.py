@@ -200,8 +200,8 @@ class JsonObject(Body):
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of the object."""
-        return ANY_OBJECT if self.json_schema is None else json_grammar(self.json_schema)
+        """The grammar of the object; an empty schema is as good as none."""
+        return json_grammar(self.json_schema) if self.json_schema else ANY_OBJECT
 
 
 class NamedSchema(Body):
